@@ -1,0 +1,84 @@
+// gradientflow._core.compute: the kernels on raw addresses, at a chosen SIMD level. For the tests and the benchmark of
+// the kernels; whoever calls it keeps the memory alive and the addresses right.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../kernels/base/dtype.hpp"
+#include "../kernels/compute/kernels.hpp"
+#include "../kernels/compute/simd.hpp"
+#include "bindings.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using compute::SimdLevel;
+using compute::Store;
+
+void* pointer(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+Store store_of(bool streaming) { return streaming ? Store::streaming : Store::cached; }
+
+void reduce(const std::string& level, const std::vector<std::uintptr_t>& destinations,
+            const std::vector<std::uintptr_t>& sources, std::size_t count, const std::string& dtype,
+            const std::string& op, int divisor, bool streaming) {
+  std::vector<void*> to;
+  for (const std::uintptr_t address : destinations) {
+    to.push_back(pointer(address));
+  }
+  std::vector<const void*> from;
+  for (const std::uintptr_t address : sources) {
+    from.push_back(pointer(address));
+  }
+  compute::reduce_at(compute::simd_from_name(level), to, from, count,
+                     {.dtype = dtype_from_name(dtype),
+                      .op = reduce_op_from_name(op),
+                      .divisor = divisor,
+                      .store = store_of(streaming)});
+}
+
+void cast(const std::string& level, std::uintptr_t destination, const std::string& destination_dtype,
+          std::uintptr_t source, const std::string& source_dtype, std::size_t count, float scale) {
+  compute::cast_at(compute::simd_from_name(level), pointer(destination), dtype_from_name(destination_dtype),
+                   pointer(source), dtype_from_name(source_dtype), count, scale);
+}
+
+void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes,
+          bool streaming) {
+  compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
+}
+
+std::vector<std::string> levels() {
+  std::vector<std::string> names;
+  for (const SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512}) {
+    if (level <= compute::best_simd()) {
+      names.emplace_back(compute::name_of(level));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+void bind_compute(py::module_& module) {
+  py::module_ compute = module.def_submodule("compute", "The CPU kernels on raw addresses, for tests and benchmarks.");
+  const py::call_guard<py::gil_scoped_release> without_gil;
+  compute.def("reduce", &reduce, py::arg("level"), py::arg("destinations"), py::arg("sources"), py::arg("count"),
+              py::arg("dtype"), py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false, without_gil);
+  compute.def("cast", &cast, py::arg("level"), py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
+              py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  compute.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
+              py::arg("streaming") = false, without_gil);
+  compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");
+  compute.def(
+      "active_level", [] { return std::string(compute::name_of(compute::active_simd())); },
+      "The SIMD level that the library uses.");
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,42 @@
+// Reading settings: gradientflow._core.config_fields() and read_config().
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+
+#include "../kernels/base/config.hpp"
+#include "bindings.hpp"
+
+namespace gradientflow::bindings {
+
+namespace py = pybind11;
+
+void bind_config(py::module_& module) {
+  module.def(
+      "config_fields",
+      [] {
+        py::list fields;
+        const Config defaults;
+        for (const ConfigField& field : config_fields()) {
+          fields.append(
+              py::make_tuple(field.name, field.variable, field.unit, get_field(defaults, field.name), field.meaning));
+        }
+        return fields;
+      },
+      "The settings: (name, variable, unit, default, meaning) of each.");
+  module.def(
+      "read_config",
+      [](const std::map<std::string, std::string>& overrides) {
+        const Config config = read_config(overrides);
+        std::map<std::string, std::string> values;
+        for (const ConfigField& field : config_fields()) {
+          values[std::string(field.name)] = get_field(config, field.name);
+        }
+        return values;
+      },
+      py::arg("overrides"), "Defaults, then the environment, then `overrides`: {name: text} of every setting.");
+  module.def("parse_bytes", &parse_bytes, py::arg("text"), "\"8MiB\" -> 8388608.");
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,14 @@
+// One function per binding file, each adding its part to the module gradientflow._core.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace gradientflow::bindings {
+
+void bind_errors(pybind11::module_& module);
+void bind_config(pybind11::module_& module);
+void bind_compute(pybind11::module_& module);
+void bind_communicator(pybind11::module_& module);
+void bind_gradient_pool(pybind11::module_& module);
+
+}  // namespace gradientflow::bindings

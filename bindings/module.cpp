@@ -1,0 +1,12 @@
+// The Python module gradientflow._core: converts arguments, releases the GIL, and nothing else.
+#include "bindings.hpp"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace gradientflow::bindings;  // NOLINT(google-build-using-namespace)
+  module.doc() = "The native core of GradientFlow.";
+  bind_errors(module);
+  bind_config(module);
+  bind_compute(module);
+  bind_communicator(module);
+  bind_gradient_pool(module);
+}

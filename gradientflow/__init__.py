@@ -1,0 +1,15 @@
+"""GradientFlow: collectives and gradient communication for data-parallel training, launched by mpirun."""
+
+from __future__ import annotations
+
+from ._location import build_info, use_installed_package
+
+if not use_installed_package():
+    from . import errors
+    from .communicator import Communicator, init
+    from .config import Config
+    from .handle import Handle
+    from .pool import GradientPool
+
+    __version__: str = build_info()["version"]
+    __all__ = ["Communicator", "Config", "GradientPool", "Handle", "__version__", "errors", "init"]

@@ -1,0 +1,348 @@
+"""The communicator: what a user calls."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .config import Config
+from .errors import ArgumentTypeError, ClosedError
+from .handle import Handle
+from .memory import NodeArray, array_over, checked_shape, numpy_dtype
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """The ranks of an MPI communicator, and the collectives among them.
+
+    Made by `gradientflow.init`. Collectives must be called by all ranks in the same order; ranks that call differently
+    get a `gradientflow.errors.MismatchError` that says who differs. All methods may be called from any thread; calls
+    are served one at a time, in the order in which they were made.
+
+    A tensor is a NumPy array, or any object in CPU memory with DLPack or the buffer protocol; it must be contiguous in
+    row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
+    integers wrap around; 16-bit floats are accumulated in float32 and rounded once. max and min propagate NaN. All
+    ranks get the same bits.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and the number of ranks.
+    local_rank, local_size : int
+        The same inside the node.
+    node, nodes : int
+        This rank's node, and the number of nodes.
+    mpi : mpi4py.MPI.Comm
+        The MPI communicator that this one was made from.
+    """
+
+    def __init__(self, mpi: Any, config: Mapping[str, str] | None = None) -> None:
+        core = load_core()
+        from mpi4py import MPI
+
+        if not isinstance(mpi, MPI.Intracomm):
+            message = f"a communicator is made from an mpi4py intracommunicator, not from {type(mpi).__name__}"
+            raise ArgumentTypeError(message)
+        if mpi == MPI.COMM_NULL:
+            message = "MPI.COMM_NULL has no ranks"
+            raise ArgumentTypeError(message)
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        self.mpi = mpi
+        self._native = core.Communicator(MPI._addressof(mpi), dict(Config() if config is None else config))
+        self.rank: int = self._native.rank
+        self.size: int = self._native.size
+        self.local_rank: int = self._native.local_rank
+        self.local_size: int = self._native.local_size
+        self.node: int = self._native.node
+        self.nodes: int = self._native.nodes
+        self._in_flight: list[Handle] = []
+        _open.add(self)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the communicator, after its asynchronous calls are done. Closing twice is harmless.
+
+        The other ranks are not waited for; a rank that waits for this one afterwards gets an error. Arrays over node
+        memory stay valid.
+        """
+        self._native.close(True)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the communicator has been closed."""
+        return bool(self._native.closed)
+
+    def __enter__(self) -> Communicator:
+        """Return the communicator itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception without waiting for asynchronous calls."""
+        self._native.close(kind is None)
+
+    def __repr__(self) -> str:
+        """Return the position among ranks and nodes."""
+        state = ", closed" if self.closed else ""
+        return f"<Communicator rank {self.rank} of {self.size}, node {self.node} of {self.nodes}{state}>"
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32") -> NodeArray:
+        """Return a new array in node memory, on which allreduce is fastest: no copy, one pass.
+
+        Collective: all ranks of the node ask for the same size.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Its shape.
+        dtype : dtype, default "float32"
+            Its dtype; "bfloat16" needs the package ml_dtypes.
+
+        Returns
+        -------
+        numpy.ndarray
+            Zero-filled. The memory is given back when the last array over it is gone, also after `close`.
+
+        Raises
+        ------
+        gradientflow.errors.NodeMemoryError
+            If there is not enough memory.
+        """
+        sizes = checked_shape(shape)
+        element = numpy_dtype(dtype)
+        if element.hasobject:
+            message = "arrays of Python objects cannot lie in node memory"
+            raise ArgumentTypeError(message)
+        segment = self._native.allocate(math.prod(sizes) * element.itemsize)
+        return array_over(segment, 0, sizes, element)
+
+    # ---- collectives ---------------------------------------------------------------------------------------------
+
+    def allreduce(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+        """Reduce `x` over all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank. Holds the result afterwards, unless `out` is given.
+        op : {"sum", "mean", "max", "min", "prod"}
+            mean needs a floating dtype; bool has max and min.
+        algorithm : {"auto", "shared", "mpi"}
+            "shared" works inside one node, "mpi" hands over to the MPI library.
+        out : array, optional
+            Where the result goes instead; must not overlap `x` unless it is `x`.
+
+        Returns
+        -------
+        array
+            `out`, or `x` without it.
+        """
+        self._native.allreduce(x, op, 0, algorithm, out)
+        return x if out is None else out
+
+    def allreduce_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `allreduce` in the background."""
+        return self._started(self._native.allreduce_async(x, op, 0, algorithm, out), x if out is None else out)
+
+    def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto") -> Any:
+        """Copy the root's `x` to all ranks, in place.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank.
+        root : int
+            The rank whose values everybody gets.
+        algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+
+        Returns
+        -------
+        array
+            `x`.
+        """
+        self._native.broadcast(x, "sum", root, algorithm, None)
+        return x
+
+    def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto") -> Handle:
+        """Start `broadcast` in the background."""
+        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, None), x)
+
+    def reduce(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+        """Reduce `x` over all ranks; the root gets the result, in place unless `out` is given.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank. Stays as it is on the other ranks.
+        root : int
+            The rank that gets the result.
+        op, algorithm
+            See `allreduce`.
+        out : array, optional
+            Where the result goes on the root.
+
+        Returns
+        -------
+        array
+            On the root `out`, or `x` without it; on the other ranks `x`.
+        """
+        target = out if self.rank == root else None
+        self._native.reduce(x, op, root, algorithm, target)
+        return x if target is None else target
+
+    def reduce_async(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `reduce` in the background."""
+        target = out if self.rank == root else None
+        return self._started(self._native.reduce_async(x, op, root, algorithm, target), x if target is None else target)
+
+    def allgather(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
+        """Collect the `x` of all ranks on every rank.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank.
+        algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+        out : array, optional
+            ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
+
+        Returns
+        -------
+        array
+            `out`; the values of rank r are ``out[r]``.
+        """
+        out = self._gathered(x) if out is None else out
+        self._native.allgather(x, "sum", 0, algorithm, out)
+        return out
+
+    def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `allgather` in the background."""
+        out = self._gathered(x) if out is None else out
+        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, out), out)
+
+    def reduce_scatter(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+        """Reduce `x` over all ranks; rank r gets block r of the result.
+
+        Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the others.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank. Stays as it is.
+        op, algorithm
+            See `allreduce`.
+        out : array, optional
+            As many elements as this rank's block; by default a new one-dimensional NumPy array.
+
+        Returns
+        -------
+        array
+            `out`.
+        """
+        out = self._block(x) if out is None else out
+        self._native.reduce_scatter(x, op, 0, algorithm, out)
+        return out
+
+    def reduce_scatter_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `reduce_scatter` in the background."""
+        out = self._block(x) if out is None else out
+        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, out), out)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._native.barrier()
+
+    def barrier_async(self) -> Handle:
+        """Start `barrier` in the background."""
+        return self._started(self._native.barrier_async(), None)
+
+    # ---- facts ---------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return where this rank is, what serves its calls, and the settings in force, for people to read."""
+        facts: dict[str, Any] = self._native.describe()
+        return facts
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _started(self, native: tuple[Any, ...], result: Any) -> Handle:
+        # What is under way is kept here: a handle that nobody keeps must not free the tensors of its call.
+        self._in_flight = [handle for handle in self._in_flight if not handle.done]
+        handle = Handle(native[0], result, *native[1:])
+        self._in_flight.append(handle)
+        return handle
+
+    def _gathered(self, x: Any) -> npt.NDArray[Any]:
+        like = _as_numpy(x)
+        return np.empty((self.size, *like.shape), like.dtype)
+
+    def _block(self, x: Any) -> npt.NDArray[Any]:
+        like = _as_numpy(x)
+        return np.empty(like.size // self.size + (self.rank < like.size % self.size), like.dtype)
+
+
+def _as_numpy(x: Any) -> npt.NDArray[Any]:
+    """Return `x` as a NumPy array, for its shape and dtype."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
+    except (TypeError, BufferError, RuntimeError) as error:
+        message = f"cannot make a result like a {type(x).__name__} ({error}); give out="
+        raise ArgumentTypeError(message) from error
+
+
+def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:
+    """Make a communicator. Collective over its ranks.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+        Whose ranks take part; by default all of the job. It is duplicated, so that messages never mix.
+    config : Config, optional
+        Settings; by default those of the environment.
+
+    Returns
+    -------
+    Communicator
+        To be closed by `Communicator.close` or a ``with`` block, or else at exit.
+
+    Raises
+    ------
+    gradientflow.errors.MPILibraryError
+        If the MPI library is missing, or mpi4py and GradientFlow are on two different ones.
+    gradientflow.errors.MismatchError
+        If a setting that all ranks must share differs between them.
+    """
+    if comm is None:
+        load_core()
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    return Communicator(comm, config)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open when the interpreter exits, without waiting for anybody."""
+    for communicator in list(_open):
+        communicator._native.close(False)
+
+
+__all__ = ["ClosedError", "Communicator", "init"]

@@ -1,0 +1,74 @@
+"""The exceptions of GradientFlow: wrong use, failure outside the library, broken invariants.
+
+Every one is a `GradientFlowError`. Wrong use is also a ValueError or TypeError and is raised before anything is sent.
+"""
+
+from __future__ import annotations
+
+
+class GradientFlowError(Exception):
+    """Base of all exceptions of this library."""
+
+
+# ---- wrong use -------------------------------------------------------------------------------------------------------
+
+
+class ArgumentError(GradientFlowError, ValueError):
+    """An argument has a value that cannot be served."""
+
+
+class ArgumentTypeError(GradientFlowError, TypeError):
+    """An argument has a type, dtype or device that cannot be served."""
+
+
+class MismatchError(ArgumentError):
+    """The ranks made different calls; raised on every rank of the node, before any data moved.
+
+    The communicator stays usable.
+    """
+
+
+class ClosedError(ArgumentError):
+    """The communicator or the pool has been closed."""
+
+
+# ---- failure outside the library -------------------------------------------------------------------------------------
+
+
+class CommunicationError(GradientFlowError, RuntimeError):
+    """Something outside the library failed; the communicator cannot be used any more."""
+
+
+class PeerError(CommunicationError):
+    """Another rank died, gave up or closed its communicator."""
+
+
+class CommunicationTimeoutError(CommunicationError, TimeoutError):
+    """A wait took longer than it may.
+
+    From a collective: it names the ranks that are missing. From `Handle.wait`: the call goes on, and the handle can be
+    waited for again.
+    """
+
+
+class MPIError(CommunicationError):
+    """The MPI library returned an error."""
+
+
+class MPILibraryError(CommunicationError, ImportError):
+    """The MPI library is missing, or mpi4py and the core are on two different ones."""
+
+
+class SystemCallError(CommunicationError, OSError):
+    """The operating system returned an error."""
+
+
+class NodeMemoryError(CommunicationError, MemoryError):
+    """There is not enough memory; the communicator stays usable."""
+
+
+# ---- broken invariants -----------------------------------------------------------------------------------------------
+
+
+class InternalError(GradientFlowError, AssertionError):
+    """An invariant of the library is broken: a bug, please report it."""

@@ -1,0 +1,62 @@
+"""Arrays over node memory."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ArgumentError, ArgumentTypeError
+
+NodeArray = npt.NDArray[Any]
+
+
+def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
+    """Return the NumPy dtype of that name; bfloat16 comes from the package ml_dtypes.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If there is no such dtype.
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            message = "NumPy arrays of bfloat16 need the package ml_dtypes (`pip install ml_dtypes`)"
+            raise ArgumentTypeError(message) from error
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        message = f"there is no dtype {dtype!r}"
+        raise ArgumentTypeError(message) from error
+
+
+def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as a tuple of non-negative integers.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is not one.
+    """
+    try:
+        sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
+    except TypeError as error:
+        message = f"a shape is an integer or a sequence of integers, not {shape!r}"
+        raise ArgumentError(message) from error
+    if any(size < 0 for size in sizes):
+        message = f"shape {sizes} has a negative size"
+        raise ArgumentError(message)
+    return sizes
+
+
+def array_over(segment: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NodeArray:
+    """Return this rank's part of a segment, from byte `offset` on, as an array that keeps the segment alive."""
+    count = math.prod(shape)
+    return np.frombuffer(segment, dtype=dtype, count=count, offset=offset).reshape(shape)

@@ -1,0 +1,202 @@
+#include "config.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+
+#include "error.hpp"
+
+namespace gradientflow {
+namespace {
+
+struct Accessor {
+  ConfigField field;
+  std::function<std::string(const Config&)> get;
+  std::function<void(Config&, const std::string&)> set;
+};
+
+[[noreturn]] void refuse(std::string_view what, const std::string& text) {
+  throw Error(ErrorKind::value, "'" + text + "' is not " + std::string(what));
+}
+
+double parse_positive(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value <= 0) {
+    refuse("a positive number", text);
+  }
+  return value;
+}
+
+int parse_count(const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    refuse("a whole number of 0 or more", text);
+  }
+  return value;
+}
+
+bool parse_switch(const std::string& text) {
+  for (const auto* const on : {"1", "on", "true", "yes"}) {
+    if (text == on) {
+      return true;
+    }
+  }
+  for (const auto* const off : {"0", "off", "false", "no"}) {
+    if (text == off) {
+      return false;
+    }
+  }
+  refuse("on or off", text);
+}
+
+std::string parse_simd(const std::string& text) {
+  for (const auto* const level : {"auto", "baseline", "avx2", "avx512"}) {
+    if (text == level) {
+      return text;
+    }
+  }
+  refuse("one of auto, baseline, avx2, avx512", text);
+}
+
+std::size_t parse_slot(const std::string& text) {
+  const std::size_t value = parse_bytes(text);
+  if (value < 4096 || value > (std::size_t{1} << 30)) {
+    refuse("a size between 4KiB and 1GiB", text);
+  }
+  return value;
+}
+
+std::size_t parse_inline(const std::string& text) {
+  const std::size_t value = parse_bytes(text);
+  if (value > 65536) {
+    refuse("a size of at most 64KiB", text);
+  }
+  return value;
+}
+
+std::string format_number(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') {
+    text.pop_back();
+  }
+  return text;
+}
+
+const std::vector<Accessor>& accessors() {
+  static const std::vector<Accessor> table = {
+      {{"timeout", "GRADIENTFLOW_TIMEOUT", "seconds", "How long a call may wait for the other ranks."},
+       [](const Config& c) { return format_number(c.timeout); },
+       [](Config& c, const std::string& t) { c.timeout = parse_positive(t); }},
+      {{"node_size", "GRADIENTFLOW_NODE_SIZE", "ranks",
+        "Every so many ranks of a host count as one node; 0 takes the hosts as they are."},
+       [](const Config& c) { return std::to_string(c.node_size); },
+       [](Config& c, const std::string& t) { c.node_size = parse_count(t); }},
+      {{"simd", "GRADIENTFLOW_SIMD", "choice",
+        "Vector instructions of the kernels: auto, baseline, avx2 or avx512. Read once per process, from the "
+        "environment only."},
+       [](const Config& c) { return c.simd; }, [](Config& c, const std::string& t) { c.simd = parse_simd(t); }},
+      {{"direct_read", "GRADIENTFLOW_DIRECT_READ", "choice",
+        "Whether large ordinary arrays are read directly from the other process where the system allows it: on or "
+        "off."},
+       [](const Config& c) -> std::string { return c.direct_read ? "on" : "off"; },
+       [](Config& c, const std::string& t) { c.direct_read = parse_switch(t); }},
+      {{"inline_bytes", "GRADIENTFLOW_INLINE_BYTES", "bytes",
+        "Tensors up to this size travel inside the announcement of the call."},
+       [](const Config& c) { return std::to_string(c.inline_bytes); },
+       [](Config& c, const std::string& t) { c.inline_bytes = parse_inline(t); }},
+      {{"staging_bytes", "GRADIENTFLOW_STAGING_BYTES", "bytes",
+        "Size of one staging slot for ordinary arrays; every rank has two."},
+       [](const Config& c) { return std::to_string(c.staging_bytes); },
+       [](Config& c, const std::string& t) { c.staging_bytes = parse_slot(t); }},
+      {{"direct_read_bytes", "GRADIENTFLOW_DIRECT_READ_BYTES", "bytes",
+        "Ordinary arrays of this size and above are read directly instead of staged."},
+       [](const Config& c) { return std::to_string(c.direct_read_bytes); },
+       [](Config& c, const std::string& t) { c.direct_read_bytes = parse_bytes(t); }},
+      {{"streaming_bytes", "GRADIENTFLOW_STREAMING_BYTES", "bytes",
+        "Tensors of this size and above are written past the caches."},
+       [](const Config& c) { return std::to_string(c.streaming_bytes); },
+       [](Config& c, const std::string& t) { c.streaming_bytes = parse_bytes(t); }},
+      {{"spin", "GRADIENTFLOW_SPIN", "count", "How often a waiting rank polls before it yields its core."},
+       [](const Config& c) { return std::to_string(c.spin); },
+       [](Config& c, const std::string& t) { c.spin = parse_count(t); }},
+      {{"yields", "GRADIENTFLOW_YIELDS", "count", "How often a waiting rank yields its core before it sleeps."},
+       [](const Config& c) { return std::to_string(c.yields); },
+       [](Config& c, const std::string& t) { c.yields = parse_count(t); }},
+  };
+  return table;
+}
+
+const Accessor& accessor(std::string_view name) {
+  std::string known;
+  for (const Accessor& candidate : accessors()) {
+    if (candidate.field.name == name) {
+      return candidate;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(candidate.field.name);
+  }
+  throw Error(ErrorKind::value, "unknown setting '" + std::string(name) + "'; settings are " + known);
+}
+
+}  // namespace
+
+const std::vector<ConfigField>& config_fields() {
+  static const std::vector<ConfigField> fields = [] {
+    std::vector<ConfigField> list;
+    for (const Accessor& entry : accessors()) {
+      list.push_back(entry.field);
+    }
+    return list;
+  }();
+  return fields;
+}
+
+std::string get_field(const Config& config, std::string_view name) { return accessor(name).get(config); }
+
+void set_field(Config& config, std::string_view name, const std::string& text) {
+  const Accessor& entry = accessor(name);
+  try {
+    entry.set(config, text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), std::string(name) + " (" + std::string(entry.field.variable) + "): " + error.what());
+  }
+}
+
+Config read_config(const std::map<std::string, std::string>& overrides) {
+  Config config;
+  for (const Accessor& entry : accessors()) {
+    const char* const value = std::getenv(std::string(entry.field.variable).c_str());
+    if (value != nullptr && *value != '\0') {
+      set_field(config, entry.field.name, value);
+    }
+  }
+  for (const auto& [name, text] : overrides) {
+    set_field(config, name, text);
+  }
+  return config;
+}
+
+std::size_t parse_bytes(const std::string& text) {
+  std::size_t value = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  const std::string unit(end, last);
+  if (error == std::errc()) {
+    int shift = 0;
+    for (const auto* const prefix : {"", "K", "M", "G", "T"}) {
+      const std::string p(prefix);
+      const bool matches = p.empty() ? (unit.empty() || unit == "B") : (unit == p || unit == p + "iB");
+      if (matches && value <= (std::numeric_limits<std::size_t>::max() >> shift)) {
+        return value << shift;
+      }
+      shift += 10;
+    }
+  }
+  refuse("a size in bytes, such as 4096, 64K, 64KiB or 8MiB", text);
+}
+
+}  // namespace gradientflow

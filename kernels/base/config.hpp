@@ -1,0 +1,49 @@
+// The settings of a communicator: one value object, filled from the GRADIENTFLOW_* environment variables when a
+// communicator is made, and never changed afterwards.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradientflow {
+
+struct Config {
+  double timeout = 300.0;                         // seconds a collective may wait for other ranks
+  int node_size = 0;                              // ranks that count as one node; 0: the real nodes
+  std::string simd = "auto";                      // auto, baseline, avx2, avx512
+  bool direct_read = true;                        // read ordinary arrays of peers directly, where the kernel lets us
+  std::size_t inline_bytes = 4096;                // up to here the data travel inside the call's own announcement
+  std::size_t staging_bytes = 512 * 1024;         // one staging slot; every rank has two
+  std::size_t direct_read_bytes = 8 * 1024 * 1024;  // ordinary arrays from here on are read directly
+  std::size_t streaming_bytes = 64 * 1024 * 1024;   // tensors from here on are written past the caches
+  int spin = 50;                                  // polls of a flag before the core is yielded to others
+  int yields = 100;                               // yields before the rank sleeps
+};
+
+// What a user may set, for the documentation, the command line and the bindings.
+struct ConfigField {
+  std::string_view name;      // as in Config, "timeout"
+  std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
+  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice"
+  std::string_view meaning;
+};
+
+[[nodiscard]] const std::vector<ConfigField>& config_fields();
+
+// The value of a field as text that set_field accepts.
+[[nodiscard]] std::string get_field(const Config& config, std::string_view name);
+
+// Sets one field from text: numbers, sizes like "512KiB", "on"/"off", a choice. Throws Error(value) with the field's
+// name, what was given and what is accepted.
+void set_field(Config& config, std::string_view name, const std::string& text);
+
+// Defaults, then the environment, then `overrides` {name: text}.
+[[nodiscard]] Config read_config(const std::map<std::string, std::string>& overrides = {});
+
+// "64", "64K", "64KiB", "8MiB", "1GiB" (K, M, G are powers of 1024). Throws Error(value).
+[[nodiscard]] std::size_t parse_bytes(const std::string& text);
+
+}  // namespace gradientflow

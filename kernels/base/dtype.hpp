@@ -1,0 +1,26 @@
+// Element types and reduction operators, as the collectives know them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace gradientflow {
+
+enum class DType : std::uint8_t { float16, bfloat16, float32, float64, int8, uint8, int32, int64, boolean };
+inline constexpr int dtype_count = 9;
+
+enum class ReduceOp : std::uint8_t { sum, mean, max, min, prod };
+inline constexpr int reduce_op_count = 5;
+
+[[nodiscard]] std::size_t size_of(DType dtype);            // bytes of one element
+[[nodiscard]] std::string_view name_of(DType dtype);       // "float32", ..., "bool"
+[[nodiscard]] std::string_view name_of(ReduceOp op);       // "sum", ...
+[[nodiscard]] bool is_floating(DType dtype);
+[[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) naming what is supported
+[[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) naming what is supported
+
+// Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has max and min only.
+void check_reducible(DType dtype, ReduceOp op);
+
+}  // namespace gradientflow

@@ -1,0 +1,41 @@
+// Errors of the core: three families, told apart by kind, each carrying one clear sentence.
+//
+// Wrong use (value, type, mismatch, closed) is raised before anything is sent; failure outside of the library
+// (peer, timeout, mpi, system) names what failed and on which rank; internal is a bug of ours. The core throws,
+// it never aborts.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace gradientflow {
+
+enum class ErrorKind {
+  value,     // an argument has a value that cannot be served
+  type,      // an argument has a type or dtype that cannot be served
+  mismatch,  // ranks made different calls
+  closed,    // the communicator, pool or handle is closed
+  peer,      // another rank died or gave up
+  timeout,   // a wait took longer than it may
+  mpi,       // the MPI library returned an error
+  system,    // the operating system returned an error
+  memory,    // there is not enough memory
+  internal,  // a broken invariant of ours
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message, int code = 0)
+      : std::runtime_error(message), kind_(kind), code_(code) {}
+  [[nodiscard]] ErrorKind kind() const noexcept { return kind_; }
+  [[nodiscard]] int code() const noexcept { return code_; }  // errno, for kind system
+
+ private:
+  ErrorKind kind_;
+  int code_;
+};
+
+// An Error of kind system: "what: <strerror(code)>".
+[[nodiscard]] Error system_error(const std::string& what, int code);
+
+}  // namespace gradientflow

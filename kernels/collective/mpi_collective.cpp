@@ -1,0 +1,222 @@
+#include "mpi_collective.hpp"
+
+#include <numeric>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "../base/error.hpp"
+#include "partition.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+using transport::CallKind;
+using transport::check_mpi;
+using transport::Signature;
+
+constexpr std::size_t round_elements = std::size_t{1} << 30;        // of one MPI call, whose counts are int
+constexpr std::size_t widened_elements = std::size_t{256} << 10;  // of a round through a float32 buffer
+
+MPI_Datatype native_type(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return MPI_FLOAT;
+    case DType::float64:
+      return MPI_DOUBLE;
+    case DType::int8:
+      return MPI_INT8_T;
+    case DType::uint8:
+    case DType::boolean:
+      return MPI_UINT8_T;
+    case DType::int32:
+      return MPI_INT32_T;
+    case DType::int64:
+      return MPI_INT64_T;
+    case DType::float16:
+    case DType::bfloat16:
+      break;
+  }
+  throw Error(ErrorKind::internal, "MPI has no type for " + std::string(name_of(dtype)));
+}
+
+MPI_Op native_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::mean:
+      return MPI_SUM;
+    case ReduceOp::max:
+      return MPI_MAX;
+    case ReduceOp::min:
+      return MPI_MIN;
+    case ReduceOp::prod:
+      return MPI_PROD;
+  }
+  throw Error(ErrorKind::internal, "MPI has no such op");
+}
+
+bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+// Calls `wait`. When it throws, MPI may still write to `buffer` one day: then the buffer is never freed.
+template <class T, class Wait>
+void wait_or_keep(std::vector<T>& buffer, Wait wait) {
+  try {
+    wait();
+  } catch (...) {
+    static std::vector<std::vector<T>> kept;
+    kept.push_back(std::move(buffer));
+    throw;
+  }
+}
+
+class Rounds {
+ public:
+  Rounds(const transport::MpiCommunicator& mpi, const Call& call, double timeout)
+      : mpi_(mpi), call_(call), timeout_(timeout) {}
+
+  void run() {
+    switch (call_.signature.kind) {
+      case CallKind::barrier:
+        start_and_wait([&](MPI_Request* request) { return MPI_Ibarrier(mpi_.get(), request); });
+        return;
+      case CallKind::allreduce:
+        reduce({0, call_.signature.count}, call_.output, everybody);
+        return;
+      case CallKind::reduce:
+        reduce({0, call_.signature.count}, call_.output, call_.signature.root);
+        return;
+      case CallKind::reduce_scatter:
+        for (int r = 0; r < mpi_.size(); ++r) {
+          reduce(block(call_.signature.count, static_cast<std::size_t>(mpi_.size()), static_cast<std::size_t>(r)),
+                 call_.output, r);
+        }
+        return;
+      case CallKind::broadcast:
+        broadcast(call_.output, call_.bytes(), call_.signature.root);
+        return;
+      case CallKind::allgather:
+        allgather();
+        return;
+      case CallKind::allocate:
+        throw Error(ErrorKind::internal, "memory is not allocated over MPI");
+    }
+  }
+
+ private:
+  static constexpr int everybody = -1;
+
+  template <class Start>
+  void start_and_wait(Start start) {
+    const std::string what = std::string(name_of(call_.signature.kind)) + " over MPI";
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(start(&request), what.c_str());
+    mpi_.wait(request, timeout_, what);
+  }
+
+  // Reduces elements `range` of all inputs into `output`, on `root` or everybody.
+  void reduce(const Range& range, std::byte* output, int root) {
+    const bool receives = root == everybody || root == mpi_.rank();
+    const std::size_t length = is_half(call_.signature.dtype) ? widened_elements : round_elements;
+    for (std::size_t k = 0; k < pieces(range.size(), length); ++k) {
+      const Range part = piece(range, length, k);
+      const std::byte* const from = call_.input + part.begin * call_.element();
+      std::byte* const to = receives ? output + (part.begin - range.begin) * call_.element() : nullptr;
+      if (is_half(call_.signature.dtype)) {
+        reduce_widened(from, to, part.size(), root);
+      } else {
+        reduce_native(from, to, part.size(), root, call_.signature.dtype);
+        if (receives && call_.signature.op == ReduceOp::mean) {
+          divide(to, part.size(), call_.signature.dtype);
+        }
+      }
+    }
+  }
+
+  void reduce_native(const std::byte* from, std::byte* to, std::size_t elements, int root, DType dtype) {
+    const int count = static_cast<int>(elements);
+    const MPI_Datatype type = native_type(dtype);
+    const MPI_Op op = native_op(call_.signature.op);
+    const void* const source = from == to ? MPI_IN_PLACE : static_cast<const void*>(from);
+    start_and_wait([&](MPI_Request* request) {
+      return root == everybody ? MPI_Iallreduce(source, to, count, type, op, mpi_.get(), request)
+                               : MPI_Ireduce(source, to, count, type, op, root, mpi_.get(), request);
+    });
+  }
+
+  void reduce_widened(const std::byte* from, std::byte* to, std::size_t elements, int root) {
+    std::vector<float> wide(elements);
+    auto* const buffer = reinterpret_cast<std::byte*>(wide.data());
+    compute::cast(buffer, DType::float32, from, call_.signature.dtype, elements, 1.0F);
+    const bool receives = to != nullptr;
+    wait_or_keep(wide, [&] { reduce_native(buffer, receives ? buffer : nullptr, elements, root, DType::float32); });
+    if (receives) {
+      if (call_.signature.op == ReduceOp::mean) {
+        divide(buffer, elements, DType::float32);
+      }
+      compute::cast(to, call_.signature.dtype, buffer, DType::float32, elements, 1.0F);
+    }
+  }
+
+  void divide(std::byte* values, std::size_t elements, DType dtype) const {
+    void* const target = values;
+    const void* const source = values;
+    compute::reduce({&target, 1}, {&source, 1}, elements, {dtype, ReduceOp::sum, mpi_.size()});
+  }
+
+  void broadcast(std::byte* data, std::size_t bytes, int root) {
+    for (std::size_t k = 0; k < pieces(bytes, round_elements); ++k) {
+      const Range part = piece({0, bytes}, round_elements, k);
+      start_and_wait([&](MPI_Request* request) {
+        return MPI_Ibcast(data + part.begin, static_cast<int>(part.size()), MPI_BYTE, root, mpi_.get(), request);
+      });
+    }
+  }
+
+  void allgather() {
+    const std::size_t bytes = call_.bytes();
+    if (bytes <= round_elements) {
+      start_and_wait([&](MPI_Request* request) {
+        return MPI_Iallgather(call_.input, static_cast<int>(bytes), MPI_BYTE, call_.output, static_cast<int>(bytes),
+                              MPI_BYTE, mpi_.get(), request);
+      });
+      return;
+    }
+    compute::copy(call_.output + static_cast<std::size_t>(mpi_.rank()) * bytes, call_.input, bytes,
+                  compute::Store::cached);
+    for (int r = 0; r < mpi_.size(); ++r) {
+      broadcast(call_.output + static_cast<std::size_t>(r) * bytes, bytes, r);
+    }
+  }
+
+  const transport::MpiCommunicator& mpi_;
+  const Call& call_;
+  double timeout_;
+};
+
+}  // namespace
+
+void agree_over_mpi(const transport::MpiCommunicator& mpi, const Signature& signature, double timeout) {
+  static_assert(std::is_trivially_copyable_v<Signature>);
+  std::vector<Signature> buffers(static_cast<std::size_t>(mpi.size()) + 1, signature);  // everybody's, and ours to send
+  const std::span<Signature> all(buffers.data(), buffers.size() - 1);
+  MPI_Request request = MPI_REQUEST_NULL;
+  constexpr int bytes = static_cast<int>(sizeof(Signature));
+  check_mpi(MPI_Iallgather(&buffers.back(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, mpi.get(), &request),
+            "MPI_Iallgather");
+  wait_or_keep(buffers, [&] {
+    mpi.wait(request, timeout, describe(signature) + ", waiting for the other ranks to make the same call,");
+  });
+  for (const Signature& other : all) {
+    if (!(other == signature)) {
+      std::vector<int> ranks(all.size());
+      std::iota(ranks.begin(), ranks.end(), 0);
+      throw transport::mismatch_error(all, ranks);
+    }
+  }
+}
+
+void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout) {
+  Rounds(mpi, call, timeout).run();
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,16 @@
+// Allreduce and reduce on node memory in one pass: rank r reduces slice r of all inputs and writes the result to all
+// outputs (reduce: to the root's). Nothing is staged and nothing is sent; every element is computed once, by one rank,
+// so all ranks get the same bits.
+#pragma once
+
+#include "../transport/node.hpp"
+#include "call.hpp"
+#include "peer_memory.hpp"
+
+namespace gradientflow::collective {
+
+// Inputs and outputs of all ranks (reduce: the root's output) are mapped. Ends with a synchronisation.
+void one_pass(transport::Node& node, const Call& call, const PeerMemory& inputs, const PeerMemory& outputs,
+              compute::Store store);
+
+}  // namespace gradientflow::collective

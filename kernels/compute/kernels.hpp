@@ -1,0 +1,46 @@
+// The compute kernels: element-wise reduction of several sources, casts and copies over flat memory.
+//
+// All pointers may have any alignment that their element type has (the 1-byte types: any). Sources and destinations
+// may be the same memory (position by position), but must not overlap otherwise. Counts are elements and may be 0.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "../base/dtype.hpp"
+#include "simd.hpp"
+
+namespace gradientflow::compute {
+
+// Whether results should stay in this core's cache, or stream past it to memory (large data that is not read soon).
+enum class Store { cached, streaming };
+
+struct Reduction {
+  DType dtype;
+  ReduceOp op;
+  int divisor = 1;  // what the result is divided by; with op mean the number of ranks, with other ops 1
+  Store store = Store::cached;
+};
+
+// destinations[d][i] = (sources[0][i] op sources[1][i] op ...) / divisor, for every d, in one pass over memory.
+// The order of the operands is that of `sources`, the same for every element and at every SIMD level, so the result
+// has the same bits wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest
+// even. Integers wrap around. max and min propagate NaN. sources and destinations are not empty.
+void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
+            const Reduction& reduction);
+
+// destination[i] = source[i] * scale, between float16, bfloat16 and float32 (any pair), rounded to nearest even.
+void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
+          float scale);
+
+// A copy of `bytes` bytes between memory that does not overlap.
+void copy(void* destination, const void* source, std::size_t bytes, Store store);
+
+// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<const void* const> sources,
+               std::size_t count, const Reduction& reduction);
+void cast_at(SimdLevel level, void* destination, DType destination_dtype, const void* source, DType source_dtype,
+             std::size_t count, float scale);
+void copy_at(SimdLevel level, void* destination, const void* source, std::size_t bytes, Store store);
+
+}  // namespace gradientflow::compute

@@ -1,0 +1,45 @@
+// The table of the level that this translation unit is compiled for. Included by kernels_<level>.cpp only.
+#pragma once
+
+#include "cast_kernel.hpp"
+#include "copy_kernel.hpp"
+#include "reduce_kernel.hpp"
+#include "table.hpp"
+
+namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
+
+// Sums and products of integers wrap around, so they are computed unsigned. A bool is a byte, 0 or 1, of which the
+// maximum is "or" and the minimum "and".
+extern const KernelTable kernels;
+const KernelTable kernels = {
+    .reduce =
+        {
+            // sum, mean, max, min, prod of float16, bfloat16, float32, float64, int8, uint8, int32, int64, bool
+            {reduce<Float16, Sum>, reduce_mean<Float16, float>, reduce<Float16, Maximum>, reduce<Float16, Minimum>,
+             reduce<Float16, Product>},
+            {reduce<BFloat16, Sum>, reduce_mean<BFloat16, float>, reduce<BFloat16, Maximum>, reduce<BFloat16, Minimum>,
+             reduce<BFloat16, Product>},
+            {reduce<Float32, Sum>, reduce_mean<Float32, float>, reduce<Float32, Maximum>, reduce<Float32, Minimum>,
+             reduce<Float32, Product>},
+            {reduce<Float64, Sum>, reduce_mean<Float64, double>, reduce<Float64, Maximum>, reduce<Float64, Minimum>,
+             reduce<Float64, Product>},
+            {reduce<Plain<std::uint8_t>, Sum>, nullptr, reduce<Plain<std::int8_t>, Maximum>,
+             reduce<Plain<std::int8_t>, Minimum>, reduce<Plain<std::uint8_t>, Product>},
+            {reduce<Plain<std::uint8_t>, Sum>, nullptr, reduce<Plain<std::uint8_t>, Maximum>,
+             reduce<Plain<std::uint8_t>, Minimum>, reduce<Plain<std::uint8_t>, Product>},
+            {reduce<Plain<std::uint32_t>, Sum>, nullptr, reduce<Plain<std::int32_t>, Maximum>,
+             reduce<Plain<std::int32_t>, Minimum>, reduce<Plain<std::uint32_t>, Product>},
+            {reduce<Plain<std::uint64_t>, Sum>, nullptr, reduce<Plain<std::int64_t>, Maximum>,
+             reduce<Plain<std::int64_t>, Minimum>, reduce<Plain<std::uint64_t>, Product>},
+            {nullptr, nullptr, reduce<Plain<std::uint8_t>, Maximum>, reduce<Plain<std::uint8_t>, Minimum>, nullptr},
+        },
+    .cast =
+        {
+            {cast<Float16, Float16>, cast<Float16, BFloat16>, cast<Float16, Float32>},
+            {cast<BFloat16, Float16>, cast<BFloat16, BFloat16>, cast<BFloat16, Float32>},
+            {cast<Float32, Float16>, cast<Float32, BFloat16>, cast<Float32, Float32>},
+        },
+    .copy_streaming = copy_streaming,
+};
+
+}  // namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE

@@ -1,0 +1,40 @@
+// The kernels of one SIMD level as a table of functions. It is the only thing that the files compiled for that level
+// give to the rest of the library.
+#pragma once
+
+#include <cstddef>
+
+namespace gradientflow::compute {
+
+struct ReduceCall {
+  void* const* destinations;
+  std::size_t destination_count;  // at least 1
+  const void* const* sources;
+  std::size_t source_count;  // at least 1
+  std::size_t count;         // elements
+  int divisor;               // read by mean only
+  bool streaming;
+};
+
+using ReduceKernel = void (*)(const ReduceCall& call);
+using CastKernel = void (*)(void* destination, const void* source, std::size_t count, float scale);
+using CopyKernel = void (*)(void* destination, const void* source, std::size_t bytes);
+
+// Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined.
+struct KernelTable {
+  ReduceKernel reduce[9][5];
+  CastKernel cast[3][3];  // [destination][source], of float16, bfloat16, float32
+  CopyKernel copy_streaming;
+};
+
+namespace baseline {
+extern const KernelTable kernels;
+}
+namespace avx2 {
+extern const KernelTable kernels;
+}
+namespace avx512 {
+extern const KernelTable kernels;
+}
+
+}  // namespace gradientflow::compute

@@ -1,0 +1,89 @@
+// Vectors of one SIMD level, on the compilers' vector extensions.
+//
+// Every file that includes this one is compiled once per level, with other flags each time. All that it defines is
+// therefore local to the translation unit (an unnamed namespace inside the level's own): an inline function with
+// external linkage would exist once in the program, perhaps with instructions that this processor lacks. For the same
+// reason nothing from the C++ library is used here beyond types and memcpy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef GRADIENTFLOW_SIMD_NAMESPACE
+#error "define GRADIENTFLOW_SIMD_NAMESPACE as baseline, avx2 or avx512 before the first include"
+#endif
+
+namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr std::size_t vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr std::size_t vector_bytes = 32;
+#else
+constexpr std::size_t vector_bytes = 16;
+#endif
+
+// What non-temporal stores like best: whole lines, one after the other.
+constexpr std::size_t cache_line = 64;
+
+// A vector of Bytes bytes of T. (A struct, because GCC drops the attribute from an alias of a dependent type.)
+template <class T, std::size_t Bytes>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(Bytes)));
+};
+
+template <class T, std::size_t Bytes = vector_bytes>
+using Vector = typename VectorOf<T, Bytes>::Type;
+
+template <class V>
+[[gnu::always_inline]] inline V load(const std::byte* address) {
+  V vector;
+  std::memcpy(&vector, address, sizeof(V));
+  return vector;
+}
+
+// Past the caches where `streaming` (the address is then a multiple of the vector's size), else an ordinary store.
+template <bool streaming, class V>
+[[gnu::always_inline]] inline void store(std::byte* address, V vector) {
+#if defined(__x86_64__)
+  if constexpr (streaming && sizeof(V) == 8) {
+    long long bits = 0;
+    std::memcpy(&bits, &vector, sizeof(bits));
+    _mm_stream_si64(reinterpret_cast<long long*>(address), bits);
+    return;
+  }
+  if constexpr (streaming && sizeof(V) == 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(address), reinterpret_cast<__m128i>(vector));
+    return;
+  }
+#if defined(__AVX2__)
+  if constexpr (streaming && sizeof(V) == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(address), reinterpret_cast<__m256i>(vector));
+    return;
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (streaming && sizeof(V) == 64) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(address), reinterpret_cast<__m512i>(vector));
+    return;
+  }
+#endif
+#endif
+  std::memcpy(address, &vector, sizeof(V));
+}
+
+// Streaming stores are ordered only by a fence: what another thread reads after a flag must be in memory before it.
+inline void streaming_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace
+}  // namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE

@@ -1,0 +1,207 @@
+#include "communicator.hpp"
+
+#include <new>
+#include <string>
+#include <utility>
+
+namespace gradientflow::engine {
+namespace {
+
+using transport::CallKind;
+
+// Whether the ranks may be in different states after an error of this kind.
+bool breaks(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::value:
+    case ErrorKind::type:
+    case ErrorKind::mismatch:
+    case ErrorKind::memory:
+      return false;
+    case ErrorKind::closed:
+    case ErrorKind::peer:
+    case ErrorKind::timeout:
+    case ErrorKind::mpi:
+    case ErrorKind::system:
+    case ErrorKind::internal:
+      return true;
+  }
+  return true;
+}
+
+}  // namespace
+
+Communicator::Communicator(MPI_Comm comm, const Config& config)
+    : group_(std::make_unique<collective::Group>(comm, config)) {}
+
+Communicator::~Communicator() { close(false); }
+
+void Communicator::check(const collective::Call& call) const {
+  const transport::Signature& signature = call.signature;
+  switch (signature.kind) {
+    case CallKind::allreduce:
+    case CallKind::reduce_scatter:
+      check_reducible(signature.dtype, signature.op);
+      break;
+    case CallKind::reduce:
+      check_reducible(signature.dtype, signature.op);
+      [[fallthrough]];
+    case CallKind::broadcast:
+      if (signature.root < 0 || signature.root >= size()) {
+        throw Error(ErrorKind::value, "root " + std::to_string(signature.root) + " is not a rank: ranks are 0 to " +
+                                          std::to_string(size() - 1));
+      }
+      break;
+    case CallKind::allgather:
+    case CallKind::barrier:
+    case CallKind::allocate:
+      break;
+  }
+  static_cast<void>(group_->path_of(signature, false));  // throws where the algorithm cannot serve the call
+}
+
+void Communicator::check_usable() const {
+  if (closed_) {
+    throw Error(ErrorKind::closed, "the communicator is closed");
+  }
+  if (broken_) {
+    throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
+  }
+}
+
+// Runs `work`; an error that breaks the communicator is remembered, and the other ranks are told.
+template <class Work>
+auto Communicator::guarded(Work work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (breaks(error.kind())) {
+      group_->node().fail();
+      const std::lock_guard lock(mutex_);
+      if (!broken_) {
+        broken_ = error;
+      }
+    }
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::memory, "not enough memory for a collective call");
+  }
+}
+
+template <class Work>
+auto Communicator::in_turn(Work work) {
+  {
+    std::unique_lock lock(mutex_);
+    check_usable();
+    const std::uint64_t ticket = next_ticket_++;
+    if (serving_ != ticket) {
+      ++waiting_;
+      turn_.wait(lock, [&] { return serving_ == ticket; });
+      --waiting_;
+      if (closed_ || broken_) {
+        ++serving_;
+        turn_.notify_all();
+        check_usable();
+      }
+    }
+  }
+  struct Turn {
+    Communicator* communicator;
+    ~Turn() { communicator->leave_turn(); }
+  } const turn{this};
+  return guarded(std::move(work));
+}
+
+void Communicator::leave_turn() {
+  const std::lock_guard lock(mutex_);
+  ++serving_;
+  if (waiting_ > 0 || !pending_.empty()) {
+    turn_.notify_all();
+  }
+}
+
+collective::Path Communicator::run(const collective::Call& call) {
+  check(call);
+  return in_turn([&] { return group_->run(call); });
+}
+
+std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
+  return in_turn([&] { return group_->allocate(bytes); });
+}
+
+std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
+  check(call);
+  if (group_->path_of(call.signature, false) == collective::Path::mpi && !transport::mpi_thread_multiple()) {
+    throw Error(ErrorKind::value,
+                "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
+  }
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  if (!progress_thread_.joinable()) {
+    progress_thread_ = std::thread([this] { progress(); });
+  }
+  pending_.push_back({next_ticket_++, call, std::make_shared<Handle>()});
+  turn_.notify_all();
+  return pending_.back().handle;
+}
+
+void Communicator::progress() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    turn_.wait(lock, [&] {
+      return (!pending_.empty() && pending_.front().ticket == serving_) || (closed_ && pending_.empty());
+    });
+    if (pending_.empty()) {
+      return;
+    }
+    const Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    std::optional<Error> failure;
+    try {
+      check_usable();
+      lock.unlock();
+      guarded([&] { group_->run(next.call); });
+      lock.lock();
+    } catch (const Error& error) {
+      failure = error;
+      if (!lock.owns_lock()) {
+        lock.lock();
+      }
+    }
+    ++serving_;
+    turn_.notify_all();
+    next.handle->finish(std::move(failure));
+  }
+}
+
+void Communicator::close(bool drain) noexcept {
+  std::thread finished;
+  {
+    std::unique_lock lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    if (drain) {
+      ++waiting_;
+      turn_.wait(lock, [&] { return serving_ == next_ticket_; });
+      --waiting_;
+    } else {
+      group_->node().interrupt();
+    }
+    closed_ = true;
+    turn_.notify_all();
+    finished = std::move(progress_thread_);
+  }
+  if (finished.joinable()) {
+    finished.join();
+  }
+  std::unique_lock lock(mutex_);
+  turn_.wait(lock, [&] { return serving_ == next_ticket_; });  // blocking calls of other threads
+  group_->node().close();
+}
+
+bool Communicator::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,81 @@
+// A communicator: the calls of one rank, from any thread, served one at a time in the order in which they were made.
+//
+// Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
+// is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do.
+// After an error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken:
+// every later call throws, on this rank and, as soon as they wait for it, on the others.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "../collective/group.hpp"
+#include "handle.hpp"
+
+namespace gradientflow::engine {
+
+class Communicator {
+ public:
+  // Collective over `comm`, which is duplicated. MPI must be initialised.
+  explicit Communicator(MPI_Comm comm, const Config& config = read_config());
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] int rank() const { return group_->topology().rank; }
+  [[nodiscard]] int size() const { return static_cast<int>(group_->topology().node_of.size()); }
+  [[nodiscard]] int local_rank() const { return group_->node().rank(); }
+  [[nodiscard]] int local_size() const { return group_->node().size(); }
+  [[nodiscard]] int node() const { return group_->topology().node(); }
+  [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
+  [[nodiscard]] const collective::Group& group() const { return *group_; }
+
+  // Serves the call and returns which way it went. The tensors must stay as they are until then.
+  collective::Path run(const collective::Call& call);
+
+  // The same in the background. The tensors must stay alive until the handle is done.
+  std::shared_ptr<Handle> submit(const collective::Call& call);
+
+  // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
+  // beyond the communicator. Collective.
+  std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+
+  // Ends it. `drain` waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is
+  // harmless. Not collective: the others find out when they wait for this rank.
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const;
+
+ private:
+  struct Pending {
+    std::uint64_t ticket;
+    collective::Call call;
+    std::shared_ptr<Handle> handle;
+  };
+
+  void check(const collective::Call& call) const;
+  void check_usable() const;  // with mutex_ held
+  template <class Work>
+  auto in_turn(Work work);
+  template <class Work>
+  auto guarded(Work work);
+  void progress();
+  void leave_turn();
+
+  std::unique_ptr<collective::Group> group_;
+  mutable std::mutex mutex_;
+  std::condition_variable turn_;
+  std::uint64_t next_ticket_ = 0;
+  std::uint64_t serving_ = 0;
+  std::deque<Pending> pending_;
+  int waiting_ = 0;  // threads that wait for their turn
+  bool closed_ = false;
+  std::optional<Error> broken_;
+  std::thread progress_thread_;
+};
+
+}  // namespace gradientflow::engine

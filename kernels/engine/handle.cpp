@@ -1,0 +1,29 @@
+#include "handle.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace gradientflow::engine {
+
+void Handle::wait(std::optional<double> timeout) {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [&] { return done(); };
+  if (!timeout) {
+    changed_.wait(lock, is_done);
+  } else if (!changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)), is_done)) {
+    throw Error(ErrorKind::timeout, "the call was not done within " + std::to_string(*timeout) + " s; it goes on");
+  }
+  if (error_) {
+    throw Error(*error_);
+  }
+}
+
+void Handle::finish(std::optional<Error> error) {
+  const std::lock_guard lock(mutex_);
+  error_ = std::move(error);
+  done_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+}  // namespace gradientflow::engine

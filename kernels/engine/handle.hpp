@@ -1,0 +1,31 @@
+// What an asynchronous call hands back: whether it is done, and how it ended.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "../base/error.hpp"
+
+namespace gradientflow::engine {
+
+class Handle {
+ public:
+  [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+
+  // Waits until the call is done and throws the error that it ended with, if it did. With a timeout (seconds, 0 or
+  // more) that passes first: throws Error(timeout); the call goes on and can be waited for again.
+  void wait(std::optional<double> timeout);
+
+  // By the engine, once.
+  void finish(std::optional<Error> error);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> done_{false};
+  std::optional<Error> error_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,44 @@
+// Anonymous memory that several processes of one user map: created by one, opened by the others, gone when the last
+// of them lets go of it, however they end.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+
+namespace gradientflow::transport {
+
+// A mapping of a memfd, and, while `descriptor()` is not -1, the memfd itself.
+class MemoryMap {
+ public:
+  MemoryMap() = default;
+  MemoryMap(MemoryMap&& other) noexcept;
+  MemoryMap& operator=(MemoryMap&& other) noexcept;
+  MemoryMap(const MemoryMap&) = delete;
+  MemoryMap& operator=(const MemoryMap&) = delete;
+  ~MemoryMap();
+
+  // New zero-filled memory. Throws Error(system).
+  static MemoryMap create(std::size_t bytes);
+
+  // The memory that process `pid` holds open as `descriptor`. The kernel allows it to processes of the same user in
+  // the same PID namespace only. Throws Error(system).
+  static MemoryMap open(pid_t pid, int descriptor, std::size_t bytes);
+
+  // Closes the file descriptor; the mapping stays. To be called once every peer has opened the memory.
+  void seal() noexcept;
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+
+ private:
+  void map(std::size_t bytes);
+  void release() noexcept;
+
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+  int descriptor_ = -1;
+};
+
+}  // namespace gradientflow::transport

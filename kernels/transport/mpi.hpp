@@ -1,0 +1,59 @@
+// The MPI library, as far as we use it: one duplicated communicator whose errors come back as exceptions, and
+// waiting that is polite and ends.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gradientflow::transport {
+
+// Throws Error(mpi) with the library's own text and the rank unless `code` is MPI_SUCCESS.
+void check_mpi(int code, const char* what);
+
+class MpiCommunicator {
+ public:
+  // Duplicates `original`, so that our messages never meet the user's. Collective.
+  explicit MpiCommunicator(MPI_Comm original);
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+  ~MpiCommunicator();
+
+  [[nodiscard]] MPI_Comm get() const noexcept { return comm_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+
+  // Every rank's `bytes` bytes, in rank order. Collective.
+  [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
+
+  template <class T>
+  [[nodiscard]] std::vector<T> allgather(const T& mine) const {
+    const std::vector<std::byte> raw = allgather(&mine, sizeof(T));
+    std::vector<T> all(static_cast<std::size_t>(size_));
+    __builtin_memcpy(all.data(), raw.data(), raw.size());
+    return all;
+  }
+
+  // Waits for `request` at most `timeout` seconds: polls, then yields, then sleeps between polls. Throws
+  // Error(timeout) naming `what`; the request is then still under way.
+  void wait(MPI_Request& request, double timeout, const std::string& what) const;
+
+  // Forgets the MPI communicator without freeing it: what is under way on it will never end.
+  void abandon() noexcept { comm_ = MPI_COMM_NULL; }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+// Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).
+[[nodiscard]] bool mpi_thread_multiple();
+
+// The MPI library's own name and version, one line.
+[[nodiscard]] std::string mpi_library_version();
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,360 @@
+#include "node.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <random>
+#include <system_error>
+
+#include "../base/error.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+constexpr std::size_t cache_line = 64;
+constexpr std::size_t page = 4096;
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+constexpr long nap_nanoseconds = 5'000'000;  // how often a sleeping rank looks up
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void futex_sleep(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
+  const timespec nap{0, nap_nanoseconds};
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &nap, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// What the leader offers and what the others report while memory is handed over.
+struct Offer {
+  std::uint64_t token = 0;
+  int descriptor = -1;
+  int error = 0;
+};
+
+}  // namespace
+
+Node::Layout::Layout(const Config& config, std::size_t ranks)
+    : payload_bytes(std::max(round_up(config.inline_bytes, cache_line), cache_line)),
+      staging_bytes(round_up(std::max(config.staging_bytes, ranks * cache_line), page)),
+      announcement_stride(sizeof(Announcement) + payload_bytes),
+      staging_offset(round_up(sizeof(Flags) + 2 * announcement_stride, page)),
+      rank_stride(staging_offset + 2 * staging_bytes) {}
+
+std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& topology, const Config& config,
+                                 std::string& reason) {
+  const std::vector<int>& local = topology.local();
+  const bool leader = local.front() == mpi.rank();
+  const std::size_t bytes = Layout(config, local.size()).rank_stride * local.size();
+
+  MemoryMap memory;
+  Offer offer;
+  if (leader) {
+    try {
+      memory = MemoryMap::create(bytes);
+      std::random_device random;
+      offer = {(std::uint64_t{random()} << 32) | random(), memory.descriptor(), 0};
+      reinterpret_cast<Flags*>(memory.data())->token = offer.token;
+    } catch (const Error& error) {
+      offer.error = 1;
+      reason = error.what();
+    }
+  }
+  const Offer from_leader = mpi.allgather(offer)[static_cast<std::size_t>(local.front())];
+  int failed = from_leader.error;
+  if (!leader && failed == 0) {
+    try {
+      const auto leader_index = static_cast<std::size_t>(local.front());
+      memory = MemoryMap::open(topology.pids[leader_index], from_leader.descriptor, bytes);
+      if (reinterpret_cast<const Flags*>(memory.data())->token != from_leader.token) {
+        throw Error(ErrorKind::system, "the memory opened is not that of this node's first rank");
+      }
+    } catch (const Error& error) {
+      failed = 1;
+      reason = error.what();
+    }
+  }
+  const std::vector<int> failures = mpi.allgather(failed);
+  memory.seal();
+  std::vector<int> failing;
+  for (std::size_t r = 0; r < failures.size(); ++r) {
+    if (failures[r] != 0) {
+      failing.push_back(static_cast<int>(r));
+    }
+  }
+  if (!failing.empty()) {
+    reason = name_ranks(failing) + " cannot share memory with the node" + (reason.empty() ? "" : ": " + reason);
+    return nullptr;
+  }
+  return std::unique_ptr<Node>(new Node(std::move(memory), topology, config));
+}
+
+Node::Node(MemoryMap control, const Topology& topology, const Config& config)
+    : layout_(config, topology.local().size()),
+      control_(std::move(control)),
+      rank_(topology.local_rank()),
+      size_(static_cast<int>(topology.local().size())),
+      world_ranks_(topology.local()),
+      timeout_(config.timeout),
+      spin_(config.spin),
+      yields_(config.yields) {
+  for (const int r : world_ranks_) {
+    processes_.emplace_back(topology.pids[static_cast<std::size_t>(r)]);
+  }
+}
+
+Node::~Node() { close(); }
+
+int Node::local_rank_of(int world_rank) const {
+  const auto found = std::find(world_ranks_.begin(), world_ranks_.end(), world_rank);
+  return found == world_ranks_.end() ? -1 : static_cast<int>(found - world_ranks_.begin());
+}
+
+Node::Flags& Node::flags(int local) const noexcept {
+  return *reinterpret_cast<Flags*>(control_.data() + static_cast<std::size_t>(local) * layout_.rank_stride);
+}
+
+Announcement* Node::announcement_at(int local, std::uint32_t sequence) const noexcept {
+  return reinterpret_cast<Announcement*>(control_.data() + static_cast<std::size_t>(local) * layout_.rank_stride +
+                                         sizeof(Flags) + (sequence % 2) * layout_.announcement_stride);
+}
+
+const std::byte* Node::payload(int local) const noexcept {
+  return reinterpret_cast<const std::byte*>(announcement_at(local, sequence_)) + sizeof(Announcement);
+}
+
+std::byte* Node::staging(int local, std::size_t slot) const noexcept {
+  return control_.data() + static_cast<std::size_t>(local) * layout_.rank_stride + layout_.staging_offset +
+         (slot % 2) * layout_.staging_bytes;
+}
+
+void Node::exchange(const Signature& signature, const Location& input, const Location& output,
+                    std::span<const std::byte> payload) {
+  ++sequence_;
+  announcing_ = true;
+  signature_ = signature;
+  Announcement& mine = *announcement_at(rank_, sequence_);
+  mine.signature = signature;
+  mine.input = input;
+  mine.output = output;
+  if (!payload.empty()) {
+    std::memcpy(reinterpret_cast<std::byte*>(&mine) + sizeof(Announcement), payload.data(), payload.size());
+  }
+  publish(mine.sequence, sequence_);
+  bool same = true;
+  for (int local = 0; local < size_; ++local) {
+    wait_for(local, sequence_);
+    same = same && announcement(local).signature == signature;
+  }
+  announcing_ = false;
+  if (!same) {
+    std::vector<Signature> signatures;
+    for (int local = 0; local < size_; ++local) {
+      signatures.push_back(announcement(local).signature);
+    }
+    throw mismatch_error(signatures, world_ranks_);
+  }
+}
+
+std::uint32_t Node::advance() {
+  publish(flags(rank_).progress, ++step_);
+  return step_;
+}
+
+void Node::wait_all(std::uint32_t step) {
+  for (int local = 0; local < size_; ++local) {
+    wait_for(local, step);
+  }
+}
+
+// A sleeper registers in `sleepers` before it looks at the word for the last time, a publisher looks at `sleepers`
+// after it has written the word; both orders are sequentially consistent, so one of them sees the other.
+void Node::publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept {
+  word.store(value, std::memory_order_seq_cst);
+  if (flags(rank_).sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake(word);
+  }
+}
+
+std::atomic<std::uint32_t>& Node::awaited(int local) const noexcept {
+  return announcing_ ? announcement_at(local, sequence_)->sequence : flags(local).progress;
+}
+
+// Counters wrap around; a peer is never ahead by more than a few.
+bool Node::arrived(int local, std::uint32_t target) const noexcept {
+  return static_cast<std::int32_t>(awaited(local).load(std::memory_order_acquire) - target) >= 0;
+}
+
+void Node::wait_for(int local, std::uint32_t target) {
+  for (int i = 0; i < spin_; ++i) {
+    if (arrived(local, target)) {
+      return;
+    }
+    pause_core();
+  }
+  for (int i = 0; i < yields_; ++i) {
+    if (arrived(local, target)) {
+      return;
+    }
+    sched_yield();
+  }
+  sleep_until_arrived(local, target);
+}
+
+void Node::sleep_until_arrived(int local, std::uint32_t target) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_));
+  std::atomic<std::uint32_t>& word = awaited(local);
+  std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
+  while (true) {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (!arrived(local, target)) {
+      futex_sleep(word, seen);
+    }
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (arrived(local, target)) {
+      return;
+    }
+    if (interrupted_.load()) {
+      throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
+    }
+    check_peers(target);
+    if (Clock::now() > deadline) {
+      raise_timeout(target);
+    }
+  }
+}
+
+// A rank that has left after it did its part of this step is not missed.
+void Node::check_peers(std::uint32_t target) const {
+  for (int local = 0; local < size_; ++local) {
+    if (local == rank_ || arrived(local, target)) {
+      continue;
+    }
+    const Process& process = processes_[static_cast<std::size_t>(local)];
+    const State state = flags(local).state.load(std::memory_order_acquire);
+    const bool alive = process.alive();
+    if ((alive && state == State::open) || arrived(local, target)) {
+      continue;
+    }
+    const std::string who = "rank " + std::to_string(world_rank(local));
+    const std::string when = " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " +
+                             describe(signature_);
+    if (state == State::closed) {
+      throw Error(ErrorKind::peer, who + " has closed its communicator" + when);
+    }
+    if (state == State::failed) {
+      throw Error(ErrorKind::peer, who + " has given up after an error" + when);
+    }
+    throw Error(ErrorKind::peer, who + " (process " + std::to_string(process.pid()) + ") has died" + when);
+  }
+}
+
+void Node::leave(State state) noexcept {
+  State open = State::open;
+  flags(rank_).state.compare_exchange_strong(open, state, std::memory_order_acq_rel);
+}
+
+void Node::raise_timeout(std::uint32_t target) const {
+  std::vector<int> missing;
+  for (int local = 0; local < size_; ++local) {
+    if (!arrived(local, target)) {
+      missing.push_back(world_rank(local));
+    }
+  }
+  std::string seconds = std::to_string(timeout_);
+  seconds.erase(seconds.find_last_not_of('0') + 1);
+  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + seconds + " s (GRADIENTFLOW_TIMEOUT) on rank " +
+                                      std::to_string(world_rank(rank_)) + ": no sign of " + name_ranks(missing));
+}
+
+// The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
+// all could open it, after which nobody needs the descriptor any more.
+std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
+  if (bytes > (std::size_t{1} << 40)) {
+    throw Error(ErrorKind::value, "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
+  }
+  const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), bytes >= huge_page ? huge_page : page);
+  Signature signature{.count = bytes, .kind = CallKind::allocate};
+  const bool leader = rank_ == 0;
+  MemoryMap memory;
+  Offer offer;
+  if (leader) {
+    try {
+      memory = MemoryMap::create(stride * static_cast<std::size_t>(size_));
+      offer.descriptor = memory.descriptor();
+    } catch (const Error& error) {
+      offer.error = error.code();
+    }
+  }
+  const auto tell = [&] { exchange(signature, {}, {}, std::as_bytes(std::span(&offer, 1))); };
+  const auto hear = [&](int local) {
+    Offer heard;
+    std::memcpy(&heard, payload(local), sizeof heard);
+    return heard;
+  };
+  tell();
+  const Offer from_leader = hear(0);
+  offer.error = from_leader.error;
+  if (!leader && offer.error == 0) {
+    try {
+      memory = MemoryMap::open(processes_.front().pid(), from_leader.descriptor,
+                               stride * static_cast<std::size_t>(size_));
+    } catch (const Error& error) {
+      offer.error = error.code();
+    }
+  }
+  tell();
+  memory.seal();
+  for (int local = 0; local < size_; ++local) {
+    if (const int code = hear(local).error; code != 0) {
+      throw Error(ErrorKind::memory, "cannot get " + std::to_string(bytes) + " bytes of node memory on rank " +
+                                         std::to_string(world_rank(local)) + ": " +
+                                         std::generic_category().message(code));
+    }
+  }
+  segment_count_ = segment_count_ % ((1U << 24) - 1) + 1;
+  const auto segment = std::make_shared<Segment>(std::move(memory), stride, rank_, segment_count_);
+  const std::lock_guard lock(segments_mutex_);
+  std::erase_if(segments_, [](const auto& entry) { return entry.second.expired(); });
+  segments_[segment->mine()] = segment;
+  return segment;
+}
+
+std::pair<Location, std::shared_ptr<Segment>> Node::locate(const void* address, std::size_t bytes) const {
+  const auto* const start = static_cast<const std::byte*>(address);
+  Location location{.address = reinterpret_cast<std::uint64_t>(address)};
+  const std::lock_guard lock(segments_mutex_);
+  auto candidate = segments_.upper_bound(start);
+  if (candidate != segments_.begin()) {
+    --candidate;
+    if (auto segment = candidate->second.lock();
+        segment != nullptr && start + bytes <= segment->mine() + segment->stride()) {
+      location.offset = static_cast<std::uint64_t>(start - segment->mine()) & ((std::uint64_t{1} << 40) - 1);
+      location.segment = segment->id() & ((1U << 24) - 1);
+      return {location, std::move(segment)};
+    }
+  }
+  return {location, nullptr};
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,169 @@
+// The ranks of one node and the memory they share: announcements of calls, progress flags, staging slots, segments.
+//
+// Every rank owns a part of one shared mapping, the control block, which only it writes:
+//   state          open, closed or failed: tells the others not to wait for it any more
+//   progress       a counter that orders the steps inside a call
+//   announcements  two, used in turn: what call it makes, where its tensors lie, and a small payload
+//   staging        two slots for pieces of ordinary arrays
+// Two announcements are enough: a rank reuses one only after it has seen everybody's next one, and a rank makes its
+// next announcement only when it is done with the last.
+//
+// Waiting: poll `spin` times, yield the core `yields` times, then sleep on a futex. A sleeping rank looks up every
+// few milliseconds whether the others are alive and the time is up. A rank that raises for such a reason marks
+// itself failed, and the others, wherever they wait, raise too.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "memory_map.hpp"
+#include "process.hpp"
+#include "signature.hpp"
+#include "topology.hpp"
+
+namespace gradientflow::transport {
+
+// Where a rank's tensor lies: its address in that rank's process, and, unless segment is 0, the offset in its part of
+// that segment of node memory.
+struct Location {
+  std::uint64_t address = 0;
+  std::uint64_t offset : 40 = 0;
+  std::uint64_t segment : 24 = 0;
+};
+
+// One cache line, followed in memory by the payload.
+struct alignas(64) Announcement {
+  std::atomic<std::uint32_t> sequence;
+  Signature signature;
+  Location input;
+  Location output;
+};
+static_assert(sizeof(Announcement) == 64);
+
+// Memory of the node, one part of equal size for every rank. This rank's mapping of it.
+class Segment {
+ public:
+  Segment(MemoryMap memory, std::size_t stride, int rank, std::uint32_t id)
+      : memory_(std::move(memory)), stride_(stride), rank_(rank), id_(id) {}
+
+  [[nodiscard]] std::byte* part(int local_rank) const noexcept {
+    return memory_.data() + static_cast<std::size_t>(local_rank) * stride_;
+  }
+  [[nodiscard]] std::byte* mine() const noexcept { return part(rank_); }
+  [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+  [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
+
+ private:
+  MemoryMap memory_;
+  std::size_t stride_;
+  int rank_;
+  std::uint32_t id_;
+};
+
+class Node {
+ public:
+  // Makes the control block and has every rank of the node map it. Collective over `mpi`. Returns nothing, on every
+  // rank alike, where some rank could not map it; `reason` then says why.
+  static std::unique_ptr<Node> join(const MpiCommunicator& mpi, const Topology& topology, const Config& config,
+                                    std::string& reason);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
+  [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
+  [[nodiscard]] const Process& process(int local) const { return processes_[static_cast<std::size_t>(local)]; }
+  [[nodiscard]] std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
+  [[nodiscard]] std::size_t staging_bytes() const noexcept { return layout_.staging_bytes; }
+  [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
+
+  // Tells the others about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
+  // before any data moved, where the signatures differ. Afterwards announcement(p) and payload(p) may be read until
+  // this rank's next exchange.
+  void exchange(const Signature& signature, const Location& input, const Location& output,
+                std::span<const std::byte> payload);
+  [[nodiscard]] const Announcement& announcement(int local) const noexcept { return *announcement_at(local, sequence_); }
+  [[nodiscard]] const std::byte* payload(int local) const noexcept;
+
+  // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
+  // all ranks have. All ranks take the same number of steps in a call.
+  std::uint32_t advance();
+  void wait_all(std::uint32_t step);
+  void synchronize() { wait_all(advance()); }
+
+  // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
+  std::shared_ptr<Segment> allocate(std::size_t bytes);
+
+  // Where this rank's memory at `address` lies, and the segment that holds it, if one does.
+  [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
+
+  // After close() or fail() the others do not wait for this rank any more.
+  void close() noexcept { leave(State::closed); }
+  void fail() noexcept { leave(State::failed); }
+  // Makes a call that waits right now, in another thread, throw Error(closed).
+  void interrupt() noexcept { interrupted_.store(true); }
+
+ private:
+  enum class State : std::uint32_t { open, closed, failed };
+
+  struct Flags {
+    alignas(64) std::atomic<std::uint32_t> progress;
+    alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
+    alignas(64) std::atomic<State> state;
+    std::uint64_t token;  // of the leader: proves that the right memory was opened
+  };
+
+  // Offsets inside a rank's part of the control block.
+  struct Layout {
+    Layout(const Config& config, std::size_t ranks);
+    std::size_t payload_bytes;
+    std::size_t staging_bytes;
+    std::size_t announcement_stride;
+    std::size_t staging_offset;
+    std::size_t rank_stride;
+  };
+
+  Node(MemoryMap control, const Topology& topology, const Config& config);
+
+  [[nodiscard]] Flags& flags(int local) const noexcept;
+  [[nodiscard]] Announcement* announcement_at(int local, std::uint32_t sequence) const noexcept;
+  [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local) const noexcept;  // the word that tells of its arrival
+  [[nodiscard]] bool arrived(int local, std::uint32_t target) const noexcept;
+  void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
+  void wait_for(int local, std::uint32_t target);
+  void sleep_until_arrived(int local, std::uint32_t target);
+  void check_peers(std::uint32_t target) const;
+  void leave(State state) noexcept;
+  [[noreturn]] void raise_timeout(std::uint32_t target) const;
+
+  Layout layout_;
+  MemoryMap control_;
+  int rank_;
+  int size_;
+  std::vector<int> world_ranks_;
+  std::vector<Process> processes_;
+  double timeout_;
+  int spin_;
+  int yields_;
+  std::uint32_t sequence_ = 0;   // of the last announcement
+  std::uint32_t step_ = 0;       // of the last advance()
+  bool announcing_ = false;      // waiting for announcements, not for steps
+  Signature signature_;          // of the call under way
+  std::atomic<bool> interrupted_{false};
+  std::uint32_t segment_count_ = 0;
+  mutable std::mutex segments_mutex_;
+  std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // by the start of this rank's part
+};
+
+}  // namespace gradientflow::transport

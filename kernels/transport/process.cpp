@@ -1,0 +1,57 @@
+#include "process.hpp"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <string>
+#include <utility>
+
+#include "../base/error.hpp"
+
+namespace gradientflow::transport {
+
+Process::Process(pid_t pid) : pid_(pid), descriptor_(-1) {
+#ifdef SYS_pidfd_open
+  descriptor_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#endif
+}
+
+Process::Process(Process&& other) noexcept
+    : pid_(other.pid_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+Process::~Process() {
+  if (descriptor_ >= 0) {
+    close(descriptor_);
+  }
+}
+
+bool Process::alive() const noexcept {
+  if (descriptor_ >= 0) {
+    pollfd entry{descriptor_, POLLIN, 0};
+    return poll(&entry, 1, 0) == 0;
+  }
+  return kill(pid_, 0) == 0 || errno == EPERM;
+}
+
+void Process::read(void* destination, const void* address, std::size_t bytes) const {
+  auto* to = static_cast<std::byte*>(destination);
+  const auto* from = static_cast<const std::byte*>(address);
+  while (bytes > 0) {
+    const iovec local{to, bytes};
+    // The remote side is only read; iovec has no const form.
+    const iovec remote{const_cast<std::byte*>(from), bytes};  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+    const ssize_t copied = process_vm_readv(pid_, &local, 1, &remote, 1, 0);
+    if (copied <= 0) {
+      throw system_error("cannot read memory of process " + std::to_string(pid_) + " (process_vm_readv)", errno);
+    }
+    to += copied;
+    from += copied;
+    bytes -= static_cast<std::size_t>(copied);
+  }
+}
+
+}  // namespace gradientflow::transport

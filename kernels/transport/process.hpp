@@ -1,0 +1,32 @@
+// Another process of this host: whether it still lives, and its memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+
+namespace gradientflow::transport {
+
+class Process {
+ public:
+  // `pid` must be alive when this is called.
+  explicit Process(pid_t pid);
+  Process(Process&& other) noexcept;
+  Process& operator=(Process&&) = delete;
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process();
+
+  [[nodiscard]] pid_t pid() const noexcept { return pid_; }
+  [[nodiscard]] bool alive() const noexcept;  // false from the moment it exits, also while nobody has reaped it
+
+  // Copies `bytes` bytes at `address` of the other process to `destination`. Throws Error(system) where the kernel
+  // refuses (containers often do) or the memory is gone.
+  void read(void* destination, const void* address, std::size_t bytes) const;
+
+ private:
+  pid_t pid_;
+  int descriptor_;  // a pidfd, or -1 on kernels without them
+};
+
+}  // namespace gradientflow::transport

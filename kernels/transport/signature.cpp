@@ -1,0 +1,83 @@
+#include "signature.hpp"
+
+#include <array>
+#include <vector>
+
+namespace gradientflow::transport {
+namespace {
+
+constexpr std::array<std::string_view, 7> kinds = {"barrier",   "allreduce",      "broadcast", "reduce",
+                                                   "allgather", "reduce_scatter", "allocate"};
+constexpr std::array<std::string_view, 3> algorithms = {"auto", "shared", "mpi"};
+
+bool has_op(CallKind kind) {
+  return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
+}
+
+bool has_root(CallKind kind) { return kind == CallKind::broadcast || kind == CallKind::reduce; }
+
+}  // namespace
+
+std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
+std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
+
+Algorithm algorithm_from_name(std::string_view name) {
+  std::string known;
+  for (std::size_t i = 0; i < algorithms.size(); ++i) {
+    if (algorithms[i] == name) {
+      return static_cast<Algorithm>(i);
+    }
+    known += (i == 0 ? "" : ", ") + std::string(algorithms[i]);
+  }
+  throw Error(ErrorKind::value, "unknown algorithm '" + std::string(name) + "'; choose from " + known);
+}
+
+std::string describe(const Signature& signature) {
+  std::string text(name_of(signature.kind));
+  if (signature.kind == CallKind::barrier) {
+    return text;
+  }
+  if (signature.kind == CallKind::allocate) {
+    return text + " of " + std::to_string(signature.count) + " bytes";
+  }
+  text += " of " + std::to_string(signature.count) + " " + std::string(name_of(signature.dtype));
+  if (has_op(signature.kind)) {
+    text += ", op " + std::string(name_of(signature.op));
+  }
+  if (has_root(signature.kind)) {
+    text += ", root " + std::to_string(signature.root);
+  }
+  if (signature.algorithm != Algorithm::automatic) {
+    text += ", algorithm " + std::string(name_of(signature.algorithm));
+  }
+  return text;
+}
+
+std::string name_ranks(std::span<const int> ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks) {
+  std::string text = "the ranks made different calls:";
+  std::vector<bool> told(ranks.size(), false);
+  for (std::size_t first = 0; first < ranks.size(); ++first) {
+    if (told[first]) {
+      continue;
+    }
+    std::vector<int> alike;
+    for (std::size_t other = first; other < ranks.size(); ++other) {
+      if (signatures[other] == signatures[first]) {
+        told[other] = true;
+        alike.push_back(ranks[other]);
+      }
+    }
+    text += (first == 0 ? " " : "; ") + name_ranks(alike) + ": " + describe(signatures[first]);
+  }
+  return {ErrorKind::mismatch, text};
+}
+
+}  // namespace gradientflow::transport

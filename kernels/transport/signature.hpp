@@ -1,0 +1,42 @@
+// What a rank says about a collective call it makes, so that every rank can see that all ranks make the same one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "../base/dtype.hpp"
+#include "../base/error.hpp"
+
+namespace gradientflow::transport {
+
+enum class CallKind : std::uint8_t { barrier, allreduce, broadcast, reduce, allgather, reduce_scatter, allocate };
+enum class Algorithm : std::uint8_t { automatic, shared, mpi };
+
+[[nodiscard]] std::string_view name_of(CallKind kind);
+[[nodiscard]] std::string_view name_of(Algorithm algorithm);
+[[nodiscard]] Algorithm algorithm_from_name(std::string_view name);  // throws Error(value)
+
+// The part of a call on which all ranks must agree.
+struct Signature {
+  std::uint64_t count = 0;  // elements that each rank puts in; bytes for allocate
+  std::int32_t root = 0;
+  CallKind kind = CallKind::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;
+
+  friend bool operator==(const Signature&, const Signature&) = default;
+};
+
+// "allreduce of 1024 float32, op sum"
+[[nodiscard]] std::string describe(const Signature& signature);
+
+// "rank 3" or "ranks 1, 2, 5"
+[[nodiscard]] std::string name_ranks(std::span<const int> ranks);
+
+// An Error of kind mismatch that says which ranks made which call; signatures[i] is that of ranks[i].
+[[nodiscard]] Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks);
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,38 @@
+// Which ranks share a node, that is: can map each other's memory.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "mpi.hpp"
+
+namespace gradientflow::transport {
+
+// The ranks of a communicator, grouped into nodes. Nodes are numbered in the order of their lowest rank; the ranks of
+// a node are in ascending order, the first of them is its leader.
+struct Topology {
+  int rank = 0;
+  std::vector<int> node_of;                // by rank
+  std::vector<std::vector<int>> members;   // by node: its ranks
+  std::vector<pid_t> pids;                 // by rank
+  std::string remark;                      // why the nodes are not the hosts, if they are not
+
+  [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }
+  [[nodiscard]] int node() const { return node_of[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const std::vector<int>& local() const { return members[static_cast<std::size_t>(node())]; }
+  [[nodiscard]] int local_rank() const;
+};
+
+// Pure: groups ranks with equal keys; each group is cut into nodes of `node_size` ranks (0: not cut).
+[[nodiscard]] Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int node_size);
+
+// Asks every rank for its host (boot, host name, PID namespace and user) and groups them. Collective.
+[[nodiscard]] Topology detect_topology(const MpiCommunicator& mpi, int node_size);
+
+// The same ranks, each a node of its own, for hosts that do not let processes share memory.
+[[nodiscard]] Topology isolate_ranks(const Topology& topology, const std::string& remark);
+
+}  // namespace gradientflow::transport
