@@ -66,8 +66,7 @@ BoundCall bind_call(const Communicator& communicator, Signature signature, py::h
   const bool has_result = signature.kind != CallKind::reduce || is_root;
   const bool only_sends = signature.kind == CallKind::broadcast && is_root;
   BoundCall bound;
-  bound.input =
-      view_tensor(x, in_place && has_result && !only_sends ? Access::write : Access::read, "the tensor");
+  bound.input = view_tensor(x, in_place && has_result && !only_sends ? Access::write : Access::read, "the tensor");
   signature.count = bound.input.count;
   signature.dtype = bound.input.dtype;
   bound.call = {signature, bound.input.data, in_place && has_result ? bound.input.data : nullptr};
@@ -114,17 +113,15 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
   cls.def(
       name.c_str(),
       [kind](Communicator& communicator, py::handle x, const std::string& op_name, int root_rank,
-             const std::string& algorithm_name, py::handle out) {
-        run(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out);
-      },
+             const std::string& algorithm_name,
+             py::handle out) { run(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out); },
       py::arg("x"), op, root, algorithm, py::arg("out"));
-  cls.def(
-      (name + "_async").c_str(),
-      [kind](Communicator& communicator, py::handle x, const std::string& op_name, int root_rank,
-             const std::string& algorithm_name, py::handle out) {
-        return submit(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out);
-      },
-      py::arg("x"), op, root, algorithm, py::arg("out"));
+  cls.def((name + "_async").c_str(),
+          [kind](Communicator& communicator, py::handle x, const std::string& op_name, int root_rank,
+                 const std::string& algorithm_name, py::handle out) {
+            return submit(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out);
+          },
+          py::arg("x"), op, root, algorithm, py::arg("out"));
 }
 
 py::dict describe(const Communicator& communicator) {

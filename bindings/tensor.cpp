@@ -143,8 +143,7 @@ TensorView view_dlpack(py::handle object, Access access, const char* name) {
     return view_dlpack(managed->tensor, std::move(capsule), name);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
-    const auto* const managed =
-        static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+    const auto* const managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     return view_dlpack(managed->tensor, std::move(capsule), name);
   }
   refuse_type(name, "gave something else than a DLPack capsule");

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradientflow.errors import GradientFlowError
+from gradientflow.errors import ArgumentError
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
@@ -28,7 +28,7 @@ _RANK_COUNT_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _HOSTS = re.compile(r"[\w.-]+(:[1-9]\d*)?(,[\w.-]+(:[1-9]\d*)?)*", re.ASCII)
 
 
-class LaunchError(GradientFlowError):
+class LaunchError(ArgumentError):
     """A job cannot be started; the message is one sentence for the user."""
 
 

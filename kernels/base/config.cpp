@@ -99,7 +99,8 @@ const std::vector<Accessor>& accessors() {
       {{"simd", "GRADIENTFLOW_SIMD", "choice",
         "Vector instructions of the kernels: auto, baseline, avx2 or avx512. Read once per process, from the "
         "environment only."},
-       [](const Config& c) { return c.simd; }, [](Config& c, const std::string& t) { c.simd = parse_simd(t); }},
+       [](const Config& c) { return c.simd; },
+       [](Config& c, const std::string& t) { c.simd = parse_simd(t); }},
       {{"direct_read", "GRADIENTFLOW_DIRECT_READ", "choice",
         "Whether large ordinary arrays are read directly from the other process where the system allows it: on or "
         "off."},

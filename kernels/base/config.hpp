@@ -10,17 +10,20 @@
 
 namespace gradientflow {
 
+inline constexpr std::size_t kib = 1024;
+inline constexpr std::size_t mib = 1024 * kib;
+
 struct Config {
-  double timeout = 300.0;                         // seconds a collective may wait for other ranks
-  int node_size = 0;                              // ranks that count as one node; 0: the real nodes
-  std::string simd = "auto";                      // auto, baseline, avx2, avx512
-  bool direct_read = true;                        // read ordinary arrays of peers directly, where the kernel lets us
-  std::size_t inline_bytes = 4096;                // up to here the data travel inside the call's own announcement
-  std::size_t staging_bytes = 512 * 1024;         // one staging slot; every rank has two
-  std::size_t direct_read_bytes = 8 * 1024 * 1024;  // ordinary arrays from here on are read directly
-  std::size_t streaming_bytes = 64 * 1024 * 1024;   // tensors from here on are written past the caches
-  int spin = 50;                                  // polls of a flag before the core is yielded to others
-  int yields = 100;                               // yields before the rank sleeps
+  double timeout = 300.0;                   // seconds a collective may wait for other ranks
+  int node_size = 0;                        // ranks that count as one node; 0: the real nodes
+  std::string simd = "auto";                // auto, baseline, avx2, avx512
+  bool direct_read = true;                  // read ordinary arrays of peers directly, where the kernel lets us
+  std::size_t inline_bytes = 4096;          // up to here the data travel inside the call's own announcement
+  std::size_t staging_bytes = 512 * kib;    // one staging slot; every rank has two
+  std::size_t direct_read_bytes = 8 * mib;  // ordinary arrays from here on are read directly
+  std::size_t streaming_bytes = 64 * mib;   // tensors from here on are written past the caches
+  int spin = 50;                            // polls of a flag before the core is yielded to others
+  int yields = 100;                         // yields before the rank sleeps
 };
 
 // What a user may set, for the documentation, the command line and the bindings.

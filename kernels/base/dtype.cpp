@@ -61,7 +61,8 @@ ReduceOp reduce_op_from_name(std::string_view name) {
 
 void check_reducible(DType dtype, ReduceOp op) {
   if (dtype == DType::boolean && op != ReduceOp::max && op != ReduceOp::min) {
-    throw Error(ErrorKind::type, "op '" + std::string(name_of(op)) + "' is not defined on bool; use max (any) or min (all)");
+    throw Error(ErrorKind::type,
+                "op '" + std::string(name_of(op)) + "' is not defined on bool; use max (any) or min (all)");
   }
   if (op == ReduceOp::mean && !is_floating(dtype)) {
     throw Error(ErrorKind::type, "op 'mean' needs a floating dtype, not " + std::string(name_of(dtype)));

@@ -13,9 +13,9 @@ inline constexpr int dtype_count = 9;
 enum class ReduceOp : std::uint8_t { sum, mean, max, min, prod };
 inline constexpr int reduce_op_count = 5;
 
-[[nodiscard]] std::size_t size_of(DType dtype);            // bytes of one element
-[[nodiscard]] std::string_view name_of(DType dtype);       // "float32", ..., "bool"
-[[nodiscard]] std::string_view name_of(ReduceOp op);       // "sum", ...
+[[nodiscard]] std::size_t size_of(DType dtype);       // bytes of one element
+[[nodiscard]] std::string_view name_of(DType dtype);  // "float32", ..., "bool"
+[[nodiscard]] std::string_view name_of(ReduceOp op);  // "sum", ...
 [[nodiscard]] bool is_floating(DType dtype);
 [[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) naming what is supported
 [[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) naming what is supported

@@ -50,9 +50,9 @@ void Group::check_configuration() const {
     const auto all = mpi_.allgather(text);
     const auto other = std::find_if(all.begin(), all.end(), [&](const auto& theirs) { return theirs != all.front(); });
     if (other != all.end()) {
-      throw Error(ErrorKind::mismatch, "setting " + std::string(field) + " differs between ranks: " +
-                                           all.front().data() + " on rank 0, " + other->data() + " on rank " +
-                                           std::to_string(other - all.begin()));
+      throw Error(ErrorKind::mismatch, "setting " + std::string(field) +
+                                           " differs between ranks: " + all.front().data() + " on rank 0, " +
+                                           other->data() + " on rank " + std::to_string(other - all.begin()));
     }
   }
 }
@@ -169,15 +169,13 @@ Path Group::run_in_node(const Call& call) {
     staged(*node_, call);
   } else if (pulls) {
     pull(*node_, call,
-         mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment)
-                : PeerMemory::direct(*node_, Tensor::input),
+         mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_, Tensor::input),
          store);
     node_->synchronize();
   } else if (mapped) {
     // In a reduce the root's output lies in the segment of the inputs; elsewhere there may be none.
-    const transport::Segment& results = output_segment != nullptr && call.signature.kind == CallKind::allreduce
-                                            ? *output_segment
-                                            : *input_segment;
+    const transport::Segment& results =
+        output_segment != nullptr && call.signature.kind == CallKind::allreduce ? *output_segment : *input_segment;
     one_pass(*node_, call, PeerMemory::mapped(*node_, Tensor::input, *input_segment),
              PeerMemory::mapped(*node_, Tensor::output, results), store);
   } else {

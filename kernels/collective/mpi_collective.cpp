@@ -15,7 +15,7 @@ using transport::CallKind;
 using transport::check_mpi;
 using transport::Signature;
 
-constexpr std::size_t round_elements = std::size_t{1} << 30;        // of one MPI call, whose counts are int
+constexpr std::size_t round_elements = std::size_t{1} << 30;      // of one MPI call, whose counts are int
 constexpr std::size_t widened_elements = std::size_t{256} << 10;  // of a round through a float32 buffer
 
 MPI_Datatype native_type(DType dtype) {
@@ -160,7 +160,7 @@ class Rounds {
   void divide(std::byte* values, std::size_t elements, DType dtype) const {
     void* const target = values;
     const void* const source = values;
-    compute::reduce({&target, 1}, {&source, 1}, elements, {dtype, ReduceOp::sum, mpi_.size()});
+    compute::reduce({&target, 1}, {&source, 1}, elements, {dtype, ReduceOp::mean, mpi_.size()});
   }
 
   void broadcast(std::byte* data, std::size_t bytes, int root) {

@@ -25,7 +25,7 @@ enum class Path { alone, announcement, node_memory, direct, staged, mpi };
 struct Situation {
   transport::CallKind kind;
   transport::Algorithm algorithm;
-  std::size_t bytes;         // that each rank puts in
+  std::size_t bytes;  // that each rank puts in
   int ranks;
   int nodes;
   bool in_node_memory;       // the tensors of all ranks lie in one segment

@@ -175,7 +175,8 @@ void staged_copy(const Context& c) {
     for (std::size_t i = 0; i < c.ranks; ++i) {
       const std::size_t peer = (c.rank + i) % c.ranks;
       std::byte* const to = c.call.output + (peer * c.count + r.begin) * c.element;
-      copy_bytes(to, peer == c.rank ? c.call.input + r.begin * c.element : c.node.staging(static_cast<int>(peer), k), bytes);
+      copy_bytes(to, peer == c.rank ? c.call.input + r.begin * c.element : c.node.staging(static_cast<int>(peer), k),
+                 bytes);
     }
   };
   pipeline(c.node, pieces(c.count, length), in, work, nothing);

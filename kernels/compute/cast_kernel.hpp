@@ -6,18 +6,21 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
+constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
+
+// Casts whole blocks of `width` vectors of float32 from element `begin` on, as long as they end by `end`. Returns where
+// it stopped.
 template <class To, class From, std::size_t width>
 inline std::size_t cast_blocks(std::byte* destination, const std::byte* source, std::size_t begin, std::size_t end,
                                float scale) {
-  constexpr std::size_t block = width * From::lanes;
   std::size_t i = begin;
-  for (; end - i >= block; i += block) {
+  for (; end - i >= width * lanes; i += width * lanes) {
     Floats values[width];
     for (std::size_t v = 0; v < width; ++v) {
-      values[v] = From::load(source + i * From::size + v * From::bytes) * scale;
+      values[v] = same_nan(From::load_ordered(source + (i + v * lanes) * From::size) * scale);
     }
     for (std::size_t v = 0; v < width; ++v) {
-      To::template store<false>(destination + i * To::size + v * To::bytes, values[v]);
+      To::store_ordered(destination + (i + v * lanes) * To::size, values[v]);
     }
   }
   return i;
@@ -31,10 +34,10 @@ void cast(void* destination, const void* source, std::size_t count, float scale)
   std::size_t i = cast_blocks<To, From, 4>(to, from, 0, count, scale);
   i = cast_blocks<To, From, 1>(to, from, i, count, scale);
   if (i < count) {
-    std::byte padded_from[From::bytes] = {};
-    std::byte padded_to[To::bytes];
+    std::byte padded_from[lanes * From::size] = {};
+    std::byte padded_to[lanes * To::size];
     std::memcpy(padded_from, from + i * From::size, (count - i) * From::size);
-    To::template store<false>(padded_to, From::load(padded_from) * scale);
+    cast_blocks<To, From, 1>(padded_to, padded_from, 0, lanes, scale);
     std::memcpy(to + i * To::size, padded_to, (count - i) * To::size);
   }
 }

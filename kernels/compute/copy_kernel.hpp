@@ -10,10 +10,9 @@ namespace {
 void copy_streaming(void* destination, const void* source, std::size_t bytes) {
   using Block = Vector<std::uint8_t>;
   constexpr std::size_t width = 4;
-  auto* to = static_cast<std::byte*>(destination);
-  const auto* from = static_cast<const std::byte*>(source);
-  std::size_t head = (cache_line - reinterpret_cast<std::uintptr_t>(destination) % cache_line) % cache_line;
-  head = head < bytes ? head : bytes;
+  auto* const to = static_cast<std::byte*>(destination);
+  const auto* const from = static_cast<const std::byte*>(source);
+  const std::size_t head = bytes_to_line(destination, bytes);
   std::memcpy(to, from, head);
   std::size_t offset = head;
   for (; bytes - offset >= width * vector_bytes; offset += width * vector_bytes) {

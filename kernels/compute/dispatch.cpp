@@ -46,8 +46,8 @@ const KernelTable& active_table() {
 
 void check_divisor(const Reduction& reduction) {
   if (reduction.divisor < 1) {
-    throw Error(ErrorKind::value, "the divisor of a reduction must be at least 1, not " +
-                                      std::to_string(reduction.divisor));
+    throw Error(ErrorKind::value,
+                "the divisor of a reduction must be at least 1, not " + std::to_string(reduction.divisor));
   }
   if (reduction.divisor != 1 && reduction.op != ReduceOp::mean) {
     throw Error(ErrorKind::value, "only op 'mean' has a divisor, not '" + std::string(name_of(reduction.op)) + "'");
@@ -77,8 +77,7 @@ void reduce_with(const KernelTable& table, std::span<void* const> destinations, 
 // The row or column of a dtype in the table of casts.
 std::size_t cast_index(DType dtype) {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
-    throw Error(ErrorKind::type,
-                "cast is between float16, bfloat16 and float32, not " + std::string(name_of(dtype)));
+    throw Error(ErrorKind::type, "cast is between float16, bfloat16 and float32, not " + std::string(name_of(dtype)));
   }
   return static_cast<std::size_t>(dtype);
 }

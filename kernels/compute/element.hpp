@@ -1,5 +1,9 @@
-// Element types as the kernels see them: how many bytes of memory make one vector of values, and how the values are
-// loaded and stored. 16-bit floats are stored narrow and computed as float32; all others are computed as they are.
+// Element types as the kernels see them: how a vector's worth of memory becomes values to compute with, and back.
+//
+// A group is the values of one vector of memory. For most types it is that vector. The 16-bit floats are computed as
+// float32, so a group of theirs has two parts. Which element is in which part does not matter to a reduction, so the
+// parts are chosen for speed: the lower and the upper half of each 32-bit word need no shuffle. Where the order does
+// matter, load_ordered and store_ordered go one vector of float32 at a time.
 #pragma once
 
 #include "half.hpp"
@@ -7,40 +11,90 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
+template <class V>
+constexpr bool is_float = false;
+template <>
+constexpr bool is_float<Vector<float>> = true;
+template <>
+constexpr bool is_float<Vector<double>> = true;
+
+template <class V, std::size_t number>
+struct Group {
+  static constexpr std::size_t parts = number;
+  V part[number];
+};
+
 template <class T>
 struct Plain {
-  using Value = Vector<T>;
-  static constexpr std::size_t size = sizeof(T);         // bytes of one element
-  static constexpr std::size_t bytes = sizeof(Value);    // bytes of one vector of elements
-  static constexpr std::size_t lanes = bytes / size;     // elements in one vector
+  using Scalar = T;  // what is computed with
+  using Values = Group<Vector<T>, 1>;
+  static constexpr std::size_t size = sizeof(T);  // bytes of one element
 
-  [[gnu::always_inline]] static Value load(const std::byte* address) {
-    return GRADIENTFLOW_SIMD_NAMESPACE::load<Value>(address);
-  }
+  [[gnu::always_inline]] static Values load_group(const std::byte* address) { return {{load<Vector<T>>(address)}}; }
+
   template <bool streaming>
-  [[gnu::always_inline]] static void store(std::byte* address, Value value) {
-    GRADIENTFLOW_SIMD_NAMESPACE::store<streaming>(address, value);
+  [[gnu::always_inline]] static void store_group(std::byte* address, const Values& values) {
+    store<streaming>(address, values.part[0]);
+  }
+
+  [[gnu::always_inline]] static Vector<T> load_ordered(const std::byte* address) { return load<Vector<T>>(address); }
+  [[gnu::always_inline]] static void store_ordered(std::byte* address, Vector<T> values) {
+    store<false>(address, values);
   }
 };
 
-template <Floats widen_halves(Halves), Halves narrow_floats(Floats)>
+template <class Format>
 struct Narrow {
-  using Value = Floats;
+  using Scalar = float;
+  using Values = Group<Floats, 2>;
   static constexpr std::size_t size = sizeof(std::uint16_t);
-  static constexpr std::size_t bytes = sizeof(Halves);
-  static constexpr std::size_t lanes = bytes / size;
 
-  [[gnu::always_inline]] static Value load(const std::byte* address) {
-    return widen_halves(GRADIENTFLOW_SIMD_NAMESPACE::load<Halves>(address));
+  [[gnu::always_inline]] static Values load_group(const std::byte* address) {
+    const Words words = load<Words>(address);
+    return {{Format::to_float(words & 0xffffu), Format::to_float(words >> 16)}};
   }
+
   template <bool streaming>
-  [[gnu::always_inline]] static void store(std::byte* address, Value value) {
-    GRADIENTFLOW_SIMD_NAMESPACE::store<streaming>(address, narrow_floats(value));
+  [[gnu::always_inline]] static void store_group(std::byte* address, const Values& values) {
+    store<streaming>(address, Format::from_float(values.part[0]) | (Format::from_float(values.part[1]) << 16));
+  }
+
+  [[gnu::always_inline]] static Floats load_ordered(const std::byte* address) {
+    return Format::to_float(widen(load<Halves>(address)));
+  }
+  [[gnu::always_inline]] static void store_ordered(std::byte* address, Floats values) {
+    store<false>(address, narrow(Format::from_float(values)));
   }
 };
 
-using Float16 = Narrow<float_from_float16, float16_from_float>;
-using BFloat16 = Narrow<float_from_bfloat16, bfloat16_from_float>;
+#if defined(GRADIENTFLOW_HAS_F16C)
+struct Float16 {
+  using Scalar = float;
+  using Values = Group<Floats, 2>;
+  static constexpr std::size_t size = sizeof(std::uint16_t);
+
+  [[gnu::always_inline]] static Values load_group(const std::byte* address) {
+    return {{load_ordered(address), load_ordered(address + sizeof(Halves))}};
+  }
+
+  template <bool streaming>
+  [[gnu::always_inline]] static void store_group(std::byte* address, const Values& values) {
+    store<streaming>(address, float16_from_float(values.part[0]));
+    store<streaming>(address + sizeof(Halves), float16_from_float(values.part[1]));
+  }
+
+  [[gnu::always_inline]] static Floats load_ordered(const std::byte* address) {
+    return float_from_float16(load<Halves>(address));
+  }
+  [[gnu::always_inline]] static void store_ordered(std::byte* address, Floats values) {
+    store<false>(address, float16_from_float(values));
+  }
+};
+#else
+using Float16 = Narrow<Float16Format>;
+#endif
+
+using BFloat16 = Narrow<BFloat16Format>;
 using Float32 = Plain<float>;
 using Float64 = Plain<double>;
 

@@ -1,7 +1,8 @@
 // float16 and bfloat16 to float32 and back, on whole vectors, the same bits at every SIMD level.
 //
 // Rounding is to nearest, ties to even; subnormals and infinities are kept; what is too large becomes infinity. A NaN
-// keeps its sign and the upper bits of its payload and comes out quiet, as the processor's own conversion does it.
+// becomes a NaN: to_float keeps its sign and payload. from_float takes the NaN that to_float gives, and same_nan's;
+// results of arithmetic pass through same_nan first.
 #pragma once
 
 #include "vector.hpp"
@@ -16,80 +17,105 @@ using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many as there are
 [[gnu::always_inline]] inline Words words_of(Floats floats) { return reinterpret_cast<Words>(floats); }
 [[gnu::always_inline]] inline Floats floats_of(Words words) { return reinterpret_cast<Floats>(words); }
 
-// All bits set where the comparison holds; a comparison itself yields signed lanes.
-template <class Mask>
-[[gnu::always_inline]] inline Words bits_of(Mask mask) {
-  return reinterpret_cast<Words>(mask);
+// Of two NaN operands, an addition or multiplication keeps the first, but the compiler is free to swap them, and
+// processors differ in the NaN that they make of inf - inf. So that the bits are the same everywhere, each NaN that
+// comes out of arithmetic becomes the quiet one without sign or payload.
+template <class V>
+[[gnu::always_inline]] inline V same_nan(V value) {
+  return (value != value) ? V{} + __builtin_nanf("") : value;
 }
 
+// Each half widened to a word, and the lower half of each word (the upper one is 0), in order. What the processor has
+// an instruction for, GCC does not find from __builtin_convertvector.
+#if defined(__AVX512F__)
+[[gnu::always_inline]] inline Words widen(Halves halves) {
+  return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
+}
+[[gnu::always_inline]] inline Halves narrow(Words words) {
+  return reinterpret_cast<Halves>(_mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(words)));
+}
+#elif defined(__AVX2__)
+[[gnu::always_inline]] inline Words widen(Halves halves) {
+  return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(halves)));
+}
+[[gnu::always_inline]] inline Halves narrow(Words words) {
+  const auto wide = reinterpret_cast<__m256i>(words);
+  return reinterpret_cast<Halves>(_mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+#else
 [[gnu::always_inline]] inline Words widen(Halves halves) { return __builtin_convertvector(halves, Words); }
 [[gnu::always_inline]] inline Halves narrow(Words words) { return __builtin_convertvector(words, Halves); }
+#endif
 
-[[gnu::always_inline]] inline Floats float_from_bfloat16(Halves halves) { return floats_of(widen(halves) << 16); }
+// A format converts words whose lower half is a 16-bit float and whose upper half is 0.
+struct BFloat16Format {
+  [[gnu::always_inline]] static Floats to_float(Words words) { return floats_of(words << 16); }
 
-// Adding 0x7fff, or 0x8000 where the last kept bit is odd, carries into the upper half exactly where rounding goes up.
-[[gnu::always_inline]] inline Halves bfloat16_from_float(Floats floats) {
-  const Words bits = words_of(floats);
-  const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const Words nan = bits_of(floats != floats);
-  return narrow((((bits | 0x400000u) & nan) | (rounded & ~nan)) >> 16);
-}
+  // Adding 0x7fff, or 0x8000 where the last kept bit is odd, carries into the upper half exactly where rounding goes
+  // up. (A NaN as described above has no lower half that could carry.)
+  [[gnu::always_inline]] static Words from_float(Floats floats) {
+    const Words bits = words_of(floats);
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  }
+};
 
-#if defined(__F16C__) && defined(__AVX512F__)
+struct Float16Format {
+  // Shifted left by 13, the exponent and fraction of a float16 lie where those of a float32 do, with an exponent that
+  // is too small by 112 (the biases are 15 and 127). Two cases need more: infinity and NaN, whose exponent must become
+  // the largest one, take another 112; and a subnormal, given the exponent of the smallest normal number as if it had
+  // the leading one it lacks, is put right by subtracting that number, which is exact. A NaN becomes quiet, as in the
+  // processor's own conversion.
+  [[gnu::always_inline]] static Floats to_float(Words words) {
+    constexpr std::uint32_t infinity = 0x7c00u << 13;
+    constexpr std::uint32_t smallest_normal = 0x0400u << 13;
+    const Words sign = (words & 0x8000u) << 16;
+    const Words magnitude = (words & 0x7fffu) << 13;
+    const Words normal = magnitude + (112u << 23);
+    const Words special = (magnitude > infinity) ? normal + ((112u << 23) | 0x400000u) : normal + (112u << 23);
+    const Words smallest = Words{} + (113u << 23);
+    const Words subnormal = words_of(floats_of(magnitude + smallest) - floats_of(smallest));
+    const Words finite = (magnitude < smallest_normal) ? subnormal : normal;
+    return floats_of(((magnitude >= infinity) ? special : finite) | sign);
+  }
 
-// The zero-masked forms with all lanes on, since GCC warns of an uninitialised value within the plain ones.
+  // A normal result: rebias, then round by adding as in bfloat16; a carry out of the fraction raises the exponent, up
+  // to infinity, as it should. A subnormal one: adding 0.5, whose last bit is worth as much as that of a subnormal
+  // float16, lets the processor round, and the sum's fraction is the result.
+  [[gnu::always_inline]] static Words from_float(Floats floats) {
+    constexpr std::uint32_t smallest_normal = 113u << 23;  // 2^-14
+    constexpr std::uint32_t too_large = 143u << 23;        // 2^16
+    const Words bits = words_of(floats);
+    const Words sign = (bits >> 16) & 0x8000u;
+    const Words magnitude = bits & 0x7fffffffu;
+    const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    const Words half = Words{} + (126u << 23);
+    const Words subnormal = words_of(floats_of(magnitude) + floats_of(half)) - half;
+    const Words finite = (magnitude < smallest_normal) ? subnormal : normal;
+    const Words special = (magnitude > 0x7f800000u) ? (magnitude >> 13) & 0x7fffu : Words{} + 0x7c00u;
+    return ((magnitude >= too_large) ? special : finite) | sign;
+  }
+};
+
+#if defined(__F16C__) && (defined(__AVX512F__) || defined(__AVX2__))
+#define GRADIENTFLOW_HAS_F16C 1
+
+// The processor's own conversions. The zero-masked forms with all lanes on stand here since GCC warns of an
+// uninitialised value within the plain ones.
 [[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
+#if defined(__AVX512F__)
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves));
-}
-
-[[gnu::always_inline]] inline Halves float16_from_float(Floats floats) {
-  return reinterpret_cast<Halves>(_mm512_maskz_cvtps_ph(0xffff, floats, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
-#elif defined(__F16C__) && defined(__AVX2__)
-
-[[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
-  return _mm256_cvtph_ps(reinterpret_cast<__m128i>(halves));
-}
-
-[[gnu::always_inline]] inline Halves float16_from_float(Floats floats) {
-  return reinterpret_cast<Halves>(_mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-
 #else
-
-// Shifted left by 13, the exponent and fraction of a float16 lie where those of a float32 do, with an exponent that is
-// too small by 112 (the biases are 15 and 127). Two cases need more: infinity and NaN, whose exponent must become the
-// largest one, take another 112; and a subnormal, given the exponent of the smallest normal number as if it had the
-// leading one it lacks, is put right by subtracting that number, which is exact.
-[[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
-  const Words wide = widen(halves);
-  const Words sign = (wide & 0x8000u) << 16;
-  const Words magnitude = (wide & 0x7fffu) << 13;
-  const Words special = bits_of(magnitude >= (0x7c00u << 13));
-  const Words nan = bits_of(magnitude > (0x7c00u << 13));
-  const Words subnormal = bits_of(magnitude < (0x0400u << 13));
-  const Words normal = magnitude + (112u << 23) + ((112u << 23) & special);
-  const Words smallest = Words{} + (113u << 23);
-  const Words restored = words_of(floats_of(magnitude + smallest) - floats_of(smallest));
-  return floats_of((restored & subnormal) | (normal & ~subnormal) | (0x400000u & nan) | sign);
+  return _mm256_cvtph_ps(reinterpret_cast<__m128i>(halves));
+#endif
 }
 
-// A normal result: rebias, then round by adding as in bfloat16; a carry out of the fraction raises the exponent, up to
-// infinity, as it should. A subnormal one: adding 0.5, whose last bit is worth as much as that of a subnormal float16,
-// lets the processor round, and the sum's fraction is the result.
 [[gnu::always_inline]] inline Halves float16_from_float(Floats floats) {
-  const Words bits = words_of(floats);
-  const Words sign = (bits >> 16) & 0x8000u;
-  const Words magnitude = bits & 0x7fffffffu;
-  const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const Words half = Words{} + (126u << 23);
-  const Words tiny = words_of(floats_of(magnitude) + floats_of(half)) - half;
-  const Words nan = bits_of(magnitude > 0x7f800000u);
-  const Words is_large = bits_of(magnitude >= (143u << 23));
-  const Words is_tiny = bits_of(magnitude < (113u << 23));
-  const Words large = 0x7c00u | (nan & (0x200u | ((magnitude >> 13) & 0x3ffu)));
-  return narrow((large & is_large) | (tiny & is_tiny) | (normal & ~is_large & ~is_tiny) | sign);
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+#if defined(__AVX512F__)
+  return reinterpret_cast<Halves>(_mm512_maskz_cvtps_ph(0xffff, floats, nearest));
+#else
+  return reinterpret_cast<Halves>(_mm256_cvtps_ph(floats, nearest));
+#endif
 }
 
 #endif

@@ -15,13 +15,13 @@ const KernelTable kernels = {
     .reduce =
         {
             // sum, mean, max, min, prod of float16, bfloat16, float32, float64, int8, uint8, int32, int64, bool
-            {reduce<Float16, Sum>, reduce_mean<Float16, float>, reduce<Float16, Maximum>, reduce<Float16, Minimum>,
+            {reduce<Float16, Sum>, reduce_mean<Float16>, reduce<Float16, Maximum>, reduce<Float16, Minimum>,
              reduce<Float16, Product>},
-            {reduce<BFloat16, Sum>, reduce_mean<BFloat16, float>, reduce<BFloat16, Maximum>, reduce<BFloat16, Minimum>,
+            {reduce<BFloat16, Sum>, reduce_mean<BFloat16>, reduce<BFloat16, Maximum>, reduce<BFloat16, Minimum>,
              reduce<BFloat16, Product>},
-            {reduce<Float32, Sum>, reduce_mean<Float32, float>, reduce<Float32, Maximum>, reduce<Float32, Minimum>,
+            {reduce<Float32, Sum>, reduce_mean<Float32>, reduce<Float32, Maximum>, reduce<Float32, Minimum>,
              reduce<Float32, Product>},
-            {reduce<Float64, Sum>, reduce_mean<Float64, double>, reduce<Float64, Maximum>, reduce<Float64, Minimum>,
+            {reduce<Float64, Sum>, reduce_mean<Float64>, reduce<Float64, Maximum>, reduce<Float64, Minimum>,
              reduce<Float64, Product>},
             {reduce<Plain<std::uint8_t>, Sum>, nullptr, reduce<Plain<std::int8_t>, Maximum>,
              reduce<Plain<std::int8_t>, Minimum>, reduce<Plain<std::uint8_t>, Product>},

@@ -13,37 +13,70 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-// How two values are combined. a is the earlier operand.
+template <class V>
+[[gnu::always_inline]] inline V arithmetic_result(V value) {
+  if constexpr (is_float<V>) {
+    return same_nan(value);
+  } else {
+    return value;
+  }
+}
+
+// How values are combined (a is the earlier operand), and what becomes of the last combination.
 struct Sum {
+  static constexpr bool is_frequent = true;
+
   template <class V>
   [[gnu::always_inline]] static V combine(V a, V b) {
     return a + b;
   }
+  template <class V>
+  [[gnu::always_inline]] static V settle(V value) {
+    return arithmetic_result(value);
+  }
 };
 
 struct Product {
+  static constexpr bool is_frequent = false;
+
   template <class V>
   [[gnu::always_inline]] static V combine(V a, V b) {
     return a * b;
+  }
+  template <class V>
+  [[gnu::always_inline]] static V settle(V value) {
+    return arithmetic_result(value);
   }
 };
 
 // As numpy.maximum: a where it is NaN or not the smaller one, else b (which may be NaN). Of integers a != a is false.
 struct Maximum {
+  static constexpr bool is_frequent = false;
+
   template <class V>
   [[gnu::always_inline]] static V combine(V a, V b) {
     return ((a >= b) | (a != a)) ? a : b;
   }
+  template <class V>
+  [[gnu::always_inline]] static V settle(V value) {
+    return value;
+  }
 };
 
 struct Minimum {
+  static constexpr bool is_frequent = false;
+
   template <class V>
   [[gnu::always_inline]] static V combine(V a, V b) {
     return ((a <= b) | (a != a)) ? a : b;
   }
+  template <class V>
+  [[gnu::always_inline]] static V settle(V value) {
+    return value;
+  }
 };
 
-// How the combined value becomes the result.
+// How a sum becomes the result.
 struct Keep {
   template <class V>
   [[gnu::always_inline]] V finish(V value) const {
@@ -69,111 +102,188 @@ struct Divide {
   }
 };
 
-[[gnu::always_inline]] inline const std::byte* source_at(const ReduceCall& call, std::size_t s, std::size_t offset) {
-  return static_cast<const std::byte*>(call.sources[s]) + offset;
-}
+// The addresses of all sources or all destinations. Where their number is known to the compiler they fit in registers,
+// which makes up to 1.5 times the speed on data in the caches; `number` 0 takes it from the call.
+template <class Pointer, std::size_t number>
+struct Addresses {
+  Pointer addresses[number];
 
-[[gnu::always_inline]] inline std::byte* destination_at(const ReduceCall& call, std::size_t d, std::size_t offset) {
-  return static_cast<std::byte*>(call.destinations[d]) + offset;
-}
+  Addresses(const Pointer* list, std::size_t /*count*/) {
+    for (std::size_t i = 0; i < number; ++i) {
+      addresses[i] = list[i];
+    }
+  }
+  [[gnu::always_inline]] static constexpr std::size_t count() { return number; }
+  [[gnu::always_inline]] Pointer operator[](std::size_t i) const { return addresses[i]; }
+};
+
+template <class Pointer>
+struct Addresses<Pointer, 0> {
+  const Pointer* addresses;
+  std::size_t length;
+
+  Addresses(const Pointer* list, std::size_t count) : addresses(list), length(count) {}
+  [[gnu::always_inline]] std::size_t count() const { return length; }
+  [[gnu::always_inline]] Pointer operator[](std::size_t i) const { return addresses[i]; }
+};
+
+// One kernel: everything that is known when it is compiled.
+template <class ElementType, class OpType, class FinishType>
+struct Kernel {
+  using Element = ElementType;
+  using Finish = FinishType;
+  using Values = typename Element::Values;
+  static constexpr bool is_frequent = OpType::is_frequent;
+  // Groups of values in a block: four vectors to compute with, or eight.
+  static constexpr std::size_t width = 4;
+
+  [[gnu::always_inline]] static Values combine(const Values& a, const Values& b) {
+    Values result;
+    for (std::size_t p = 0; p < Values::parts; ++p) {
+      result.part[p] = OpType::combine(a.part[p], b.part[p]);
+    }
+    return result;
+  }
+
+  [[gnu::always_inline]] static Values finish(const Values& values, Finish finish) {
+    Values result;
+    for (std::size_t p = 0; p < Values::parts; ++p) {
+      result.part[p] = OpType::settle(finish.finish(values.part[p]));
+    }
+    return result;
+  }
+};
 
 // Reduces whole blocks of `width` vectors from byte offset `begin` on, as long as they end by `end`. Returns where it
 // stopped.
-template <class Element, class Op, std::size_t width, bool streaming, class Finish>
-inline std::size_t reduce_blocks(const ReduceCall call, std::size_t begin, std::size_t end, Finish finish) {
-  constexpr std::size_t block = width * Element::bytes;
+template <class K, std::size_t width, bool streaming, std::size_t P = 0, std::size_t D = 0>
+inline std::size_t reduce_blocks(const ReduceCall& call, std::size_t begin, std::size_t end,
+                                 typename K::Finish finish) {
+  constexpr std::size_t block = width * vector_bytes;
+  const Addresses<const void*, P> sources(call.sources, call.source_count);
+  const Addresses<void*, D> destinations(call.destinations, call.destination_count);
   std::size_t offset = begin;
   for (; end - offset >= block; offset += block) {
-    typename Element::Value sum[width];
-    const std::byte* source = source_at(call, 0, offset);
+    typename K::Values result[width];
+    const std::byte* source = static_cast<const std::byte*>(sources[0]) + offset;
     for (std::size_t v = 0; v < width; ++v) {
-      sum[v] = Element::load(source + v * Element::bytes);
+      result[v] = K::Element::load_group(source + v * vector_bytes);
     }
-    for (std::size_t s = 1; s < call.source_count; ++s) {
-      source = source_at(call, s, offset);
+    for (std::size_t s = 1; s < sources.count(); ++s) {
+      source = static_cast<const std::byte*>(sources[s]) + offset;
       for (std::size_t v = 0; v < width; ++v) {
-        sum[v] = Op::combine(sum[v], Element::load(source + v * Element::bytes));
+        result[v] = K::combine(result[v], K::Element::load_group(source + v * vector_bytes));
       }
     }
     for (std::size_t v = 0; v < width; ++v) {
-      sum[v] = finish.finish(sum[v]);
+      result[v] = K::finish(result[v], finish);
     }
-    for (std::size_t d = 0; d < call.destination_count; ++d) {
-      std::byte* const destination = destination_at(call, d, offset);
+    for (std::size_t d = 0; d < destinations.count(); ++d) {
+      std::byte* const destination = static_cast<std::byte*>(destinations[d]) + offset;
       for (std::size_t v = 0; v < width; ++v) {
-        Element::template store<streaming>(destination + v * Element::bytes, sum[v]);
+        K::Element::template store_group<streaming>(destination + v * vector_bytes, result[v]);
       }
     }
   }
   return offset;
 }
 
-// Reduces the bytes from `begin` to `end`, fewer than a vector of elements.
-template <class Element, class Op, class Finish>
-inline void reduce_rest(const ReduceCall& call, std::size_t begin, std::size_t end, Finish finish) {
-  std::byte padded[Element::bytes] = {};
+// Reduces the bytes from `begin` to `end`, fewer than a vector.
+template <class K>
+inline void reduce_rest(const ReduceCall& call, std::size_t begin, std::size_t end, typename K::Finish finish) {
   const std::size_t bytes = end - begin;
-  std::memcpy(padded, source_at(call, 0, begin), bytes);
-  typename Element::Value sum = Element::load(padded);
+  std::byte padded[vector_bytes] = {};
+  const auto load_rest = [&](std::size_t s) {
+    std::memcpy(padded, static_cast<const std::byte*>(call.sources[s]) + begin, bytes);
+    return K::Element::load_group(padded);
+  };
+  auto result = load_rest(0);
   for (std::size_t s = 1; s < call.source_count; ++s) {
-    std::memcpy(padded, source_at(call, s, begin), bytes);
-    sum = Op::combine(sum, Element::load(padded));
+    result = K::combine(result, load_rest(s));
   }
-  Element::template store<false>(padded, finish.finish(sum));
+  K::Element::template store_group<false>(padded, K::finish(result, finish));
   for (std::size_t d = 0; d < call.destination_count; ++d) {
-    std::memcpy(destination_at(call, d, begin), padded, bytes);
+    std::memcpy(static_cast<std::byte*>(call.destinations[d]) + begin, padded, bytes);
   }
 }
 
-template <class Element, class Op, class Finish>
-inline void reduce_cached(const ReduceCall& call, std::size_t begin, std::size_t end, Finish finish) {
-  std::size_t offset = reduce_blocks<Element, Op, 16, false>(call, begin, end, finish);
-  offset = reduce_blocks<Element, Op, 1, false>(call, offset, end, finish);
+// The numbers of sources and destinations that sums meet most often (two or four ranks on a node, into one place or
+// all) have a loop of their own.
+template <class K>
+inline std::size_t reduce_most(const ReduceCall& call, std::size_t begin, std::size_t end, typename K::Finish finish) {
+  if constexpr (K::is_frequent) {
+    if (call.source_count == 2 && call.destination_count == 1) {
+      return reduce_blocks<K, K::width, false, 2, 1>(call, begin, end, finish);
+    }
+    if (call.source_count == 2 && call.destination_count == 2) {
+      return reduce_blocks<K, K::width, false, 2, 2>(call, begin, end, finish);
+    }
+    if (call.source_count == 4 && call.destination_count == 1) {
+      return reduce_blocks<K, K::width, false, 4, 1>(call, begin, end, finish);
+    }
+    if (call.source_count == 4 && call.destination_count == 4) {
+      return reduce_blocks<K, K::width, false, 4, 4>(call, begin, end, finish);
+    }
+  }
+  return reduce_blocks<K, K::width, false>(call, begin, end, finish);
+}
+
+template <class K>
+inline void reduce_cached(const ReduceCall& call, std::size_t begin, std::size_t end, typename K::Finish finish) {
+  std::size_t offset = reduce_most<K>(call, begin, end, finish);
+  offset = reduce_blocks<K, 1, false>(call, offset, end, finish);
   if (offset < end) {
-    reduce_rest<Element, Op>(call, offset, end, finish);
+    reduce_rest<K>(call, offset, end, finish);
   }
 }
 
-// The bytes up to the first cache line boundary of the destinations, or `all` if they do not share one.
-inline std::size_t bytes_to_line(const ReduceCall& call, std::size_t all) {
+// Streaming stores write whole cache lines, so all destinations must reach a line's boundary at the same offset. They
+// save reading a destination before it is written: where it is a source too it is read anyway, and a streaming store
+// would only throw it out of the cache.
+inline bool can_stream(const ReduceCall& call) {
   const auto misalignment = [&](std::size_t d) {
     return reinterpret_cast<std::uintptr_t>(call.destinations[d]) % cache_line;
   };
-  for (std::size_t d = 1; d < call.destination_count; ++d) {
+  for (std::size_t d = 0; d < call.destination_count; ++d) {
     if (misalignment(d) != misalignment(0)) {
-      return all;
+      return false;
+    }
+    for (std::size_t s = 0; s < call.source_count; ++s) {
+      if (call.destinations[d] == call.sources[s]) {
+        return false;
+      }
     }
   }
-  const std::size_t head = (cache_line - misalignment(0)) % cache_line;
-  return head < all ? head : all;
+  return true;
 }
 
-template <class Element, class Op, class Finish>
-inline void reduce_bytes(const ReduceCall& call, Finish finish) {
-  const std::size_t end = call.count * Element::size;
+template <class K>
+inline void reduce_bytes(const ReduceCall& call, typename K::Finish finish) {
+  const std::size_t end = call.count * K::Element::size;
   std::size_t begin = 0;
-  if (call.streaming) {
-    const std::size_t head = bytes_to_line(call, end);
-    reduce_cached<Element, Op>(call, 0, head, finish);
-    begin = reduce_blocks<Element, Op, 16, true>(call, head, end, finish);
+  if (call.streaming && can_stream(call)) {
+    const std::size_t head = bytes_to_line(call.destinations[0], end);
+    reduce_cached<K>(call, 0, head, finish);
+    begin = reduce_blocks<K, K::width, true>(call, head, end, finish);
     streaming_fence();
   }
-  reduce_cached<Element, Op>(call, begin, end, finish);
+  reduce_cached<K>(call, begin, end, finish);
 }
 
 template <class Element, class Op>
 void reduce(const ReduceCall& call) {
-  reduce_bytes<Element, Op>(call, Keep{});
+  reduce_bytes<Kernel<Element, Op, Keep>>(call, {});
 }
 
 // A division costs many times a multiplication, but only the reciprocal of a power of two is exact.
-template <class Element, class Scalar>
+template <class Element>
 void reduce_mean(const ReduceCall& call) {
+  using Scalar = typename Element::Scalar;
   const auto divisor = static_cast<Scalar>(call.divisor);
   if ((call.divisor & (call.divisor - 1)) == 0) {
-    reduce_bytes<Element, Sum>(call, Multiply<Scalar>{1 / divisor});
+    reduce_bytes<Kernel<Element, Sum, Multiply<Scalar>>>(call, {1 / divisor});
   } else {
-    reduce_bytes<Element, Sum>(call, Divide<Scalar>{divisor});
+    reduce_bytes<Kernel<Element, Sum, Divide<Scalar>>>(call, {divisor});
   }
 }
 

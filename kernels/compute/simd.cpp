@@ -13,7 +13,8 @@
 namespace gradientflow::compute {
 namespace {
 
-constexpr std::array<std::string_view, 3> names = {"baseline", "avx2", "avx512"};  // in the order of enum class SimdLevel
+constexpr std::array<std::string_view, 3> names = {"baseline", "avx2",
+                                                   "avx512"};  // in the order of enum class SimdLevel
 
 // The compiler's own test says no as well where the operating system does not save the wide registers. Older compilers
 // cannot be asked about F16C this way, so its bit is read directly; it uses the same registers as AVX2.

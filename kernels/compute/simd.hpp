@@ -13,7 +13,7 @@ enum class SimdLevel { baseline, avx2, avx512 };
 [[nodiscard]] std::string_view name_of(SimdLevel level);
 [[nodiscard]] SimdLevel simd_from_name(std::string_view name);  // throws Error(value) naming the levels
 [[nodiscard]] SimdLevel best_simd();    // the best level that this processor and this build support
-[[nodiscard]] SimdLevel active_simd();  // best_simd(), or less where GRADIENTFLOW_SIMD asks for less; throws Error(value)
-                                        // where it asks for more
+[[nodiscard]] SimdLevel active_simd();  // best_simd(), or less where GRADIENTFLOW_SIMD asks for less; throws
+                                        // Error(value) where it asks for more
 
 }  // namespace gradientflow::compute

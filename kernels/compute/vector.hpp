@@ -78,6 +78,12 @@ template <bool streaming, class V>
   std::memcpy(address, &vector, sizeof(V));
 }
 
+// The bytes from `address` to the next cache line boundary, at most `all`.
+inline std::size_t bytes_to_line(const void* address, std::size_t all) {
+  const std::size_t bytes = (cache_line - reinterpret_cast<std::uintptr_t>(address) % cache_line) % cache_line;
+  return bytes < all ? bytes : all;
+}
+
 // Streaming stores are ordered only by a fence: what another thread reads after a flag must be in memory before it.
 inline void streaming_fence() {
 #if defined(__x86_64__)

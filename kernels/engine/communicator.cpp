@@ -64,7 +64,8 @@ void Communicator::check_usable() const {
     throw Error(ErrorKind::closed, "the communicator is closed");
   }
   if (broken_) {
-    throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
+    throw Error(broken_->kind(),
+                std::string("the communicator cannot be used any more, because of: ") + broken_->what());
   }
 }
 
@@ -104,10 +105,10 @@ auto Communicator::in_turn(Work work) {
       }
     }
   }
-  struct Turn {
-    Communicator* communicator;
-    ~Turn() { communicator->leave_turn(); }
-  } const turn{this};
+  struct LeaveTurn {
+    void operator()(Communicator* self) const { self->leave_turn(); }
+  };
+  const std::unique_ptr<Communicator, LeaveTurn> turn(this);  // however `work` ends
   return guarded(std::move(work));
 }
 

@@ -40,10 +40,8 @@ std::size_t GradientPool::ready_count() const {
 }
 
 void GradientPool::wait() {
-  const transport::Signature signature{.count = bytes_ / size_of(dtype_),
-                                       .kind = transport::CallKind::allreduce,
-                                       .dtype = dtype_,
-                                       .op = ReduceOp::mean};
+  const transport::Signature signature{
+      .count = bytes_ / size_of(dtype_), .kind = transport::CallKind::allreduce, .dtype = dtype_, .op = ReduceOp::mean};
   communicator_->run({signature, data(), data()});
   const std::lock_guard lock(mutex_);
   ready_.assign(ready_.size(), false);

@@ -20,8 +20,8 @@ void check_mpi(int code, const char* what) {
   MPI_Error_string(code, text.data(), &length);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  throw Error(ErrorKind::mpi, std::string(what) + " failed on rank " + std::to_string(rank) + " of MPI_COMM_WORLD: " +
-                                  std::string(text.data(), static_cast<std::size_t>(length)));
+  throw Error(ErrorKind::mpi, std::string(what) + " failed on rank " + std::to_string(rank) +
+                                  " of MPI_COMM_WORLD: " + std::string(text.data(), static_cast<std::size_t>(length)));
 }
 
 MpiCommunicator::MpiCommunicator(MPI_Comm original) {

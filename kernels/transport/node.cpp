@@ -158,12 +158,12 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
     std::memcpy(reinterpret_cast<std::byte*>(&mine) + sizeof(Announcement), payload.data(), payload.size());
   }
   publish(mine.sequence, sequence_);
+  wait_for_all(sequence_);
+  announcing_ = false;
   bool same = true;
   for (int local = 0; local < size_; ++local) {
-    wait_for(local, sequence_);
     same = same && announcement(local).signature == signature;
   }
-  announcing_ = false;
   if (!same) {
     std::vector<Signature> signatures;
     for (int local = 0; local < size_; ++local) {
@@ -176,12 +176,6 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
 std::uint32_t Node::advance() {
   publish(flags(rank_).progress, ++step_);
   return step_;
-}
-
-void Node::wait_all(std::uint32_t step) {
-  for (int local = 0; local < size_; ++local) {
-    wait_for(local, step);
-  }
 }
 
 // A sleeper registers in `sleepers` before it looks at the word for the last time, a publisher looks at `sleepers`
@@ -202,20 +196,20 @@ bool Node::arrived(int local, std::uint32_t target) const noexcept {
   return static_cast<std::int32_t>(awaited(local).load(std::memory_order_acquire) - target) >= 0;
 }
 
-void Node::wait_for(int local, std::uint32_t target) {
-  for (int i = 0; i < spin_; ++i) {
-    if (arrived(local, target)) {
-      return;
+// The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
+void Node::wait_for_all(std::uint32_t target) {
+  int polls = 0;
+  for (int local = 0; local < size_; ++local) {
+    for (; !arrived(local, target); ++polls) {
+      if (polls < spin_) {
+        pause_core();
+      } else if (polls < spin_ + yields_) {
+        sched_yield();
+      } else {
+        sleep_until_arrived(local, target);
+      }
     }
-    pause_core();
   }
-  for (int i = 0; i < yields_; ++i) {
-    if (arrived(local, target)) {
-      return;
-    }
-    sched_yield();
-  }
-  sleep_until_arrived(local, target);
 }
 
 void Node::sleep_until_arrived(int local, std::uint32_t target) {
@@ -257,8 +251,8 @@ void Node::check_peers(std::uint32_t target) const {
       continue;
     }
     const std::string who = "rank " + std::to_string(world_rank(local));
-    const std::string when = " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " +
-                             describe(signature_);
+    const std::string when =
+        " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_);
     if (state == State::closed) {
       throw Error(ErrorKind::peer, who + " has closed its communicator" + when);
     }
@@ -283,15 +277,17 @@ void Node::raise_timeout(std::uint32_t target) const {
   }
   std::string seconds = std::to_string(timeout_);
   seconds.erase(seconds.find_last_not_of('0') + 1);
-  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + seconds + " s (GRADIENTFLOW_TIMEOUT) on rank " +
-                                      std::to_string(world_rank(rank_)) + ": no sign of " + name_ranks(missing));
+  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + seconds +
+                                      " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(world_rank(rank_)) +
+                                      ": no sign of " + name_ranks(missing));
 }
 
 // The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
 // all could open it, after which nobody needs the descriptor any more.
 std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
   if (bytes > (std::size_t{1} << 40)) {
-    throw Error(ErrorKind::value, "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
+    throw Error(ErrorKind::value,
+                "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
   }
   const std::size_t stride = round_up(std::max<std::size_t>(bytes, 1), bytes >= huge_page ? huge_page : page);
   Signature signature{.count = bytes, .kind = CallKind::allocate};
@@ -317,8 +313,8 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
   offer.error = from_leader.error;
   if (!leader && offer.error == 0) {
     try {
-      memory = MemoryMap::open(processes_.front().pid(), from_leader.descriptor,
-                               stride * static_cast<std::size_t>(size_));
+      memory =
+          MemoryMap::open(processes_.front().pid(), from_leader.descriptor, stride * static_cast<std::size_t>(size_));
     } catch (const Error& error) {
       offer.error = error.code();
     }

@@ -93,13 +93,15 @@ class Node {
   // this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  [[nodiscard]] const Announcement& announcement(int local) const noexcept { return *announcement_at(local, sequence_); }
+  [[nodiscard]] const Announcement& announcement(int local) const noexcept {
+    return *announcement_at(local, sequence_);
+  }
   [[nodiscard]] const std::byte* payload(int local) const noexcept;
 
   // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
   // all ranks have. All ranks take the same number of steps in a call.
   std::uint32_t advance();
-  void wait_all(std::uint32_t step);
+  void wait_all(std::uint32_t step) { wait_for_all(step); }
   void synchronize() { wait_all(advance()); }
 
   // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
@@ -141,7 +143,7 @@ class Node {
   [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local) const noexcept;  // the word that tells of its arrival
   [[nodiscard]] bool arrived(int local, std::uint32_t target) const noexcept;
   void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
-  void wait_for(int local, std::uint32_t target);
+  void wait_for_all(std::uint32_t target);
   void sleep_until_arrived(int local, std::uint32_t target);
   void check_peers(std::uint32_t target) const;
   void leave(State state) noexcept;
@@ -156,10 +158,10 @@ class Node {
   double timeout_;
   int spin_;
   int yields_;
-  std::uint32_t sequence_ = 0;   // of the last announcement
-  std::uint32_t step_ = 0;       // of the last advance()
-  bool announcing_ = false;      // waiting for announcements, not for steps
-  Signature signature_;          // of the call under way
+  std::uint32_t sequence_ = 0;  // of the last announcement
+  std::uint32_t step_ = 0;      // of the last advance()
+  bool announcing_ = false;     // waiting for announcements, not for steps
+  Signature signature_;         // of the call under way
   std::atomic<bool> interrupted_{false};
   std::uint32_t segment_count_ = 0;
   mutable std::mutex segments_mutex_;

@@ -20,8 +20,7 @@ Process::Process(pid_t pid) : pid_(pid), descriptor_(-1) {
 #endif
 }
 
-Process::Process(Process&& other) noexcept
-    : pid_(other.pid_), descriptor_(std::exchange(other.descriptor_, -1)) {}
+Process::Process(Process&& other) noexcept : pid_(other.pid_), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 Process::~Process() {
   if (descriptor_ >= 0) {

@@ -43,9 +43,9 @@ Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int no
   std::map<std::size_t, int> open_node;  // host key -> the node that its next rank joins
   for (std::size_t r = 0; r < host_keys.size(); ++r) {
     const auto found = open_node.find(host_keys[r]);
-    const bool full = found != open_node.end() && node_size > 0 &&
-                      topology.members[static_cast<std::size_t>(found->second)].size() ==
-                          static_cast<std::size_t>(node_size);
+    const bool full =
+        found != open_node.end() && node_size > 0 &&
+        topology.members[static_cast<std::size_t>(found->second)].size() == static_cast<std::size_t>(node_size);
     if (found == open_node.end() || full) {
       open_node[host_keys[r]] = topology.nodes();
       topology.members.emplace_back();

@@ -15,10 +15,10 @@ namespace gradientflow::transport {
 // a node are in ascending order, the first of them is its leader.
 struct Topology {
   int rank = 0;
-  std::vector<int> node_of;                // by rank
-  std::vector<std::vector<int>> members;   // by node: its ranks
-  std::vector<pid_t> pids;                 // by rank
-  std::string remark;                      // why the nodes are not the hosts, if they are not
+  std::vector<int> node_of;               // by rank
+  std::vector<std::vector<int>> members;  // by node: its ranks
+  std::vector<pid_t> pids;                // by rank
+  std::string remark;                     // why the nodes are not the hosts, if they are not
 
   [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }
   [[nodiscard]] int node() const { return node_of[static_cast<std::size_t>(rank)]; }
