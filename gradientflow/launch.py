@@ -24,7 +24,6 @@ OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 
 _LAUNCHER_NAMES = ("mpirun", "mpiexec")
-_RANK_COUNT_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _HOSTS = re.compile(r"[\w.-]+(:[1-9]\d*)?(,[\w.-]+(:[1-9]\d*)?)*", re.ASCII)
 
 
@@ -41,7 +40,7 @@ class Launcher:
     path : str
         The program, as an absolute path.
     library : str
-        The MPI library it belongs to: ``OPEN_MPI`` or ``MPICH``.
+        The MPI library it belongs to: ``OPEN_MPI``, or ``MPICH`` for that and its descendants.
     version : str
         The version it reports.
     """
@@ -168,11 +167,12 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
 
 def ranks_of_this_job() -> int | None:
     """Give the number of ranks of the MPI job this process was started in, or None outside one."""
-    for variable in _RANK_COUNT_VARIABLES:
-        text = os.environ.get(variable, "")
-        if text.isdecimal():
-            return int(text)
-    return None
+    return _number_in_environment("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def rank_of_this_process() -> int | None:
+    """Give this process's rank in the MPI job it was started in, or None outside one."""
+    return _number_in_environment("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def slots(hosts: str | None = None) -> int:
@@ -204,6 +204,11 @@ def control_group_values(name: str) -> list[str]:
     return [text for text in texts if text]
 
 
+def _number_in_environment(*names: str) -> int | None:
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdecimal()), None)
+
+
 def _physical_core(cpu: int) -> tuple[str, str] | None:
     folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     package, core = _read(folder / "physical_package_id"), _read(folder / "core_id")
@@ -233,8 +238,8 @@ def _identify(path: str) -> Launcher | None:
         return None
     if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\S+)", answer):
         return Launcher(path, OPEN_MPI, match[1])
-    if "HYDRA" in answer.upper():
-        match = re.search(r"Version:\s*(\S+)", answer)
+    if "HYDRA" in answer.upper() or "Intel(R) MPI" in answer:
+        match = re.search(r"Version:?\s*(\S+)", answer)
         return Launcher(path, MPICH, match[1] if match else "unknown")
     return None
 

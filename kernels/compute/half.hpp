@@ -12,10 +12,14 @@ namespace {
 
 using Floats = Vector<float>;
 using Words = Vector<std::uint32_t>;
+using Signed = Vector<std::int32_t>;  // to compare words below 2^31: not every processor compares unsigned ones
 using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many as there are Floats
 
 [[gnu::always_inline]] inline Words words_of(Floats floats) { return reinterpret_cast<Words>(floats); }
 [[gnu::always_inline]] inline Floats floats_of(Words words) { return reinterpret_cast<Floats>(words); }
+[[gnu::always_inline]] inline Signed is_above(Words words, std::int32_t limit) {
+  return reinterpret_cast<Signed>(words) > limit;
+}
 
 // Of two NaN operands, an addition or multiplication keeps the first, but the compiler is free to swap them, and
 // processors differ in the NaN that they make of inf - inf. So that the bits are the same everywhere, each NaN that
@@ -66,33 +70,33 @@ struct Float16Format {
   // the leading one it lacks, is put right by subtracting that number, which is exact. A NaN becomes quiet, as in the
   // processor's own conversion.
   [[gnu::always_inline]] static Floats to_float(Words words) {
-    constexpr std::uint32_t infinity = 0x7c00u << 13;
-    constexpr std::uint32_t smallest_normal = 0x0400u << 13;
+    constexpr std::int32_t infinity = 0x7c00 << 13;
+    constexpr std::int32_t smallest_normal = 0x0400 << 13;
     const Words sign = (words & 0x8000u) << 16;
     const Words magnitude = (words & 0x7fffu) << 13;
-    const Words normal = magnitude + (112u << 23);
-    const Words special = (magnitude > infinity) ? normal + ((112u << 23) | 0x400000u) : normal + (112u << 23);
+    const Words special = reinterpret_cast<Words>(is_above(magnitude, infinity - 1)) & (112u << 23);
+    const Words quiet = reinterpret_cast<Words>(is_above(magnitude, infinity)) & 0x400000u;
+    const Words normal = (magnitude + (112u << 23) + special) | quiet;
     const Words smallest = Words{} + (113u << 23);
     const Words subnormal = words_of(floats_of(magnitude + smallest) - floats_of(smallest));
-    const Words finite = (magnitude < smallest_normal) ? subnormal : normal;
-    return floats_of(((magnitude >= infinity) ? special : finite) | sign);
+    return floats_of((is_above(magnitude, smallest_normal - 1) ? normal : subnormal) | sign);
   }
 
   // A normal result: rebias, then round by adding as in bfloat16; a carry out of the fraction raises the exponent, up
   // to infinity, as it should. A subnormal one: adding 0.5, whose last bit is worth as much as that of a subnormal
   // float16, lets the processor round, and the sum's fraction is the result.
   [[gnu::always_inline]] static Words from_float(Floats floats) {
-    constexpr std::uint32_t smallest_normal = 113u << 23;  // 2^-14
-    constexpr std::uint32_t too_large = 143u << 23;        // 2^16
+    constexpr std::int32_t smallest_normal = 113 << 23;  // 2^-14
+    constexpr std::int32_t too_large = 143 << 23;        // 2^16
     const Words bits = words_of(floats);
     const Words sign = (bits >> 16) & 0x8000u;
     const Words magnitude = bits & 0x7fffffffu;
     const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     const Words half = Words{} + (126u << 23);
     const Words subnormal = words_of(floats_of(magnitude) + floats_of(half)) - half;
-    const Words finite = (magnitude < smallest_normal) ? subnormal : normal;
-    const Words special = (magnitude > 0x7f800000u) ? (magnitude >> 13) & 0x7fffu : Words{} + 0x7c00u;
-    return ((magnitude >= too_large) ? special : finite) | sign;
+    const Words finite = is_above(magnitude, smallest_normal - 1) ? normal : subnormal;
+    const Words special = is_above(magnitude, 0x7f800000) ? (magnitude >> 13) & 0x7fffu : Words{} + 0x7c00u;
+    return (is_above(magnitude, too_large - 1) ? special : finite) | sign;
   }
 };
 

@@ -134,8 +134,7 @@ struct Kernel {
   using Finish = FinishType;
   using Values = typename Element::Values;
   static constexpr bool is_frequent = OpType::is_frequent;
-  // Groups of values in a block: four vectors to compute with, or eight.
-  static constexpr std::size_t width = 4;
+  static constexpr std::size_t width = 4;  // groups of values in a block
 
   [[gnu::always_inline]] static Values combine(const Values& a, const Values& b) {
     Values result;

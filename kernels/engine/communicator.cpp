@@ -1,5 +1,8 @@
 #include "communicator.hpp"
 
+#include <pthread.h>
+
+#include <atomic>
 #include <new>
 #include <string>
 #include <utility>
@@ -28,14 +31,40 @@ bool breaks(ErrorKind kind) {
   return true;
 }
 
+// How many forks lie between this process and the first one that asked.
+std::atomic<int> forks{0};
+
+int count_forks() {
+  static const int watched = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  static_cast<void>(watched);
+  return forks.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 Communicator::Communicator(MPI_Comm comm, const Config& config)
-    : group_(std::make_unique<collective::Group>(comm, config)) {}
+    : group_(std::make_unique<collective::Group>(comm, config)), forks_(count_forks()) {}
+
+// In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
+// condition variable that was in use at the fork stays so.
+std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config) {
+  return {new Communicator(comm, config), [](const Communicator* communicator) {
+            if (communicator->forks_ == count_forks()) {
+              delete communicator;
+            }
+          }};
+}
 
 Communicator::~Communicator() { close(false); }
 
+void Communicator::check_process() const {
+  if (forks_ != forks.load(std::memory_order_relaxed)) {
+    throw Error(ErrorKind::closed, "the communicator belongs to the process that this one was forked from");
+  }
+}
+
 void Communicator::check(const collective::Call& call) const {
+  check_process();
   const transport::Signature& signature = call.signature;
   switch (signature.kind) {
     case CallKind::allreduce:
@@ -126,6 +155,7 @@ collective::Path Communicator::run(const collective::Call& call) {
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
+  check_process();
   return in_turn([&] { return group_->allocate(bytes); });
 }
 
@@ -175,6 +205,9 @@ void Communicator::progress() {
 }
 
 void Communicator::close(bool drain) noexcept {
+  if (forks_ != count_forks()) {
+    return;
+  }
   std::thread finished;
   {
     std::unique_lock lock(mutex_);
@@ -201,6 +234,9 @@ void Communicator::close(bool drain) noexcept {
 }
 
 bool Communicator::closed() const {
+  if (forks_ != count_forks()) {
+    return true;
+  }
   const std::lock_guard lock(mutex_);
   return closed_;
 }

@@ -2,6 +2,7 @@
 //
 // Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
 // is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do.
+// A process forked off this one has no part in it: there every call throws, and closing does nothing.
 // After an error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken:
 // every later call throws, on this rank and, as soon as they wait for it, on the others.
 #pragma once
@@ -22,7 +23,7 @@ namespace gradientflow::engine {
 class Communicator {
  public:
   // Collective over `comm`, which is duplicated. MPI must be initialised.
-  explicit Communicator(MPI_Comm comm, const Config& config = read_config());
+  static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config());
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -57,7 +58,9 @@ class Communicator {
     std::shared_ptr<Handle> handle;
   };
 
+  Communicator(MPI_Comm comm, const Config& config);
   void check(const collective::Call& call) const;
+  void check_process() const;
   void check_usable() const;  // with mutex_ held
   template <class Work>
   auto in_turn(Work work);
@@ -67,6 +70,7 @@ class Communicator {
   void leave_turn();
 
   std::unique_ptr<collective::Group> group_;
+  int forks_;  // how often the process had forked when this was made
   mutable std::mutex mutex_;
   std::condition_variable turn_;
   std::uint64_t next_ticket_ = 0;

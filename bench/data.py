@@ -1,0 +1,163 @@
+"""Test data whose exact result every rank can work out alone, and the counting of wrong elements.
+
+All values are integers (stored in whatever element type), small enough for every order of addition to give the same
+bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
+comparison needs no tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .collectives import Case
+from .plan import PlanError
+
+Values = NDArray[Any]
+
+CHUNK = 1 << 18  # elements made and compared at a time: references of any size need a few MiB
+
+_REDUCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+
+
+class Source(Protocol):
+    """Where the inputs of all ranks come from."""
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        ...
+
+
+class RandomSource:
+    """Random values that do not repeat, so that a misplaced piece of any length is noticed.
+
+    Parameters
+    ----------
+    alphabet : array
+        The values to draw from.
+    seed : int
+        A new one gives fresh values.
+    """
+
+    def __init__(self, alphabet: Values, seed: int) -> None:
+        self._alphabet = alphabet
+        self._seed = seed
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        parts = [
+            self._chunk(rank, start // CHUNK)[max(begin - start, 0) : end - start]
+            for start in range(begin - begin % CHUNK, end, CHUNK)
+        ]
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def _chunk(self, rank: int, number: int) -> Values:
+        random = np.random.Generator(np.random.SFC64([self._seed, rank, number]))
+        return self._alphabet.take(random.integers(0, len(self._alphabet), CHUNK, dtype=np.uint16))
+
+
+class TiledSource:
+    """The same block over and over, a different one for each rank: what a timed call works on.
+
+    Parameters
+    ----------
+    blocks : list of array
+        One block for each rank.
+    """
+
+    def __init__(self, blocks: list[Values]) -> None:
+        self._blocks = blocks
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        block = self._blocks[rank]
+        return np.resize(np.roll(block, -(begin % len(block))), end - begin)
+
+
+def alphabet(case: Case) -> Values:
+    """List the values a case draws from: integers whose reduction over all ranks is exact in the element type.
+
+    Parameters
+    ----------
+    case : Case
+        Its element type, op and number of ranks count.
+
+    Returns
+    -------
+    array
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that it is an integer as well.
+    """
+    dtype = np.dtype(case.dtype)
+    unsigned = dtype.kind == "u"
+    if case.op == "prod":
+        largest = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max)
+        factors = [1, 2] if 2.0**case.ranks <= largest else [1]
+        return np.array(factors if unsigned else [-value for value in factors] + factors, dtype)
+    exact = 1 << (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else int(np.iinfo(dtype).max)
+    terms = case.ranks if case.op in ("sum", "mean") else 1
+    step = case.ranks if case.op == "mean" else 1
+    bound = min(exact // (terms * step), 2047)
+    if bound < 1:
+        raise PlanError(f"a {case.op} over {case.ranks} ranks is not exact in {case.dtype}: choose a wider --dtype")
+    return (np.arange(0 if unsigned else -bound, bound + 1) * step).astype(dtype)
+
+
+def fill(target: Values, source: Source, rank: int) -> None:
+    """Write one rank's input into an array."""
+    for begin in range(0, len(target), CHUNK):
+        end = min(begin + CHUNK, len(target))
+        target[begin:end] = source.values(rank, begin, end)
+
+
+def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
+    """Compare this rank's results with the exact reference, element by element.
+
+    Parameters
+    ----------
+    case : Case
+        What was run.
+    source : Source
+        The inputs it was run on.
+    results : list of array
+        One flat result of each contestant.
+
+    Returns
+    -------
+    list of int
+        The number of wrong elements of each; a missing element is a wrong one.
+    """
+    wrong = [0] * len(results)
+    for offset, expected in _reference(case, source):
+        for contestant, result in enumerate(results):
+            part = result[offset : offset + len(expected)]
+            wrong[contestant] += len(expected) - int(np.count_nonzero(part == expected[: len(part)]))
+    return wrong
+
+
+def _reference(case: Case, source: Source) -> Iterator[tuple[int, Values]]:
+    """Make the right result in pieces; each comes with its place in the result."""
+    for segment in case.segments():
+        start = segment.begin - segment.begin % CHUNK  # pieces as the source makes them
+        for piece in range(start, segment.end, CHUNK):
+            begin, end = max(piece, segment.begin), min(piece + CHUNK, segment.end)
+            yield segment.offset + begin - segment.begin, _expected(case, source, segment.source, begin, end)
+
+
+def _expected(case: Case, source: Source, rank: int | None, begin: int, end: int) -> Values:
+    if rank is not None:
+        return source.values(rank, begin, end)
+    total = source.values(0, begin, end)
+    for other in range(1, case.ranks):
+        _REDUCTIONS[case.op](total, source.values(other, begin, end), out=total)
+    if case.op == "mean":
+        total = (total // case.ranks).astype(total.dtype)  # exact: every value is a multiple of the number of ranks
+    return total

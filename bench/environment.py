@@ -1,0 +1,127 @@
+"""Where figures were measured: the machine, the libraries, the command. No host names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradientflow.launch import control_group_values, cores
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+    from .load import Load
+
+
+def describe_environment(comm: Communicator, arguments: list[str], load: Load | None = None) -> dict[str, Any]:
+    """Describe this run, as rank 0 sees it.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    arguments : list of str
+        The command line, without the program's name.
+    load : Load, optional
+        What else the machine was busy with.
+
+    Returns
+    -------
+    dict
+        The "environment" of a result file.
+    """
+    from mpi4py import MPI
+
+    environment: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "memory_GiB": round(memory_limit() / 2**30, 1),
+        "ranks": comm.size,
+        "nodes": comm.nodes,
+        "ranks_on_this_node": comm.local_size,
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "mpi": mpi_library(MPI.Get_library_version()),
+        "gradientflow": package_version("gradientflow") or "unknown",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["gradientflow", *arguments]),
+    }
+    if load is not None:
+        environment |= {"processors_taken_by_others": load.others, "processors_stolen": load.stolen}
+    return environment
+
+
+def environment_lines(environment: Mapping[str, Any]) -> list[str]:
+    """Say where figures were measured in a few lines, ending with a remark where ranks had to share cores."""
+    count = environment["ranks"], environment["nodes"]
+    lines = [
+        f"{environment['cpu']}, {_plural(environment['cores'], 'core')}, {environment['memory_GiB']} GiB; "
+        f"{_plural(count[0], 'rank')} on {_plural(count[1], 'node')}",
+        f"GradientFlow {environment['gradientflow']}, {environment['mpi']}, Python {environment['python']}, "
+        f"NumPy {environment['numpy']}, {environment['kernel']}",
+    ]
+    if environment["ranks_on_this_node"] > environment["cores"]:
+        lines.append(
+            f"{_plural(environment['ranks_on_this_node'], 'rank')} share {_plural(environment['cores'], 'core')}: "
+            "every time here includes waiting for a turn."
+        )
+    return lines
+
+
+def cpu_model() -> str:
+    """Name the processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_limit() -> int:
+    """Give the bytes of memory this process's control group may use, or those of the machine."""
+    limits = [int(text) for text in control_group_values("memory.max") if text.isdecimal()]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+
+
+def memory_available() -> int:
+    """Give the bytes of memory that can still be had."""
+    available = memory_limit()
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = min(available, int(line.split()[1]) << 10)
+    limits, used = control_group_values("memory.max"), control_group_values("memory.current")
+    with contextlib.suppress(ValueError):
+        for limit, current in zip(limits, used, strict=False):
+            if limit.isdecimal():
+                available = min(available, int(limit) - int(current))
+    return available
+
+
+def mpi_library(text: str) -> str:
+    """Shorten what the MPI library says about itself to name and version; the rest tells where it was built."""
+    return " ".join(text.partition(",")[0].splitlines()[0].replace("Version:", "").split())
+
+
+def package_version(name: str) -> str | None:
+    """Give an installed package's version, or None where it is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version(name)
+    module = sys.modules.get(name)
+    return getattr(module, "__version__", None)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,94 @@
+"""Noticing what else the machine was busy with while figures were taken.
+
+A library that waits by spinning suffers far more from a shared processor than one that yields, so that on a busy
+machine even ratios between libraries say little. That has to stand beside the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+_NOISE = 0.15  # processors that are always busy with something small
+_IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
+_STOLEN_FIELD = 7
+_FIELDS = 8  # the two that follow are part of the first two
+
+
+@dataclass(frozen=True)
+class Load:
+    """How the processors of rank 0's machine were used, as numbers of processors kept busy on average.
+
+    Attributes
+    ----------
+    others : float
+        By other programs.
+    stolen : float
+        By the hypervisor for other virtual machines.
+    processors : int
+        How many there are.
+    """
+
+    others: float
+    stolen: float
+    processors: int
+
+    def remark(self, ranks: int) -> str:
+        """Warn of figures taken on a busy machine; empty where all ranks had the room they need.
+
+        Parameters
+        ----------
+        ranks : int
+            How many ranks ran there.
+        """
+        taken = self.others + self.stolen
+        if taken < _NOISE or taken + min(ranks, self.processors) <= self.processors + _NOISE:
+            return ""
+        return (
+            f"Others kept {taken:.1f} of {self.processors} processors busy meanwhile: these figures are too slow, and "
+            "most so for whoever waits by spinning, so the ratios are off as well. Measure again on a quiet machine."
+        )
+
+
+class LoadMeter:
+    """Compares what the processors did with what the ranks did, from its making to `stop`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks; all of them make one and stop it together.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._start = time.monotonic()
+        self._own = time.process_time()
+        self._busy, self._stolen = _processor_seconds()
+
+    def stop(self) -> Load:
+        """Give the load since the start."""
+        elapsed = max(time.monotonic() - self._start, 1e-6)
+        busy, stolen = _processor_seconds()
+        shares = self._comm.mpi.allgather((self._comm.node, time.process_time() - self._own))
+        ours = sum(seconds for node, seconds in shares if node == self._comm.node)
+        others = max(busy - self._busy - ours, 0.0)
+        return Load(round(others / elapsed, 2), round((stolen - self._stolen) / elapsed, 2), os.cpu_count() or 1)
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Give the seconds that all processors together have been busy, and those that were stolen."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    except (OSError, IndexError):
+        return 0.0, 0.0
+    ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
+    stolen = ticks[_STOLEN_FIELD] if len(ticks) == _FIELDS else 0
+    idle = sum(ticks[field] for field in _IDLE_FIELDS)
+    rate = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle - stolen) / rate, stolen / rate

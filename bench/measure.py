@@ -1,0 +1,189 @@
+"""Timing contestants side by side.
+
+Two series are taken, each with all contestants interleaved and in a new random order (the same on every rank) each
+iteration:
+
+- *call*: write fresh values (not timed), barrier, **call**;
+- *refill*: barrier, **write fresh values and call**, timed together.
+
+Both matter. A call that leaves the buffer's cache lines with another core is fast itself and makes the next writes
+slow; a training step pays for both.
+
+"Writing fresh values" imitates backpropagation, which writes gradients out of registers and the first-level cache and
+does not read them from memory first: a block of at most 64 KiB, at a random place of a pool of random numbers that fits
+the second-level cache and different in each iteration, is copied over the whole buffer again and again. It runs at the
+speed of memcpy and is the same for every contestant.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .collectives import Case
+from .contestants import Contestant
+from .data import RandomSource, TiledSource, Values
+
+Samples = NDArray[np.int64]  # nanoseconds, [contestant, iteration]
+
+MIN_ITERATIONS = 5
+MAX_ITERATIONS = 10_000
+
+_BLOCK_BYTES = 64 << 10
+_POOL_BYTES = 512 << 10
+_DISTINCT_BLOCKS = 61  # blocks are used in turn; a prime, so as not to fall in step with anything
+_DISTINCT_ORDERS = 97
+
+
+class FreshValues:
+    """The blocks that buffers are refilled from: small integers, so that results stay exact.
+
+    Parameters
+    ----------
+    case : Case
+        Whose buffers will be refilled.
+    alphabet : array
+        The values to draw from.
+    seed : int
+        The same on all ranks; each rank gets values of its own.
+    """
+
+    def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
+        self._alphabet = alphabet
+        self._seed = seed
+        self._ranks = case.ranks
+        item = np.dtype(case.dtype).itemsize
+        self.block_length = min(_BLOCK_BYTES // item, max(case.input_count, 1))
+        self._pool_length = _POOL_BYTES // item
+        self._own = self._blocks(case.rank)
+
+    def block(self, iteration: int) -> Values:
+        """Give this rank's block of an iteration."""
+        return self._own[iteration % _DISTINCT_BLOCKS]
+
+    def source(self, iteration: int) -> TiledSource:
+        """Describe all ranks' inputs of an iteration, for checking its result."""
+        return TiledSource([self._blocks(rank)[iteration % _DISTINCT_BLOCKS] for rank in range(self._ranks)])
+
+    def _blocks(self, rank: int) -> list[Values]:
+        pool = RandomSource(self._alphabet, self._seed).values(rank, 0, self._pool_length)
+        random = np.random.Generator(np.random.SFC64([self._seed, rank]))
+        starts = random.integers(0, (self._pool_length - self.block_length) // 64 + 1, _DISTINCT_BLOCKS) * 64
+        return [pool[start : start + self.block_length] for start in starts.tolist()]
+
+
+def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values], None]:
+    """Make the function that copies a block over a whole buffer.
+
+    Parameters
+    ----------
+    case : Case
+        Ranks whose input reaches no result have nothing to write.
+    target : array
+        The buffer, flat.
+    block_length : int
+        The length of the blocks that will be given.
+
+    Returns
+    -------
+    callable
+        Takes a block.
+    """
+    if not case.contributes:
+        return lambda block: None
+    whole = len(target) - len(target) % block_length
+    rows, rest = target[:whole].reshape(-1, block_length), target[whole:]
+
+    def refill_even(block: Values) -> None:
+        rows[...] = block
+
+    def refill_uneven(block: Values) -> None:
+        rows[...] = block
+        rest[...] = block[: len(rest)]
+
+    return refill_uneven if len(rest) else refill_even
+
+
+@dataclass(frozen=True)
+class Course:
+    """Everything one series needs.
+
+    Attributes
+    ----------
+    case : Case
+        What is run.
+    contestants : list of Contestant
+        Who runs it.
+    fresh : FreshValues
+        What the buffers are refilled with.
+    barrier : callable
+        Brings the ranks together before each timed stretch; the same for every contestant.
+    """
+
+    case: Case
+    contestants: list[Contestant]
+    fresh: FreshValues
+    barrier: Callable[[], object]
+
+    def run(self, iterations: int, *, with_refill: bool) -> Samples:
+        """Take one series; all ranks together.
+
+        Parameters
+        ----------
+        iterations : int
+            Timed calls of each contestant.
+        with_refill : bool
+            Whether writing the values is inside the timed stretch.
+
+        Returns
+        -------
+        array
+            This rank's times.
+        """
+        clock, barrier, fresh = time.perf_counter_ns, self.barrier, self.fresh
+        entries = [
+            (number, contestant.call, refiller(self.case, contestant.source, fresh.block_length))
+            for number, contestant in enumerate(self.contestants)
+        ]
+        random = np.random.default_rng(len(entries))  # the same seed, hence the same orders, on every rank
+        orders = [[entries[k] for k in random.permutation(len(entries))] for _ in range(_DISTINCT_ORDERS)]
+        samples = np.empty((len(entries), iterations), np.int64)
+        collected = gc.isenabled()
+        gc.disable()
+        try:
+            for iteration in range(iterations):
+                block = fresh.block(iteration)
+                for number, call, refill in orders[iteration % _DISTINCT_ORDERS]:
+                    if with_refill:
+                        barrier()
+                        start = clock()
+                        refill(block)
+                        call()
+                        end = clock()
+                    else:
+                        refill(block)
+                        barrier()
+                        start = clock()
+                        call()
+                        end = clock()
+                    samples[number, iteration] = end - start
+        finally:
+            if collected:
+                gc.enable()
+        return samples
+
+
+def fitting_iterations(seconds: float, seconds_per_round: float) -> int:
+    """Give how many rounds fit into a time, within sensible bounds."""
+    return int(min(max(seconds / max(seconds_per_round, 1e-9), MIN_ITERATIONS), MAX_ITERATIONS))
+
+
+def slowest(samples_of_ranks: list[Samples]) -> Samples:
+    """Keep, for every timed call, the time of the rank that took longest."""
+    slowest_samples: Samples = np.stack(samples_of_ranks).max(axis=0)
+    return slowest_samples

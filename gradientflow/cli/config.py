@@ -1,0 +1,81 @@
+"""``gradientflow config``: how to compile against the library, and its settings."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gradientflow.cli.library import PACKAGE, keep_mpi_unstarted
+from gradientflow.config import fields
+from gradientflow.errors import GradientFlowError
+
+_INCLUDE = PACKAGE / "include"
+_LIBRARIES = PACKAGE / "lib"
+_CMAKE = _LIBRARIES / "cmake" / "gradientflow"
+
+
+@click.command(no_args_is_help=True)
+@click.option("--cflags", is_flag=True, help="Print compiler flags.")
+@click.option("--libs", is_flag=True, help="Print linker flags.")
+@click.option("--cmakedir", is_flag=True, help="Print the folder for CMake's gradientflow_DIR.")
+@click.option("--settings", is_flag=True, help="Print every setting with its variable and default.")
+def config(cflags: bool, libs: bool, cmakedir: bool, settings: bool) -> None:
+    """Print what a C or C++ program needs, quoted for a shell: c++ x.cpp $(gradientflow config --cflags --libs)."""
+    flags = []
+    if cflags:
+        flags += [f"-I{_present(_INCLUDE)}", "-std=c++20"]
+    if libs:
+        flags += _linker_flags(_present(_LIBRARIES))
+    if flags:
+        click.echo(shlex.join(flags))
+    if cmakedir:
+        click.echo(str(_present(_CMAKE)))
+    if settings:
+        _print_settings()
+
+
+def _linker_flags(folder: Path) -> list[str]:
+    # The library needs the MPI library; where that is a wheel, it lies in the environment's lib and nowhere standard.
+    environment = Path(sysconfig.get_path("data")) / "lib"
+    return [
+        *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),
+        *_mpi_linker_flags(),
+        f"-Wl,-rpath,{environment}",
+    ]
+
+
+def _mpi_linker_flags() -> list[str]:
+    """Ask the MPI library's compiler wrapper for its linker flags; none where there is no wrapper."""
+    wrapper = shutil.which("mpicxx", path=str(Path(sys.executable).parent)) or shutil.which("mpicxx")
+    if wrapper is None:
+        return []
+    shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=False, timeout=20).stdout
+    return [flag for flag in shlex.split(shown) if flag.startswith(("-L", "-l", "-Wl,"))]
+
+
+def _present(path: Path) -> Path:
+    if not path.exists():
+        raise GradientFlowError(f"{path} is missing: this installation has no files for C and C++; install it again")
+    return path
+
+
+def _print_settings() -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("setting", "variable", "default", "unit"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("meaning", overflow="fold")
+    keep_mpi_unstarted()
+    for name, variable, unit, default, meaning in fields():
+        table.add_row(name, variable, str(default), str(unit or ""), meaning)
+    console = Console()
+    if not console.is_terminal:
+        console.width = console.measure(table, options=console.options.update(width=1000)).maximum  # one line a setting
+    console.print(table)

@@ -1,0 +1,57 @@
+"""``gradientflow doctor``: what this machine has, what is missing, and whether a job really runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from gradientflow.cli import checks
+from gradientflow.cli.checks import Check
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
+    ("versions", checks.versions),
+    ("machine", checks.machine),
+    ("MPI", checks.mpi),
+    ("job of two ranks", checks.live_job),
+    ("other packages", checks.other_packages),
+    ("settings", checks.settings),
+)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def doctor(as_json: bool) -> int:
+    """Check this machine and installation; exits with 1 if something has to be put right."""
+    console = Console(soft_wrap=True, highlight=False)
+    found: dict[str, list[Check]] = {}
+    for section, examine in _SECTIONS:
+        found[section] = examine()
+        if not as_json:
+            _print_section(console, section, found[section])
+    failed = [check.name for section in found.values() for check in section if check.status == "fail"]
+    if as_json:
+        report = {section: [asdict(check) for check in entries] for section, entries in found.items()}
+        json.dump({"ok": not failed, "failed": failed, "checks": report}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        console.print()
+        console.print(Text(f"{len(failed)} to put right: {', '.join(failed)}" if failed else "All in order."))
+    return 1 if failed else 0
+
+
+def _print_section(console: Console, section: str, entries: list[Check]) -> None:
+    console.print(Text(f"\n{section}", style="bold"))
+    width = max((len(check.name) for check in entries), default=0)
+    for check in entries:
+        line = Text.assemble("  ", (f"{check.status:<4}", _STYLES[check.status]), f"  {check.name:<{width}}  ")
+        line.append(check.value)
+        console.print(line)
+        if check.advice:
+            console.print(Text(f"        {'':<{width}}  {check.advice}", style=_STYLES[check.status]))

@@ -1,0 +1,161 @@
+"""Running one MPI job to its end, and leaving no process behind however it ends.
+
+The launcher is a child of this process and the ranks are children of the launcher. Three things can cut a job short,
+and each has its answer here:
+
+- a signal to this process (Ctrl-C, a time limit): it is passed on to the launcher, which ends its ranks; what has not
+  ended after a few seconds is killed;
+- the launcher is killed: its ranks become children of this process ("child subreaper") and are killed;
+- this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
+  ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+TIMED_OUT = 124
+
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_WATCHED = _ENDING | {signal.SIGCHLD}
+_SENT_BY_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C went to the whole foreground group, the launcher included
+_GRACE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run.
+
+    Attributes
+    ----------
+    command : sequence of str
+        The launcher's command line.
+    environment : mapping of str to str
+        Variables to add to this process's own.
+    output : binary file, optional
+        Where standard output and standard error go; by default where this process's own go.
+    timeout : float, optional
+        Seconds after which the job is ended.
+    reads_input : bool
+        Whether rank 0 reads this process's standard input; a job that does not can run in a shell's background.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    output: IO[bytes] | None = None
+    timeout: float | None = None
+    reads_input: bool = False
+
+
+def run_job(job: Job) -> int:
+    """Run a job and wait for it. Only the main thread may call this.
+
+    Parameters
+    ----------
+    job : Job
+        What to run.
+
+    Returns
+    -------
+    int
+        The launcher's exit status; 128 + the signal's number after a signal, ``TIMED_OUT`` after the time limit.
+    """
+    children_before = _children()
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def prepare_launcher() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+        die_with_parent(signal.SIGTERM)
+
+    try:
+        launcher = subprocess.Popen(
+            job.command,
+            env={**os.environ, **job.environment},
+            stdin=None if job.reads_input else subprocess.DEVNULL,
+            stdout=job.output,
+            stderr=job.output,
+            preexec_fn=prepare_launcher,
+        )
+        try:
+            cause = _wait(launcher, job.timeout)
+        finally:
+            if launcher.poll() is None:
+                launcher.kill()
+                launcher.wait()
+            _kill_orphans(children_before)
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+    if cause is not None:
+        return cause
+    return launcher.returncode if launcher.returncode >= 0 else 128 - launcher.returncode
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the process that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _wait(launcher: subprocess.Popen[bytes], timeout: float | None) -> int | None:
+    """Wait until the launcher has ended or has been given up; return the exit status where we were the cause."""
+    cause = None
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while launcher.poll() is None:
+        received = _next_signal(deadline)
+        if received is None and cause is not None:
+            return cause  # told to end, and did not
+        if received is None:
+            cause, deadline = TIMED_OUT, time.monotonic() + _GRACE_SECONDS
+            launcher.terminate()
+        elif received.si_signo in _ENDING and cause is None:
+            cause, deadline = 128 + received.si_signo, time.monotonic() + _GRACE_SECONDS
+            # A second signal within five seconds makes Open MPI's launcher leave at once, without its ranks.
+            if received.si_code != _SENT_BY_TERMINAL:
+                launcher.send_signal(received.si_signo)
+    return cause
+
+
+def _next_signal(deadline: float | None) -> signal.struct_siginfo | None:
+    if deadline is None:
+        return signal.sigwaitinfo(_WATCHED)
+    return signal.sigtimedwait(_WATCHED, max(0.0, deadline - time.monotonic()))
+
+
+def _kill_orphans(spare: frozenset[int]) -> None:
+    """Kill what the launcher left behind; those of a killed process become ours in turn, so look again."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    time_to_end_alone = time.monotonic() + 0.2
+    while time.monotonic() < deadline and (orphans := _children() - spare):
+        for orphan in orphans:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if time.monotonic() >= time_to_end_alone:
+                    os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _children() -> frozenset[int]:
+    """List this process's children, zombies included."""
+    own = str(os.getpid())
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError):
+                # pid (name) state parent ...; the name may hold spaces and parentheses
+                if (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1] == own:
+                    found.add(int(folder.name))
+    return frozenset(found)

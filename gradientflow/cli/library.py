@@ -1,0 +1,42 @@
+"""What is known about the installed library without starting MPI."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gradientflow import _location
+from gradientflow.launch import MPICH, OPEN_MPI
+
+PACKAGE = _location.PACKAGE
+
+
+def build_info() -> dict[str, Any]:
+    """Read what the build recorded about itself; empty where it recorded nothing."""
+    try:
+        return _location.build_info()
+    except (OSError, ValueError):
+        return {}
+
+
+def built_with() -> str | None:
+    """Name the MPI library the core was built with, as ``gradientflow.launch`` names it; None if it is not known."""
+    name = build_info().get("mpi", {}).get("name")
+    if name is None:
+        return None
+    return OPEN_MPI if name == OPEN_MPI else MPICH  # all others descend from MPICH and have its launcher
+
+
+def own_version() -> str:
+    """Give the version of the installed package."""
+    try:
+        return version("gradientflow")
+    except PackageNotFoundError:
+        return str(build_info().get("version", "unknown"))
+
+
+def keep_mpi_unstarted() -> None:
+    """Make loading the core, or mpi4py, no reason to start MPI: this process only wants to look something up."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False

@@ -1,0 +1,33 @@
+"""One rank of the job that ``gradientflow doctor`` starts: sum random integers and report what the library says."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+
+import numpy as np
+
+import gradientflow as gf
+from gradientflow.cli.job import die_with_parent
+
+MARK = "gradientflow-probe "  # the line that carries the report; the MPI library may print others
+
+_COUNT = 100_003  # neither a multiple of the ranks nor of any block
+
+
+def main() -> None:
+    """Sum over all ranks, in node memory and in an ordinary array, and print a report on rank 0."""
+    die_with_parent(signal.SIGKILL)
+    with gf.init() as comm:
+        wrong = {}
+        for memory in ("pool", "array"):
+            values = np.random.default_rng(secrets.randbits(64)).integers(-1000, 1000, _COUNT).astype(np.float32)
+            expected = np.sum(comm.mpi.allgather(values), axis=0)
+            buffer = comm.empty(_COUNT, "float32") if memory == "pool" else np.empty(_COUNT, np.float32)
+            buffer[...] = values
+            comm.allreduce(buffer)
+            wrong[memory] = sum(comm.mpi.allgather(int(np.count_nonzero(buffer != expected))))
+        if comm.rank == 0:
+            report = {"wrong": wrong, "ranks": comm.size, "describe": comm.describe()}
+            print(MARK + json.dumps(report, default=str), flush=True)

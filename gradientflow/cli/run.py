@@ -1,0 +1,47 @@
+"""``gradientflow run``: start a program as an MPI job."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from gradientflow.cli.job import Job, run_job
+from gradientflow.cli.library import built_with
+from gradientflow.launch import LaunchError, find_launcher, launch_environment, mpirun_command, ranks_of_this_job
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
+@click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
+@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(ranks: int, hosts: str | None, dry_run: bool, program: tuple[str, ...]) -> int:
+    """Start PROGRAM as an MPI job of N ranks, with the launcher of the MPI library in use and the flags it needs.
+
+    A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks.
+    """
+    if (outer := ranks_of_this_job()) is not None:
+        raise LaunchError(f"this is already a rank of an MPI job of {outer}: start the program itself, without 'run'")
+    launcher = find_launcher(built_with())
+    command = mpirun_command(launcher, ranks, _executable(program, elsewhere=hosts is not None), hosts)
+    environment = launch_environment(launcher)
+    if dry_run:
+        click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
+        return 0
+    return run_job(Job(command, environment, reads_input=True))
+
+
+def _executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
+    """Put the interpreter before a Python file, and find mistyped names here rather than in N complaints of mpirun."""
+    name = program[0]
+    if name.endswith(".py"):
+        if not elsewhere and not Path(name).is_file():
+            raise LaunchError(f"there is no file {name}")
+        return [sys.executable, *program]
+    if not elsewhere and shutil.which(name) is None:
+        raise LaunchError(f"there is no program {name}, neither on the PATH nor as a path to an executable file")
+    return list(program)

@@ -1,0 +1,172 @@
+"""Starting MPI jobs from tests, and making sure that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gradientflow.launch import OPEN_MPI, Launcher, find_launcher, launch_environment, mpirun_command
+
+RANK_PROGRAMS = Path(__file__).resolve().parent / "ranks"
+TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
+ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job left: its exit status and what its ranks printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+    def line(self, start: str) -> str:
+        """Return the rest of the only line that starts so."""
+        found = [line.removeprefix(start) for line in self.stdout.splitlines() if line.startswith(start)]
+        assert len(found) == 1, f"expected one line that starts with {start!r}\n{self.output}"
+        return found[0].strip()
+
+
+@dataclass
+class Job:
+    """One mpirun under way, in a session of its own."""
+
+    process: subprocess.Popen[str]
+    tag: str
+    timeout: float
+    started: float = field(default_factory=time.monotonic)
+
+    def processes(self) -> list[int]:
+        """List the processes that carry this job's tag: the launcher, the ranks, and whatever they started."""
+        wanted = f"{TAG}={self.tag}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def finish(self) -> Finished:
+        """Wait for the end; kill the job where it takes too long. No process may be left either way."""
+        late = False
+        try:
+            stdout, stderr = self.process.communicate(timeout=self.started + self.timeout - time.monotonic())
+        except subprocess.TimeoutExpired:
+            late = True
+            self.kill()
+            stdout, stderr = self.process.communicate()
+        finished = Finished(self.process.returncode, stdout, stderr)
+        deadline = time.monotonic() + ENDING_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        commands = [_command_of(pid) for pid in left]
+        self.kill()
+        if late:
+            pytest.fail(f"the job had not ended after {self.timeout} s\n{finished.output}")
+        if left:
+            pytest.fail(f"processes are left after the job: {commands}\n{finished.output}")
+        return finished
+
+    def kill(self) -> None:
+        """Kill what is left: the session of the launcher, and the ranks, which have process groups of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return f"{pid}: ended meanwhile"
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Launcher:
+    """Find the launcher that belongs to the MPI library in use."""
+    return find_launcher()
+
+
+@pytest.fixture
+def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
+    """Give ``start_job(n, program, *args, env=None, timeout=60, recover=False)``.
+
+    It starts tests/ranks/<program>.py. With `recover` the launcher lets the other ranks go on after one has died.
+    """
+    jobs: list[Job] = []
+
+    def start(
+        ranks: int,
+        program: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        recover: bool = False,
+    ) -> Job:
+        rank_command = [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
+        command = mpirun_command(launcher, ranks, rank_command)
+        if recover:
+            if launcher.library != OPEN_MPI:
+                pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
+            command.insert(1, "--enable-recovery")
+        tag = uuid.uuid4().hex
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
+        process = subprocess.Popen(
+            command,
+            env={**outside, "OMP_NUM_THREADS": "1", **launch_environment(launcher), **(env or {}), TAG: tag},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        jobs.append(Job(process, tag, timeout))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+        job.process.communicate()
+
+
+@pytest.fixture
+def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
+    """Give ``mpirun(n, program, *args, env=None, timeout=60, recover=False, check=True)``, which runs to the end.
+
+    With `check` the test fails, with the output, unless every rank has exited with 0.
+    """
+
+    def run(
+        ranks: int,
+        program: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        recover: bool = False,
+        check: bool = True,
+    ) -> Finished:
+        finished = start_job(ranks, program, *arguments, env=env, timeout=timeout, recover=recover).finish()
+        if check and finished.returncode != 0:
+            pytest.fail(f"{program} on {ranks} ranks failed: {finished.output}")
+        return finished
+
+    return run

@@ -1,0 +1,143 @@
+"""Random floats, infinities, NaNs and subnormals: one result, to the bit, on all ranks, paths, memories and reruns."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from support import FLOATS, OPS, RANK, SIZE, STORAGE, WORLD, Array, as_tensor, expected, run, same_bits, say, values_of
+
+import gradientflow as gf
+
+COUNT = 20_011
+
+# Settings under which the same call goes other ways inside a node; the result must not show it.
+PATHS: list[dict[str, Any]] = [
+    {},
+    {"inline_bytes": 0, "staging_bytes": 4096},
+    {"inline_bytes": 0, "staging_bytes": 4096, "direct_read_bytes": 1},
+    {"inline_bytes": 0, "streaming_bytes": 1, "direct_read": False},
+    {"inline_bytes": 65536},
+]
+
+
+def wild_inputs(dtype: str, seed: int) -> list[Array]:
+    """Make every rank's input: all orders of magnitude, and one value in eight or so a special one."""
+    generator = np.random.default_rng([seed, SIZE, FLOATS.index(dtype)])
+    specials = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1.0])
+    inputs = []
+    for _ in range(SIZE):
+        values = generator.standard_normal(COUNT) * 2.0 ** generator.integers(-20, 15, COUNT)
+        values = np.where(generator.random(COUNT) < 0.1, generator.choice(specials, COUNT), values)
+        if dtype == "bfloat16":
+            stored = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            with np.errstate(over="ignore"):
+                stored = values.astype(dtype)
+        bits = stored.view(f"uint{8 * stored.itemsize}")
+        small = generator.random(COUNT) < 0.05  # subnormal numbers, and NaNs with a payload
+        bits[small] = generator.integers(1, 100, int(small.sum())).astype(bits.dtype)
+        loaded = np.isnan(values_of(stored, dtype)) & (generator.random(COUNT) < 0.5)
+        bits[loaded] |= generator.integers(1, 100, int(loaded.sum())).astype(bits.dtype)
+        inputs.append(stored)
+    return inputs
+
+
+def as_bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def check_same_on_all_ranks(result: Array, what: str) -> None:
+    everybody = WORLD.allgather(result.tobytes())
+    assert all(each == everybody[0] for each in everybody), f"{what}: the ranks have different bits"
+
+
+def check_value(result: Array, inputs: list[Array], dtype: str, op: str, what: str) -> None:
+    """Compare to NumPy in rank order; which NaN it is does not matter here."""
+    wanted = expected(inputs, dtype, op)
+    nan = np.isnan(values_of(wanted, dtype))
+    assert (np.isnan(values_of(result, dtype)) == nan).all(), f"{what}: NaN in other places than NumPy"
+    assert same_bits(result[~nan], wanted[~nan]), f"{what}: other values than NumPy"
+
+
+def results_of(comm: gf.Communicator, inputs: list[Array], dtype: str, op: str) -> dict[str, Array]:
+    """Run the same reduction in every kind of memory, and as reduce and reduce_scatter."""
+    mine = inputs[RANK]
+    results = {}
+    pool, other_pool = comm.empty(mine.size, mine.dtype), comm.empty(mine.size + 3, mine.dtype)
+    memories = {
+        "pool": pool,
+        "pool, moved": other_pool[3:],
+        "array": np.empty_like(mine),
+        "mixed": pool if RANK % 2 else np.empty_like(mine),
+    }
+    for name, memory in memories.items():
+        memory[:] = mine
+        comm.allreduce(as_tensor(memory, dtype), op)
+        results[name] = memory.copy()
+    out = np.empty_like(mine)
+    comm.allreduce(as_tensor(mine.copy(), dtype), op, out=as_tensor(out, dtype))
+    results["out"] = out.copy()
+    root = SIZE - 1
+    comm.reduce(as_tensor(mine, dtype), root, op, out=as_tensor(out, dtype))
+    results["reduce"] = WORLD.bcast(out, root)
+    block = np.empty(mine.size // SIZE + (RANK < mine.size % SIZE), mine.dtype)
+    comm.reduce_scatter(as_tensor(mine, dtype), op, out=as_tensor(block, dtype))
+    results["reduce_scatter"] = np.concatenate(WORLD.allgather(block))
+    return results
+
+
+def check_inside_a_node() -> str:
+    """Return a digest of all results."""
+    digest = hashlib.sha256()
+    references: dict[tuple[str, str], Array] = {}
+    for settings in PATHS:
+        with gf.init(config=gf.Config(**settings)) as comm:
+            for dtype in FLOATS:
+                inputs = wild_inputs(dtype, 1)
+                for op in OPS:
+                    for name, result in results_of(comm, inputs, dtype, op).items():
+                        what = f"{op} of {dtype}, {name}, {settings}"
+                        if (dtype, op) not in references:
+                            references[dtype, op] = result
+                            check_value(result, inputs, dtype, op, what)
+                            digest.update(result.tobytes())
+                        check_same_on_all_ranks(result, what)
+                        wanted = references[dtype, op]
+                        where = np.flatnonzero(as_bytes(result) != as_bytes(wanted)) // result.itemsize
+                        assert where.size == 0, (
+                            f"{what}: other bits than at first, for example [{where[0]}]: {result[where[0]]} instead of "
+                            f"{wanted[where[0]]} from {[each[where[0]] for each in inputs]}"
+                        )
+    return digest.hexdigest()
+
+
+def check_over_mpi() -> None:
+    """The order of addition is MPI's, but all ranks must still have the same bits."""
+    for node_size in (1, 2):
+        with gf.init(config=gf.Config(node_size=node_size)) as comm:
+            for dtype in FLOATS:
+                inputs = wild_inputs(dtype, 2)
+                for op in OPS:
+                    for count in (1, 1000, COUNT):
+                        x = inputs[RANK][:count].copy()
+                        comm.allreduce(as_tensor(x, dtype), op)
+                        check_same_on_all_ranks(x, f"{op} of {count} {dtype} over MPI, nodes of {node_size}")
+
+
+def main() -> None:
+    assert set(STORAGE) > set(FLOATS)
+    if sys.argv[1] == "mpi":
+        check_over_mpi()
+    else:
+        digest = check_inside_a_node()
+        if RANK == 0:
+            say("digest", digest)
+            with gf.init(MPI.COMM_SELF) as alone:
+                say("simd", alone.describe()["simd"])
+
+
+run(main)

@@ -1,0 +1,228 @@
+"""What the rank programs share: running to an end on all ranks, expecting errors, and tensors to calculate with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from gradientflow import Communicator, Config, init
+from gradientflow.errors import GradientFlowError
+
+Array = NDArray[Any]
+
+WORLD = MPI.COMM_WORLD
+RANK = WORLD.rank
+SIZE = WORLD.size
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+INTEGERS = ["int8", "uint8", "int32", "int64"]
+DTYPES = [*FLOATS, *INTEGERS, "bool"]
+OPS = ["sum", "mean", "max", "min", "prod"]
+
+# How NumPy stores each element type; bfloat16, which it does not know, as its bits.
+STORAGE: dict[str, np.dtype[Any]] = {
+    name: np.dtype("uint16" if name == "bfloat16" else name) for name in DTYPES
+}
+
+
+def is_defined(dtype: str, op: str) -> bool:
+    """Tell whether op is defined on dtype."""
+    if dtype == "bool":
+        return op in ("max", "min")
+    return op != "mean" or dtype in FLOATS
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a program on this rank; an exception ends the whole job at once, with its traceback."""
+    try:
+        main()
+    except BaseException:
+        print(f"rank {RANK}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        WORLD.Abort(1)
+
+
+def run_checks(checks: Sequence[Callable[[Communicator], None]], settings: Sequence[Mapping[str, Any]] = ({},)) -> None:
+    """Run every check on a communicator of its own, under each of the settings, also after one has failed.
+
+    A rank whose check fails closes its communicator, so that the other ranks do not wait for it.
+    """
+    failures = 0
+    for each in settings:
+        for check in checks:
+            try:
+                with init(config=Config(**each)) as comm:
+                    check(comm)
+            except Exception:
+                failures += 1
+                print(f"rank {RANK}: {check.__name__} with {each}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            WORLD.Barrier()
+    if WORLD.allreduce(failures):
+        sys.exit(1)
+
+
+def say(*words: object) -> None:
+    """Print a line, with one write, so that the lines of the ranks stay whole."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+@contextmanager
+def raises(kind: type[BaseException], *fragments: str) -> Iterator[None]:
+    """Expect an exception of exactly this kind, whose message holds all the fragments."""
+    try:
+        yield
+    except BaseException as error:
+        assert type(error) is kind, f"expected {kind.__name__}, not {type(error).__name__}: {error}"
+        for fragment in fragments:
+            assert fragment in str(error), f"{fragment!r} is not in {str(error)!r}"
+        if kind.__module__ == GradientFlowError.__module__:
+            assert len(str(error)) > 10
+    else:
+        message = f"nothing was raised, instead of {kind.__name__}"
+        raise AssertionError(message)
+
+
+# ---- bfloat16 without a framework ------------------------------------------------------------------------------------
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_BFLOAT = 4  # DLPack's code
+
+
+class BFloat16:
+    """The bits of an array, offered through DLPack (the form from before version 1) as bfloat16."""
+
+    def __init__(self, bits: Array) -> None:
+        self._bits = bits
+        self._shape = (ctypes.c_int64 * 1)(bits.size)
+        self._tensor = _Tensor(
+            bits.ctypes.data, _Device(1, 0), 1, _DataType(_BFLOAT, 16, 1), self._shape, None, 0, None, None
+        )
+
+    def __dlpack__(self) -> Any:
+        # The library keeps the capsule while it needs the memory; here the test keeps this object, and so the memory.
+        return _new_capsule(ctypes.addressof(self._tensor), b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def as_tensor(storage: Array, dtype: str) -> Any:
+    """Return what the library takes for an array that stores elements of that dtype."""
+    return BFloat16(storage) if dtype == "bfloat16" else storage
+
+
+def widen(bits: Array) -> NDArray[np.float32]:
+    """Return the values of bfloat16 numbers."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to bfloat16, to nearest even; any NaN becomes the plain one."""
+    bits = values.view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def values_of(storage: Array, dtype: str) -> Array:
+    """Return numbers to calculate with: 16-bit floats as float32."""
+    if dtype == "bfloat16":
+        return widen(storage)
+    return storage.astype(np.float32) if dtype == "float16" else storage
+
+
+def store(values: Array, dtype: str) -> Array:
+    """Return numbers as they are stored."""
+    return narrow(values.astype(np.float32)) if dtype == "bfloat16" else values.astype(STORAGE[dtype])
+
+
+# The first of two equal numbers is kept (0.0 and -0.0 are equal), and NaN wins.
+COMBINE: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "max": lambda a, b: np.where((a >= b) | (a != a), a, b),
+    "min": lambda a, b: np.where((a <= b) | (a != a), a, b),
+}
+
+
+def expected(inputs: list[Array], dtype: str, op: str) -> Array:
+    """Reduce in rank order, 16-bit floats in float32 and rounded once; integers wrap around."""
+    values = [values_of(each, dtype) for each in inputs]
+    combine = COMBINE[op]
+    with np.errstate(all="ignore"):
+        result = values[0].copy()
+        for each in values[1:]:
+            result = combine(result, each)
+        if op == "mean":
+            result = result / result.dtype.type(len(inputs))
+        return store(result, dtype)
+
+
+def exact_inputs(dtype: str, count: int, seed: int, *, overflow: bool = True) -> list[Array]:
+    """Make every rank's input: numbers on which every order of operations gives the same bits.
+
+    Floats hold small powers of two. Integers have their whole range, or, without `overflow`, one so small that the
+    results for up to five ranks fit into it.
+    """
+    random = np.random.default_rng([seed, DTYPES.index(dtype)])
+    inputs = []
+    for _ in range(SIZE):
+        if dtype == "bool":
+            inputs.append(random.integers(0, 2, count).astype(np.bool_))
+        elif dtype in INTEGERS:
+            limits = np.iinfo(dtype)
+            lowest, highest = (limits.min, limits.max) if overflow else (max(limits.min, -2), 2)
+            inputs.append(random.integers(lowest, highest, count, dtype=dtype, endpoint=True))
+        else:
+            inputs.append(store(random.choice(np.float32([-4, -2, -1, 1, 2, 4]), count), dtype))
+    return inputs
+
+
+def same_bits(left: Array, right: Array) -> bool:
+    """Compare two arrays byte for byte."""
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def difference(found: Array, wanted: Array) -> str:
+    """Describe where two arrays differ first."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype}{found.shape} instead of {wanted.dtype}{wanted.shape}"
+    differing = np.flatnonzero(found != wanted)
+    first = differing[0] if differing.size else 0
+    return f"{differing.size} of {wanted.size} differ, first [{first}]: {found[first]} instead of {wanted[first]}"

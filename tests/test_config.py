@@ -1,0 +1,245 @@
+"""Settings: what they accept, which source wins, what a bad one says, and that the documentation lists them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradientflow as gf
+from gradientflow import _core
+from gradientflow.config import Field, fields
+from gradientflow.errors import ArgumentError, GradientFlowError
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "configuration.md"
+parse_bytes: Callable[[str], int] = _core.parse_bytes
+
+UNITS = {"": 0, "B": 0, "K": 10, "KiB": 10, "M": 20, "MiB": 20, "G": 30, "GiB": 30, "T": 40, "TiB": 40}
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in fields():
+        monkeypatch.delenv(field.variable, raising=False)
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@given(number=st.integers(0, 2**20), unit=st.sampled_from(sorted(UNITS)))
+def test_sizes(number: int, unit: str) -> None:
+    assert parse_bytes(f"{number}{unit}") == number << UNITS[unit]
+
+
+def test_the_largest_sizes() -> None:
+    assert parse_bytes(str(2**64 - 1)) == 2**64 - 1
+    assert parse_bytes("16777215T") == 16777215 << 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "K", "-1", "+1", "1.5M", "1 K", " 1", "1 ", "1k", "1kb", "1KB", "1Kib", "0x10", "1e3", "ten", "1KK", "1BB",
+     str(2**64), "16777216T", "99999999999999999999G", "１"],
+)  # fmt: skip
+def test_what_is_not_a_size(text: str) -> None:
+    with pytest.raises(ArgumentError, match="is not a size in bytes"):
+        parse_bytes(text)
+
+
+# ---- every setting ---------------------------------------------------------------------------------------------------
+
+
+def test_fields_are_complete() -> None:
+    found = fields()
+    assert len({field.name for field in found}) == len(found)
+    for field in found:
+        assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
+        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice")
+        assert field.meaning.endswith(".")
+    assert {field.name for field in found} == set(gf.Config())
+
+
+def test_defaults() -> None:
+    assert dict(gf.Config()) == {field.name: field.default for field in fields()}
+
+
+def test_every_default_is_accepted_as_a_value() -> None:
+    for field in fields():
+        assert gf.Config(**{field.name: field.default})[field.name] == field.default
+
+
+GOOD: dict[str, list[tuple[object, str]]] = {
+    "timeout": [(30, "30"), (0.5, "0.5"), ("1e2", "100"), (0.000001, "0.000001"), ("86400", "86400")],
+    "node_size": [(0, "0"), (8, "8"), ("2147483647", "2147483647")],
+    "simd": [("auto", "auto"), ("baseline", "baseline"), ("avx2", "avx2"), ("avx512", "avx512")],
+    "direct_read": [(True, "on"), (False, "off"), ("1", "on"), ("0", "off"), ("yes", "on"), ("no", "off"),
+                    ("true", "on"), ("false", "off"), ("off", "off")],
+    "inline_bytes": [(0, "0"), ("64KiB", "65536"), (100, "100")],
+    "staging_bytes": [(4096, "4096"), ("1GiB", str(2**30)), ("1M", "1048576")],
+    "direct_read_bytes": [(0, "0"), (1, "1"), ("8MiB", "8388608")],
+    "streaming_bytes": [(0, "0"), ("1T", str(2**40))],
+    "spin": [(0, "0"), (1000000, "1000000")],
+    "yields": [(0, "0"), (7, "7")],
+}  # fmt: skip
+
+BAD: dict[str, list[object]] = {
+    "timeout": [0, -1, "nan", "inf", "soon", "", "1s", "5 "],
+    "node_size": [-1, "2.5", "two", "", "2147483648", " 2"],
+    "simd": ["sse", "AVX2", "", "best"],
+    "direct_read": ["maybe", "", "ON", 2],
+    "inline_bytes": [65537, "1MiB", -1, ""],
+    "staging_bytes": [0, 4095, "1KiB", 2**30 + 1, -4096, ""],
+    "direct_read_bytes": [-1, "much", 1.5],
+    "streaming_bytes": ["", "8MB"],
+    "spin": [-1, 1.0, ""],
+    "yields": ["-5", "x"],
+}
+
+
+@pytest.mark.parametrize("seconds", [1e-7, 0.1, 1 / 3, 1e12])
+def test_timeouts_survive_being_written_as_text(seconds: float) -> None:
+    """A communicator gets its settings as texts, so the text of a good value must be a good value."""
+    config = gf.Config(timeout=seconds)
+    assert float(config["timeout"]) == pytest.approx(seconds)
+    assert gf.Config(**config) == config
+
+
+def test_all_settings_are_tried() -> None:
+    assert set(GOOD) == set(BAD) == {field.name for field in fields()}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_accepted_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, text in GOOD[name]:
+        assert gf.Config(**{name: value})[name] == text, (name, value)
+        if not isinstance(value, bool):
+            monkeypatch.setenv(f"GRADIENTFLOW_{name.upper()}", str(value))
+            assert gf.Config()[name] == text, (name, value)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused_values_are_named_with_their_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = f"GRADIENTFLOW_{name.upper()}"
+    for value in BAD[name]:
+        with pytest.raises(ArgumentError) as refusal:
+            gf.Config(**{name: value})
+        assert name in str(refusal.value)
+        assert variable in str(refusal.value)
+        assert f"'{value}'" in str(refusal.value)
+        with monkeypatch.context() as patch:
+            if value != "":  # an empty variable is as good as none
+                patch.setenv(variable, str(value))
+                with pytest.raises(ArgumentError, match=variable):
+                    gf.Config()
+    assert issubclass(ArgumentError, ValueError)
+    assert issubclass(ArgumentError, GradientFlowError)
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in fields():
+        monkeypatch.setenv(field.variable, "")
+    assert dict(gf.Config()) == {field.name: field.default for field in fields()}
+
+
+def test_unknown_settings_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ArgumentError, match="unknown setting 'speed'") as refusal:
+        gf.Config(speed="high")
+    for field in fields():
+        assert field.name in str(refusal.value)
+
+
+def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gf.Config()["staging_bytes"] == "524288"
+    monkeypatch.setenv("GRADIENTFLOW_STAGING_BYTES", "1MiB")
+    assert gf.Config()["staging_bytes"] == "1048576"
+    assert gf.Config(staging_bytes="2MiB")["staging_bytes"] == "2097152"
+    assert gf.Config(timeout=5)["staging_bytes"] == "1048576"
+    monkeypatch.delenv("GRADIENTFLOW_STAGING_BYTES")
+    assert gf.Config()["staging_bytes"] == "524288"
+
+
+def test_a_config_is_a_fixed_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gf.Config(timeout=7)
+    monkeypatch.setenv("GRADIENTFLOW_TIMEOUT", "8")
+    assert config["timeout"] == "7"
+    assert len(config) == len(list(config)) == len(fields())
+    with pytest.raises(KeyError):
+        config["speed"]
+    with pytest.raises(TypeError):
+        config["timeout"] = "9"  # type: ignore[index]
+    assert eval(repr(config), {"Config": gf.Config}) == config
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Return the cells of every table row, without code marks."""
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip().strip("|").split("|")]
+        for line in text.splitlines()
+        if line.lstrip().startswith("|")
+    ]
+
+
+def same_value(field: Field, shown: str) -> bool:
+    """Tell whether a page shows a default: as it is, or, for a size, in another unit."""
+    if shown == field.default:
+        return True
+    if field.unit != "bytes":
+        return shown.split(" ")[0] == field.default
+    try:
+        return parse_bytes(re.split(r"[(,;]", shown)[0].replace(" ", "")) == int(field.default)
+    except ArgumentError:
+        return False
+
+
+VARIABLE = re.compile(r"GRADIENTFLOW_[A-Z_]*[A-Z]")
+
+
+def build_variables() -> set[str]:
+    """Return the variables that the build reads."""
+    return set(VARIABLE.findall((ROOT / "setup.py").read_text(encoding="utf-8")))
+
+
+def test_the_page_lists_every_setting_with_its_default() -> None:
+    rows = table_rows(PAGE.read_text(encoding="utf-8"))
+    for field in fields():
+        of_field = [row for row in rows if field.variable in row]
+        assert len(of_field) == 1, f"{PAGE.name} has {len(of_field)} rows for {field.variable}"
+        assert any(same_value(field, cell) for cell in of_field[0]), f"{of_field[0]} does not show {field.default}"
+
+
+def test_the_page_lists_nothing_else() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    runtime = {field.variable for field in fields()}
+    listed = {cell for row in table_rows(text) for cell in row if cell.startswith("GRADIENTFLOW_")}
+    assert listed - runtime <= build_variables(), "unknown variables"
+    assert runtime <= listed
+    named = set(VARIABLE.findall(text))
+    assert named <= runtime | build_variables(), "variables that nothing reads"
+
+
+def test_no_variable_is_read_behind_the_settings_back() -> None:
+    """The core reads the environment in one place, and knows no variables but the documented ones."""
+    variables: set[str] = set()
+    readers = []
+    for source in sorted((ROOT / "kernels").rglob("*.[ch]*")) + sorted((ROOT / "bindings").rglob("*.[ch]*")):
+        text = source.read_text(encoding="utf-8")
+        variables |= set(re.findall(r'"(GRADIENTFLOW_[A-Z_]*[A-Z])"', text))
+        if "getenv" in text:
+            readers.append(source.relative_to(ROOT).as_posix())
+    assert variables == {field.variable for field in fields()}
+    assert set(readers) <= {"kernels/base/config.cpp", "kernels/compute/simd.cpp"}
+
+
+def test_settings_differ_in_type_only() -> None:
+    with_numbers: dict[str, Any] = {"timeout": 30, "inline_bytes": 128, "direct_read": False}
+    with_texts: dict[str, Any] = {"timeout": "30", "inline_bytes": "128", "direct_read": "off"}
+    assert gf.Config(**with_numbers) == gf.Config(**with_texts)

@@ -1,0 +1,327 @@
+"""Data flow one way: which layer may include or import which, in C++ and in Python, and no cycles anywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+Graph = Mapping[str, set[str]]  # file or module -> what it includes or imports
+
+# ---- C++ -------------------------------------------------------------------------------------------------------------
+
+# {layer: what it may include}, itself aside.
+CPP_LAYERS: dict[str, set[str]] = {
+    "base": set(),
+    "compute": {"base"},
+    "transport": {"base", "compute"},
+    "collective": {"base", "compute", "transport"},
+    "engine": {"base", "compute", "transport", "collective"},
+    "bindings": {"base", "compute", "transport", "collective", "engine"},
+}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
+
+# Headers of outside libraries, and the only layers that may know them.
+OUTSIDE = {"mpi.h": {"transport"}, "pybind11/": {"bindings"}, "Python.h": {"bindings"}}
+
+
+def cpp_files(root: Path) -> list[Path]:
+    suffixes = {".cpp", ".hpp", ".h", ".cu", ".cuh"}
+    folders = (root / "kernels", root / "bindings")
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def cpp_layer(root: Path, path: Path) -> str:
+    parts = path.relative_to(root).parts
+    return parts[1] if parts[0] == "kernels" and len(parts) > 2 else parts[0]
+
+
+def include_graph(root: Path) -> dict[str, set[str]]:
+    """Return {file: files it includes}, as paths from the root; quoted includes must exist."""
+    graph: dict[str, set[str]] = {}
+    for path in cpp_files(root):
+        included = set()
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            target = (path.parent / name).resolve()
+            assert target.is_file(), f"{path} includes {name}, which does not exist"
+            included.add(target.relative_to(root.resolve()).as_posix())
+        graph[path.relative_to(root).as_posix()] = included
+    return graph
+
+
+def wrong_includes(root: Path) -> list[str]:
+    """Name every include that goes up, or to a layer that the table does not have."""
+    wrong = []
+    for file, included in include_graph(root).items():
+        layer = cpp_layer(root, root / file)
+        allowed = CPP_LAYERS.get(layer)
+        if allowed is None:
+            wrong.append(f"{file} is in no layer")
+            continue
+        for target in sorted(included):
+            other = cpp_layer(root, root / target)
+            if other != layer and other not in allowed:
+                wrong.append(f"{file} includes {target}")
+        for name in SYSTEM_INCLUDE.findall((root / file).read_text(encoding="utf-8")):
+            for header, layers in OUTSIDE.items():
+                if name.startswith(header) and layer not in layers:
+                    wrong.append(f"{file} includes <{name}>")
+    return wrong
+
+
+# ---- Python ----------------------------------------------------------------------------------------------------------
+
+# {layer: what it may import}, itself aside. A module's layer is the longest name here that is the module or a package
+# around it.
+PYTHON_LAYERS: dict[str, set[str]] = {
+    "gradientflow.errors": set(),
+    "gradientflow._location": {"gradientflow.errors"},
+    "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.launch": {"gradientflow.errors", "gradientflow._location"},
+}
+PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.pool"}
+PYTHON_LAYERS["gradientflow.frameworks"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.frameworks"] - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
+PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
+PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
+
+CORE = "gradientflow._core"  # the compiled module: anybody may load it
+FRAMEWORKS = {"torch", "jax", "cupy"}
+MAY_IMPORT_FRAMEWORKS = ("gradientflow.frameworks", "gradientflow.bench.gloo")  # the peer of the benchmark needs its own
+
+
+def python_modules(root: Path) -> dict[str, Path]:
+    """Return {module name: file}; the folder bench is installed as gradientflow.bench."""
+    modules = {}
+    for folder, package in ((root / "gradientflow", "gradientflow"), (root / "bench", "gradientflow.bench")):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            name = ".".join([package, *parts])
+            modules[name.removesuffix(".__init__")] = path
+    return modules
+
+
+def python_layer(module: str) -> str:
+    return max((layer for layer in PYTHON_LAYERS if module == layer or module.startswith(f"{layer}.")), key=len)
+
+
+def runtime_imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Give all imports, inside functions too, except those under ``if TYPE_CHECKING``."""
+    if isinstance(tree, ast.Import | ast.ImportFrom):
+        yield tree
+    only_for_types = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
+    for node in tree.orelse if only_for_types else ast.iter_child_nodes(tree):
+        yield from runtime_imports(node)
+
+
+def imported_names(module: str, path: Path, known: set[str]) -> Iterator[str]:
+    """Give the full names of what a module imports; ``from x import y`` is x.y where that is a module, else x."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in runtime_imports(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+            continue
+        base = node.module or ""
+        if node.level:
+            outer = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*outer, base] if base else outer)
+        for alias in node.names:
+            name = f"{base}.{alias.name}"
+            yield name if name in known else base
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    modules = python_modules(root)
+    known = {*modules, CORE}
+    return {name: set(imported_names(name, path, known)) for name, path in modules.items()}
+
+
+def wrong_imports(root: Path) -> list[str]:
+    """Name every import that goes up, and every framework imported outside its place."""
+    wrong = []
+    for module, imported in import_graph(root).items():
+        layer = python_layer(module)
+        for name in sorted(imported):
+            top = name.split(".")[0]
+            if top in FRAMEWORKS and not any(
+                module == place or module.startswith(f"{place}.") for place in MAY_IMPORT_FRAMEWORKS
+            ):
+                wrong.append(f"{module} imports {name}")
+            if top != "gradientflow" or name == CORE:
+                continue
+            other = python_layer(name)
+            if other != layer and other not in PYTHON_LAYERS[layer]:
+                wrong.append(f"{module} imports {name}")
+    return wrong
+
+
+def inner_imports(root: Path) -> dict[str, set[str]]:
+    """Return the imports among our own modules."""
+    graph = import_graph(root)
+    return {module: {name for name in imported if name in graph} for module, imported in graph.items()}
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def find_cycle(graph: Graph) -> list[str]:
+    """Return the files or modules of one cycle, or nothing."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))]
+        path.append(start)
+        while stack:
+            node, rest = stack[-1]
+            target = next((name for name in rest if name not in done and name in graph), None)
+            if target is None:
+                done.add(node)
+                stack.pop()
+                path.pop()
+            elif target in path:
+                return [*path[path.index(target) :], target]
+            else:
+                path.append(target)
+                stack.append((target, iter(sorted(graph[target]))))
+    return []
+
+
+# ---- the repository --------------------------------------------------------------------------------------------------
+
+
+def test_includes_go_down_only() -> None:
+    assert wrong_includes(ROOT) == []
+
+
+def test_there_is_no_include_cycle() -> None:
+    graph = include_graph(ROOT)
+    assert len(graph) > 30
+    assert find_cycle(graph) == []
+
+
+def test_every_layer_is_there() -> None:
+    layers = {cpp_layer(ROOT, path) for path in cpp_files(ROOT)}
+    assert layers == set(CPP_LAYERS)
+
+
+def test_imports_go_down_only() -> None:
+    assert wrong_imports(ROOT) == []
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = inner_imports(ROOT)
+    assert {"gradientflow", "gradientflow.communicator", "gradientflow.bench"} <= set(graph)
+    assert find_cycle(graph) == []
+
+
+def test_only_the_command_line_imports_the_benchmarks() -> None:
+    for module, imported in import_graph(ROOT).items():
+        if python_layer(module) not in ("gradientflow.bench", "gradientflow.cli"):
+            assert not any(name.startswith("gradientflow.bench") for name in imported), module
+
+
+# ---- the checker can fail --------------------------------------------------------------------------------------------
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+GOOD_CPP = {
+    "kernels/base/a.hpp": "#pragma once\n#include <string>\n",
+    "kernels/engine/b.cpp": '#include "../base/a.hpp"\n  #  include "b.hpp"\n',
+    "kernels/engine/b.hpp": "",
+    "bindings/c.cpp": '#include <pybind11/pybind11.h>\n#include "../kernels/engine/b.hpp"\n',
+}
+
+
+def test_the_checker_accepts_a_good_tree(tmp_path: Path) -> None:
+    write(tmp_path, GOOD_CPP)
+    assert wrong_includes(tmp_path) == []
+    assert find_cycle(include_graph(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "finding"),
+    [
+        ({"kernels/base/x.cpp": '#include "../engine/b.hpp"'}, "kernels/base/x.cpp includes kernels/engine/b.hpp"),
+        ({"kernels/compute/x.cu": '#include "../collective/x.hpp"', "kernels/collective/x.hpp": ""},
+         "kernels/compute/x.cu includes kernels/collective/x.hpp"),
+        ({"kernels/engine/x.cpp": "#include <pybind11/numpy.h>"}, "kernels/engine/x.cpp includes <pybind11/numpy.h>"),
+        ({"kernels/collective/x.cpp": "#include <mpi.h>"}, "kernels/collective/x.cpp includes <mpi.h>"),
+        ({"kernels/engine/x.cpp": '#include "../../bindings/x.hpp"', "bindings/x.hpp": ""},
+         "kernels/engine/x.cpp includes bindings/x.hpp"),
+        ({"kernels/extra/x.hpp": ""}, "kernels/extra/x.hpp is in no layer"),
+    ],
+)  # fmt: skip
+def test_the_checker_finds_bad_includes(tmp_path: Path, files: dict[str, str], finding: str) -> None:
+    write(tmp_path, {**GOOD_CPP, **files})
+    assert wrong_includes(tmp_path) == [finding]
+
+
+def test_the_checker_finds_an_include_cycle(tmp_path: Path) -> None:
+    cycle = {f"kernels/base/{name}.hpp": f'#include "{after}.hpp"' for name, after in ("pq", "qr", "rp")}
+    write(tmp_path, {**GOOD_CPP, **cycle})
+    assert find_cycle(include_graph(tmp_path)) == [f"kernels/base/{name}.hpp" for name in "pqrp"]
+
+
+GOOD_PYTHON = {
+    "gradientflow/__init__.py": "from . import errors\nfrom .communicator import Communicator\n",
+    "gradientflow/errors.py": "",
+    "gradientflow/_location.py": "def f():\n    from gradientflow import _core\n    from gradientflow.errors import E\n",
+    "gradientflow/communicator.py": (
+        "from typing import TYPE_CHECKING\nfrom .errors import E\nif TYPE_CHECKING:\n    from .pool import P\n"
+    ),
+    "gradientflow/pool.py": "import numpy\nfrom .communicator import Communicator\n",
+    "gradientflow/frameworks/torch.py": "import torch\nfrom ..pool import P\n",
+    "bench/__init__.py": "",
+    "bench/gloo.py": "import torch.distributed as dist\n",
+    "gradientflow/cli/__init__.py": "from gradientflow.bench import gloo\n",
+}
+
+
+def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
+    write(tmp_path, GOOD_PYTHON)
+    assert wrong_imports(tmp_path) == []
+    assert find_cycle(inner_imports(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "finding"),
+    [
+        ("gradientflow/errors.py", "from . import _location", "gradientflow.errors imports gradientflow._location"),
+        ("gradientflow/handle.py", "from .communicator import C", "gradientflow.handle imports gradientflow.communicator"),
+        ("gradientflow/memory.py", "def f():\n    import gradientflow.pool", "gradientflow.memory imports gradientflow.pool"),
+        ("gradientflow/pool.py", "from gradientflow.bench import gloo", "gradientflow.pool imports gradientflow.bench.gloo"),
+        ("gradientflow/pool.py", "import torch", "gradientflow.pool imports torch"),
+        ("gradientflow/pool.py", "try:\n    import jax.numpy\nexcept ImportError: pass", "gradientflow.pool imports jax.numpy"),
+        ("bench/plan.py", "from cupy import array", "gradientflow.bench.plan imports cupy"),
+        ("bench/plan.py", "from gradientflow.cli import main", "gradientflow.bench.plan imports gradientflow.cli"),
+        ("gradientflow/config.py", "import gradientflow as gf", "gradientflow.config imports gradientflow"),
+        ("gradientflow/communicator.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from .pool import P",
+         "gradientflow.communicator imports gradientflow.pool"),
+    ],
+)  # fmt: skip
+def test_the_checker_finds_bad_imports(tmp_path: Path, file: str, text: str, finding: str) -> None:
+    write(tmp_path, {**GOOD_PYTHON, file: text})
+    assert wrong_imports(tmp_path) == [finding]
+
+
+def test_the_checker_finds_an_import_cycle(tmp_path: Path) -> None:
+    write(tmp_path, {**GOOD_PYTHON, "gradientflow/cli/a.py": "from . import b", "gradientflow/cli/b.py": "from .a import x"})
+    assert find_cycle(inner_imports(tmp_path)) == ["gradientflow.cli.a", "gradientflow.cli.b", "gradientflow.cli.a"]

