@@ -66,7 +66,7 @@ class Peer(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Give back what it holds; all ranks together."""
         ...
 
 

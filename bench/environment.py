@@ -59,6 +59,8 @@ def describe_environment(comm: Communicator, arguments: list[str], load: Load | 
     }
     if load is not None:
         environment |= {"processors_taken_by_others": load.others, "processors_stolen": load.stolen}
+        if warning := load.remark(comm.local_size):
+            environment["warning"] = warning  # so that figures passed on keep it
     return environment
 
 

@@ -44,12 +44,11 @@ class GlooPeer:
 
     def __init__(self, comm: MPI.Comm) -> None:
         torch.set_num_threads(1)  # one thread a rank, like every other contestant
-        self._folder: str | None = None
+        folder = None
         rank, size = comm.Get_rank(), comm.Get_size()
         if len(set(comm.allgather(socket.gethostname()))) == 1:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            self._folder = tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None
-            folder = comm.bcast(self._folder, ROOT)
+            folder = comm.bcast(tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None, ROOT)
             store = dist.FileStore(os.path.join(folder, "store"), size)
         else:
             address = comm.bcast(socket.gethostbyname(socket.gethostname()), ROOT)
@@ -57,6 +56,9 @@ class GlooPeer:
             port = comm.bcast(server.port if server is not None else None, ROOT)
             store = server if server is not None else dist.TCPStore(address, port, size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
+        dist.barrier()
+        if folder is not None and rank == ROOT:
+            shutil.rmtree(folder, ignore_errors=True)  # they have met
 
     def contestant(self, case: Case) -> Contestant:
         """Make it ready to run a case."""
@@ -87,8 +89,6 @@ class GlooPeer:
         return Contestant("gloo", "gloo", "array", source, result, call)
 
     def close(self) -> None:
-        """End the process group and remove the file the ranks met at."""
+        """End the process group."""
         dist.barrier()
         dist.destroy_process_group()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .contestants import OURS
 from .environment import environment_lines
@@ -59,11 +60,20 @@ def save_plot(path: str, results: Sequence[Result], environment: Mapping[str, An
             axes.set_xticks(sorted({result.bytes for result in right}))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(int(size))))
             axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_major_locator(LogLocator(subs=_steps(right), numticks=30))
+            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
             axes.grid(visible=True, which="major", alpha=0.3)
         alone.set_ylabel("algorithm bandwidth, GB/s")
         if right:
             alone.legend(frameon=False)
         where = f"{environment_lines(environment)[0]}; {environment['mpi']}"
-        figure.suptitle(f"{where}. Medians of the slowest rank's times.", fontsize=9)
+        lines = [f"{where}. Medians of the slowest rank's times.", *textwrap.wrap(environment.get("warning", ""), 150)]
+        figure.suptitle("\n".join(lines), fontsize=9)
         figure.savefig(path, dpi=140)
+
+
+def _steps(results: Sequence[Result]) -> tuple[int, ...]:
+    """Choose the labels within a decade: more of them where the figures span few decades."""
+    rates = [result.bytes / result.median_us for result in results if result.median_us]
+    return (1, 2, 5) if rates and max(rates) < 1e3 * min(rates) else (1,)

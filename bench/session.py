@@ -78,22 +78,20 @@ class Session:
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Measure every size of the plan."""
+        """Measure every size of the plan; after an exception the ranks are no longer in step."""
         plan = self._plan
         peers = [_open_peer(name, self._comm) for name in plan.peers]
         meter = LoadMeter(self._comm)
-        try:
-            for done, size in enumerate(plan.sizes):
-                text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
-                self._observe(done, text)
-                self._measure(Case(plan.collective, size, plan.dtype, plan.op, self._comm.size, self._comm.rank), peers)
-            self._observe(len(plan.sizes), "done")
-            self._outcome.load = meter.stop()
-            if remark := self._outcome.load.remark(self._comm.local_size):
-                self._remark(remark)
-        finally:
-            for peer in peers:
-                peer.close()
+        for done, size in enumerate(plan.sizes):
+            text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
+            self._observe(done, text)
+            self._measure(Case(plan.collective, size, plan.dtype, plan.op, self._comm.size, self._comm.rank), peers)
+        self._observe(len(plan.sizes), "done")
+        self._outcome.load = meter.stop()
+        if remark := self._outcome.load.remark(self._comm.local_size):
+            self._remark(remark)
+        for peer in peers:  # together; after an exception the others would not come, and the job ends anyway
+            peer.close()
         return self._outcome
 
     def _measure(self, case: Case, peers: Sequence[Peer]) -> None:

@@ -2,7 +2,9 @@
 
 #include <pybind11/numpy.h>
 
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "../kernels/base/error.hpp"
 #include "dlpack.hpp"
@@ -38,7 +40,7 @@ bool is_contiguous(std::int32_t ndim, const std::int64_t* shape, const std::int6
 }
 
 // kind and size of an element, as NumPy, DLPack and the buffer protocol all tell them
-DType dtype_of(char kind, std::size_t bytes, const char* name, const std::string& text) {
+std::optional<DType> dtype_of(char kind, std::size_t bytes) {
   switch (kind) {
     case 'f':
       if (bytes == 2) return DType::float16;
@@ -62,7 +64,11 @@ DType dtype_of(char kind, std::size_t bytes, const char* name, const std::string
     default:
       break;
   }
-  refuse_type(name, "has dtype " + text +
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse_dtype(const char* name, const std::string& dtype) {
+  refuse_type(name, "has dtype " + dtype +
                         ", which is not supported; supported are float16, bfloat16, float32, float64, int8, uint8, "
                         "int32, int64 and bool, in native byte order");
 }
@@ -76,9 +82,12 @@ TensorView view_numpy(const py::array& array, Access access, const char* name) {
   if (dtype.byteorder() == '>') {
     kind = '>';
   }
+  const std::optional<DType> known = dtype_of(kind, static_cast<std::size_t>(dtype.itemsize()));
+  if (!known) {
+    refuse_dtype(name, py::str(dtype).cast<std::string>());
+  }
   TensorView view;
-  view.dtype = dtype_of(kind, static_cast<std::size_t>(dtype.itemsize()), name,
-                        kind == 'f' || kind == 'i' ? "" : py::str(dtype).cast<std::string>());
+  view.dtype = *known;
   if ((array.flags() & py::array::c_style) == 0) {
     refuse_value(name, not_contiguous);
   }
@@ -99,9 +108,13 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   constexpr std::string_view kinds = "iufVE?b";  // by type code
   const std::size_t code = tensor.dtype.code;
   const char kind = tensor.dtype.lanes == 1 && code < kinds.size() ? kinds[code] : 'V';
+  const std::optional<DType> known = dtype_of(kind, tensor.dtype.bits / 8U);
+  if (!known) {
+    refuse_dtype(name,
+                 "with DLPack code " + std::to_string(code) + " and " + std::to_string(tensor.dtype.bits) + " bits");
+  }
   TensorView view;
-  view.dtype = dtype_of(kind, tensor.dtype.bits / 8U, name,
-                        "of DLPack code " + std::to_string(code) + ", " + std::to_string(tensor.dtype.bits) + " bits");
+  view.dtype = *known;
   if (tensor.strides != nullptr && !is_contiguous(tensor.ndim, tensor.shape, tensor.strides)) {
     refuse_value(name, not_contiguous);
   }

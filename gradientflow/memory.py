@@ -29,7 +29,8 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
         except ImportError as error:
             message = "NumPy arrays of bfloat16 need the package ml_dtypes (`pip install ml_dtypes`)"
             raise ArgumentTypeError(message) from error
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     try:
         return np.dtype(dtype)
     except TypeError as error:

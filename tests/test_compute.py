@@ -99,14 +99,16 @@ def random_bits(dtype: str, count: int, rng: np.random.Generator) -> Array:
     if dtype == "bool":
         return rng.integers(0, 2, count).astype(np.bool_)
     storage = np.dtype(STORAGE[dtype])
-    return np.frombuffer(rng.bytes(count * storage.itemsize), storage).copy()
+    bits: Array = np.frombuffer(rng.bytes(count * storage.itemsize), storage).copy()
+    return bits
 
 
 def random_nan(dtype: str, count: int, rng: np.random.Generator) -> Array:
     """NaN of either sign with any payload, quiet or signalling."""
     infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}[dtype]
     bits = bits_of(random_bits(dtype, count, rng))
-    return (bits | bits.dtype.type(infinity | 1)).view(STORAGE[dtype])
+    nan: Array = (bits | bits.dtype.type(infinity | 1)).view(STORAGE[dtype])
+    return nan
 
 
 # ---------------------------------------------------------------------------------------------------------------------

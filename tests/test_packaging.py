@@ -342,7 +342,7 @@ WITH_MPI = """
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   {
-    gradientflow::engine::Communicator comm(MPI_COMM_WORLD);
+    gradientflow::engine::Communicator comm(MPI_COMM_WORLD, gradientflow::read_config());
     std::printf("%d of %d", comm.rank(), comm.size());
     comm.close(true);
   }

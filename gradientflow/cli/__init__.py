@@ -7,6 +7,7 @@ anything is started, 1 for what went wrong afterwards.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -47,7 +48,8 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         status = 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left; the interpreter would complain about it at exit
+        # The reader of our output has left; what is still buffered must not make the interpreter complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -1,5 +1,7 @@
 #include "config.hpp"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -7,6 +9,7 @@
 #include <limits>
 
 #include "error.hpp"
+#include "text.hpp"
 
 namespace gradientflow {
 namespace {
@@ -78,18 +81,9 @@ std::size_t parse_inline(const std::string& text) {
   return value;
 }
 
-std::string format_number(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') {
-    text.pop_back();
-  }
-  return text;
-}
-
 const std::vector<Accessor>& accessors() {
   static const std::vector<Accessor> table = {
-      {{"timeout", "GRADIENTFLOW_TIMEOUT", "seconds", "How long a call may wait for the other ranks."},
+      {{"timeout", "GRADIENTFLOW_TIMEOUT", "seconds", "How long a rank waits for the others at one point of a call."},
        [](const Config& c) { return format_number(c.timeout); },
        [](Config& c, const std::string& t) { c.timeout = parse_positive(t); }},
       {{"node_size", "GRADIENTFLOW_NODE_SIZE", "ranks",
@@ -176,6 +170,9 @@ Config read_config(const std::map<std::string, std::string>& overrides) {
     }
   }
   for (const auto& [name, text] : overrides) {
+    if (name == "simd" && text != config.simd) {
+      throw Error(ErrorKind::value, "simd holds for the whole process: set GRADIENTFLOW_SIMD in the environment");
+    }
     set_field(config, name, text);
   }
   return config;
@@ -185,12 +182,12 @@ std::size_t parse_bytes(const std::string& text) {
   std::size_t value = 0;
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
-  const std::string unit(end, last);
+  std::string unit(end, last);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
   if (error == std::errc()) {
     int shift = 0;
-    for (const auto* const prefix : {"", "K", "M", "G", "T"}) {
-      const std::string p(prefix);
-      const bool matches = p.empty() ? (unit.empty() || unit == "B") : (unit == p || unit == p + "iB");
+    for (const std::string prefix : {"", "K", "M", "G", "T"}) {
+      const bool matches = unit == prefix || unit == prefix + "B" || (!prefix.empty() && unit == prefix + "IB");
       if (matches && value <= (std::numeric_limits<std::size_t>::max() >> shift)) {
         return value << shift;
       }

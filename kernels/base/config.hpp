@@ -14,7 +14,7 @@ inline constexpr std::size_t kib = 1024;
 inline constexpr std::size_t mib = 1024 * kib;
 
 struct Config {
-  double timeout = 300.0;                   // seconds a collective may wait for other ranks
+  double timeout = 300.0;                   // seconds to wait for the other ranks at one point of a call
   int node_size = 0;                        // ranks that count as one node; 0: the real nodes
   std::string simd = "auto";                // auto, baseline, avx2, avx512
   bool direct_read = true;                  // read ordinary arrays of peers directly, where the kernel lets us
@@ -46,7 +46,7 @@ void set_field(Config& config, std::string_view name, const std::string& text);
 // Defaults, then the environment, then `overrides` {name: text}.
 [[nodiscard]] Config read_config(const std::map<std::string, std::string>& overrides = {});
 
-// "64", "64K", "64KiB", "8MiB", "1GiB" (K, M, G are powers of 1024). Throws Error(value).
+// "64", "64K", "64KB", "64KiB", "8MiB", in any case of letters; K, M, G, T are powers of 1024. Throws Error(value).
 [[nodiscard]] std::size_t parse_bytes(const std::string& text);
 
 }  // namespace gradientflow

@@ -1,5 +1,6 @@
 #include "mpi_collective.hpp"
 
+#include <array>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -17,6 +18,8 @@ using transport::Signature;
 
 constexpr std::size_t round_elements = std::size_t{1} << 30;      // of one MPI call, whose counts are int
 constexpr std::size_t widened_elements = std::size_t{256} << 10;  // of a round through a float32 buffer
+
+bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
 MPI_Datatype native_type(DType dtype) {
   switch (dtype) {
@@ -40,22 +43,47 @@ MPI_Datatype native_type(DType dtype) {
   throw Error(ErrorKind::internal, "MPI has no type for " + std::string(name_of(dtype)));
 }
 
-MPI_Op native_op(ReduceOp op) {
+// The reduction as MPI calls it, by our kernels: the MPI library's own operators differ from ours (and from each other)
+// in NaN and in the overflow of small integers.
+template <ReduceOp op>
+void combine(void* earlier, void* later, int* count, MPI_Datatype* type) {
+  for (int i = 0; i < dtype_count; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    if (!is_half(dtype) && native_type(dtype) == *type) {
+      const std::array<const void*, 2> sources = {earlier, later};
+      compute::reduce({&later, 1}, sources, static_cast<std::size_t>(*count), {dtype, op});
+      return;
+    }
+  }
+}
+
+MPI_User_function* combiner(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::mean:
-      return MPI_SUM;
+      return &combine<ReduceOp::sum>;
     case ReduceOp::max:
-      return MPI_MAX;
+      return &combine<ReduceOp::max>;
     case ReduceOp::min:
-      return MPI_MIN;
+      return &combine<ReduceOp::min>;
     case ReduceOp::prod:
-      return MPI_PROD;
+      return &combine<ReduceOp::prod>;
   }
-  throw Error(ErrorKind::internal, "MPI has no such op");
+  throw Error(ErrorKind::internal, "unknown op");
 }
 
-bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+// An MPI operator for one call. MPI keeps it for as long as a request needs it.
+class Operator {
+ public:
+  explicit Operator(ReduceOp op) { check_mpi(MPI_Op_create(combiner(op), 1, &op_), "MPI_Op_create"); }
+  Operator(const Operator&) = delete;
+  Operator& operator=(const Operator&) = delete;
+  ~Operator() { MPI_Op_free(&op_); }
+  [[nodiscard]] MPI_Op get() const { return op_; }
+
+ private:
+  MPI_Op op_ = MPI_OP_NULL;
+};
 
 // Calls `wait`. When it throws, MPI may still write to `buffer` one day: then the buffer is never freed.
 template <class T, class Wait>
@@ -135,11 +163,11 @@ class Rounds {
   void reduce_native(const std::byte* from, std::byte* to, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);
-    const MPI_Op op = native_op(call_.signature.op);
+    const Operator op(call_.signature.op);
     const void* const source = from == to ? MPI_IN_PLACE : static_cast<const void*>(from);
     start_and_wait([&](MPI_Request* request) {
-      return root == everybody ? MPI_Iallreduce(source, to, count, type, op, mpi_.get(), request)
-                               : MPI_Ireduce(source, to, count, type, op, root, mpi_.get(), request);
+      return root == everybody ? MPI_Iallreduce(source, to, count, type, op.get(), mpi_.get(), request)
+                               : MPI_Ireduce(source, to, count, type, op.get(), root, mpi_.get(), request);
     });
   }
 

@@ -1,7 +1,8 @@
 // The compute kernels: element-wise reduction of several sources, casts and copies over flat memory.
 //
 // All pointers may have any alignment that their element type has (the 1-byte types: any). Sources and destinations
-// may be the same memory (position by position), but must not overlap otherwise. Counts are elements and may be 0.
+// may be the same memory (position by position, so with elements of one size), but must not overlap otherwise. Counts
+// are elements and may be 0.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +13,29 @@
 
 namespace gradientflow::compute {
 
-// Whether results should stay in this core's cache, or stream past it to memory (large data that is not read soon).
+// Whether results should stay in this core's cache, or stream past it to memory (large data that is not read soon). A
+// reduction streams only where that helps: if all destinations lie at the same distance from a cache line boundary, and
+// none is a source.
 enum class Store { cached, streaming };
 
 struct Reduction {
   DType dtype;
   ReduceOp op;
-  int divisor = 1;  // what the result is divided by; with op mean the number of ranks, with other ops 1
+  int divisor = 1;  // what a mean is divided by, the number of ranks; with other ops 1
   Store store = Store::cached;
 };
 
 // destinations[d][i] = (sources[0][i] op sources[1][i] op ...) / divisor, for every d, in one pass over memory.
 // The order of the operands is that of `sources`, the same for every element and at every SIMD level, so the result
 // has the same bits wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest
-// even. Integers wrap around. max and min propagate NaN. sources and destinations are not empty.
+// even. Integers wrap around. max and min propagate NaN, as numpy.maximum does; every NaN that a sum, mean or product
+// yields is the quiet one without sign or payload. Throws Error(value) if sources or destinations are empty, if the
+// divisor is below 1, or if it is not 1 for another op than mean; Error(type) as check_reducible does.
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction);
 
-// destination[i] = source[i] * scale, between float16, bfloat16 and float32 (any pair), rounded to nearest even.
+// destination[i] = source[i] * scale, between float16, bfloat16 and float32 (any pair), rounded to nearest even. A NaN
+// becomes the quiet one without sign or payload. Throws Error(type) for other dtypes.
 void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
           float scale);
 

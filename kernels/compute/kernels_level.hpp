@@ -10,7 +10,6 @@ namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 
 // Sums and products of integers wrap around, so they are computed unsigned. A bool is a byte, 0 or 1, of which the
 // maximum is "or" and the minimum "and".
-extern const KernelTable kernels;
 const KernelTable kernels = {
     .reduce =
         {

@@ -35,7 +35,7 @@ constexpr std::size_t cache_line = 64;
 // A vector of Bytes bytes of T. (A struct, because GCC drops the attribute from an alias of a dependent type.)
 template <class T, std::size_t Bytes>
 struct VectorOf {
-  typedef T Type __attribute__((vector_size(Bytes)));
+  using Type [[gnu::vector_size(Bytes)]] = T;
 };
 
 template <class T, std::size_t Bytes = vector_bytes>

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <string>
 
+#include "../base/text.hpp"
+
 namespace gradientflow::engine {
 
 void Handle::wait(std::optional<double> timeout) {
@@ -12,7 +14,7 @@ void Handle::wait(std::optional<double> timeout) {
   if (!timeout) {
     changed_.wait(lock, is_done);
   } else if (!changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)), is_done)) {
-    throw Error(ErrorKind::timeout, "the call was not done within " + std::to_string(*timeout) + " s; it goes on");
+    throw Error(ErrorKind::timeout, "the call was not done within " + format_number(*timeout) + " s; it goes on");
   }
   if (error_) {
     throw Error(*error_);

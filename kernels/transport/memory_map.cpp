@@ -4,7 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -13,7 +17,34 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::size_t huge_page = std::size_t{2} << 20;
+constexpr std::size_t page = 4096;
+
+// Constants of Linux 5.14 and 6.1, which older headers lack.
+constexpr int advice_populate_write = 23;
+constexpr int advice_collapse = 25;
+
+std::size_t read_number(const char* path) {
+  std::ifstream file(path);
+  std::size_t value = 0;
+  return file >> value ? value : std::numeric_limits<std::size_t>::max();  // "max", or no such file
+}
+
+// An unused range of addresses that begins at a multiple of huge_page, so that huge pages can be mapped there.
+void* reserve_aligned(std::size_t bytes) {
+  const std::size_t reserved = bytes + huge_page;
+  void* const range = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) {
+    return nullptr;
+  }
+  auto* const begin = static_cast<std::byte*>(range);
+  const std::size_t misaligned = reinterpret_cast<std::uintptr_t>(begin) % huge_page;
+  const std::size_t head = misaligned == 0 ? 0 : huge_page - misaligned;
+  if (head > 0) {
+    munmap(begin, head);
+  }
+  munmap(begin + head + bytes, reserved - head - bytes);
+  return begin + head;
+}
 
 }  // namespace
 
@@ -60,15 +91,25 @@ MemoryMap MemoryMap::open(pid_t pid, int descriptor, std::size_t bytes) {
 }
 
 void MemoryMap::map(std::size_t bytes) {
-  void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
+  void* const place = bytes >= huge_page && bytes % page == 0 ? reserve_aligned(bytes) : nullptr;
+  const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+  void* const address = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, descriptor_, 0);
   if (address == MAP_FAILED) {
     throw system_error("cannot map " + std::to_string(bytes) + " bytes of node memory (mmap)", errno);
   }
   data_ = static_cast<std::byte*>(address);
   size_ = bytes;
-  if (bytes >= huge_page) {
-    madvise(address, bytes, MADV_HUGEPAGE);  // a hint: fewer TLB misses where the system grants it
+  madvise(address, bytes, MADV_HUGEPAGE);  // a hint
+}
+
+void MemoryMap::populate(std::size_t offset, std::size_t bytes) const noexcept {
+  if (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
+    for (std::size_t i = 0; i < bytes; i += page) {
+      static_cast<volatile std::byte*>(data_)[offset + i] = std::byte{0};
+    }
   }
+  // Shared memory gets no huge pages of itself on most systems, but those that are there can be made huge.
+  madvise(data_ + offset, bytes, advice_collapse);
 }
 
 void MemoryMap::seal() noexcept {
@@ -85,6 +126,22 @@ void MemoryMap::release() noexcept {
     data_ = nullptr;
     size_ = 0;
   }
+}
+
+std::size_t available_memory() {
+  std::size_t available = std::numeric_limits<std::size_t>::max();
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string name; meminfo >> name;) {
+    std::size_t kib = 0;
+    if (name == "MemAvailable:" && meminfo >> kib) {
+      available = kib * 1024;
+    }
+    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  const std::size_t limit = read_number("/sys/fs/cgroup/memory.max");
+  const std::size_t used = read_number("/sys/fs/cgroup/memory.current");
+  return limit < std::numeric_limits<std::size_t>::max() && used <= limit ? std::min(available, limit - used)
+                                                                          : available;
 }
 
 }  // namespace gradientflow::transport

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "../base/error.hpp"
+#include "../base/text.hpp"
 
 namespace gradientflow::transport {
 
@@ -34,7 +35,7 @@ MpiCommunicator::MpiCommunicator(MPI_Comm original) {
 MpiCommunicator::~MpiCommunicator() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (comm_ != MPI_COMM_NULL && finalized == 0) {
+  if (comm_ != MPI_COMM_NULL && finalized == 0 && !stuck_) {
     MPI_Comm_free(&comm_);
   }
 }
@@ -66,8 +67,9 @@ void MpiCommunicator::wait(MPI_Request& request, double timeout, const std::stri
       continue;
     }
     if (std::chrono::duration<double>(Clock::now() - start).count() > timeout) {
+      stuck_ = true;
       throw Error(ErrorKind::timeout,
-                  what + " timed out after " + std::to_string(timeout) + " s on rank " + std::to_string(rank_));
+                  what + " timed out after " + format_number(timeout) + " s on rank " + std::to_string(rank_));
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, std::chrono::microseconds(500));

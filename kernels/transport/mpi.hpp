@@ -38,16 +38,14 @@ class MpiCommunicator {
   }
 
   // Waits for `request` at most `timeout` seconds: polls, then yields, then sleeps between polls. Throws
-  // Error(timeout) naming `what`; the request is then still under way.
+  // Error(timeout) naming `what`; the request is then still under way, and the communicator is never freed.
   void wait(MPI_Request& request, double timeout, const std::string& what) const;
-
-  // Forgets the MPI communicator without freeing it: what is under way on it will never end.
-  void abandon() noexcept { comm_ = MPI_COMM_NULL; }
 
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
+  mutable bool stuck_ = false;  // a request was given up
 };
 
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).

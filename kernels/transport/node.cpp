@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cstring>
@@ -14,13 +15,13 @@
 #include <system_error>
 
 #include "../base/error.hpp"
+#include "../base/text.hpp"
 
 namespace gradientflow::transport {
 namespace {
 
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t page = 4096;
-constexpr std::size_t huge_page = std::size_t{2} << 20;
 constexpr long nap_nanoseconds = 5'000'000;  // how often a sleeping rank looks up
 
 constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -275,13 +276,12 @@ void Node::raise_timeout(std::uint32_t target) const {
       missing.push_back(world_rank(local));
     }
   }
-  std::string seconds = std::to_string(timeout_);
-  seconds.erase(seconds.find_last_not_of('0') + 1);
-  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + seconds +
+  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + format_number(timeout_) +
                                       " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(world_rank(rank_)) +
                                       ": no sign of " + name_ranks(missing));
 }
 
+// Every rank provides the pages of its own part, so that they are near it on a machine with several memory domains.
 // The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
 // all could open it, after which nobody needs the descriptor any more.
 std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
@@ -294,9 +294,12 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
   const bool leader = rank_ == 0;
   MemoryMap memory;
   Offer offer;
-  if (leader) {
+  const std::size_t total = stride * static_cast<std::size_t>(size_);
+  if (leader && total > available_memory()) {
+    offer.error = ENOMEM;
+  } else if (leader) {
     try {
-      memory = MemoryMap::create(stride * static_cast<std::size_t>(size_));
+      memory = MemoryMap::create(total);
       offer.descriptor = memory.descriptor();
     } catch (const Error& error) {
       offer.error = error.code();
@@ -318,6 +321,9 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
     } catch (const Error& error) {
       offer.error = error.code();
     }
+  }
+  if (offer.error == 0 && stride % huge_page == 0) {
+    memory.populate(static_cast<std::size_t>(rank_) * stride, stride);
   }
   tell();
   memory.seal();

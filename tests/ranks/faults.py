@@ -1,0 +1,419 @@
+"""One rank dies, leaves, is late or is interrupted; the others must be told who and go on or end, never hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, WORLD, raises, run, say
+
+import gradientflow as gf
+from gradientflow.errors import ClosedError, CommunicationTimeoutError, PeerError
+
+TOTAL = SIZE * (SIZE + 1) // 2
+FAULTY = 1
+SOON = 5.0  # seconds within which everybody must know
+LARGE = 400_000  # elements that take several pieces
+
+
+def mine(count: int = 10) -> np.ndarray:
+    return np.full(count, RANK + 1, np.float64)
+
+
+def works(comm: gf.Communicator) -> None:
+    for count in (10, 5000):
+        assert (comm.allreduce(mine(count)) == comm.mpi.allreduce(RANK + 1)).all()
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < SOON, f"it took {time.monotonic() - start:.1f} s"
+
+
+def tell_memory() -> None:
+    """Print which node memory this process maps, so that the test can look for those who still do."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    inodes = set(re.findall(r"\S+ \S+ \S+ \S+ (\d+) +/memfd:gradientflow", maps))
+    say("memory", *sorted(inodes))
+
+
+def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
+    """Return calls of every kind, each to be made once, on communicators of their own."""
+    array, large = mine(), mine(LARGE)
+    node_memory = comm.empty(5000, "float64")
+    pool = gf.GradientPool(comm, [3000, 5])
+    return {
+        "allreduce of 10 float64": lambda: comm.allreduce(array),
+        f"allreduce of {LARGE} float64": lambda: comm.allreduce(large),
+        "allreduce of 5000 float64": lambda: comm.allreduce(node_memory),
+        "reduce of 10 float64": lambda: comm.reduce(array),
+        f"broadcast of {LARGE} float64": lambda: comm.broadcast(large, root=FAULTY),
+        "allgather of 10 float64": lambda: comm.allgather(array),
+        "reduce_scatter of 10 float64": lambda: comm.reduce_scatter(array),
+        "barrier": comm.barrier,
+        "allreduce of 100 float64": lambda: comm.allreduce_async(mine(100)).wait(timeout=60),
+        "allreduce of 3024 float32": pool.wait,
+        "allocate of 4000 bytes": lambda: comm.empty(1000),
+    }
+
+
+def wait_and_be_told(comms: list[gf.Communicator], fragment: str) -> None:
+    """Make one call on each communicator; the faulty rank does not take part in any."""
+    calls = [every_call(comm) for comm in comms]  # needs all ranks
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        return
+    for number, comm in enumerate(comms):
+        name, call = list(calls[number].items())[number]
+        with soon(), raises(PeerError, f"rank {FAULTY}", fragment, name, f"while rank {RANK} waited"):
+            call()
+        for later in (comm.barrier, lambda: comm.allreduce(mine()), lambda: comm.allreduce_async(mine()), lambda: comm.empty(3)):
+            start = time.monotonic()
+            with raises(PeerError, "cannot be used any more", f"rank {FAULTY}", fragment):
+                later()
+            assert time.monotonic() - start < 1
+        assert not comm.closed
+        comm.close()
+        comm.close()
+        assert comm.closed
+        with raises(ClosedError):
+            comm.barrier()
+
+
+def communicators() -> list[gf.Communicator]:
+    with gf.init() as comm:
+        number = len(every_call(comm))
+    return [gf.init() for _ in range(number)]
+
+
+# ---- death -----------------------------------------------------------------------------------------------------------
+
+
+def kill_one_of_many_waits(how: str) -> None:
+    """A rank dies while the others wait in all kinds of calls; a communicator without it goes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    others = WORLD.Split(int(RANK == FAULTY), RANK)
+    comms = communicators()
+    with gf.init(others) as survivors:
+        array = survivors.empty(100, "float64")
+        wait_and_be_told(comms, f"(process {WORLD.bcast(os.getpid(), FAULTY)}) has died")
+        if RANK == FAULTY:
+            os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(3)
+        tell_memory()
+        array[:] = RANK + 1
+        works(survivors)
+        assert (survivors.allreduce(array) == TOTAL - FAULTY - 1).all()
+
+
+def kill_one(count: int) -> None:
+    """As users meet it: mpirun ends the other ranks soon after, but they have been told before that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    comm = gf.init()
+    works(comm)
+    tell_memory()
+    x = mine(count)
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with soon(), raises(PeerError, f"rank {FAULTY} (process", "has died", f"allreduce of {count} float64"):
+        comm.allreduce(x)
+
+
+def kill_one_during_calls() -> None:
+    """Nobody is at a known place: the ranks are in the middle of large calls when one dies."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    comm = gf.init()
+    large = comm.empty(4 * LARGE) if SIZE % 2 else np.zeros(4 * LARGE, np.float32)
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    start = time.monotonic()
+    while time.monotonic() - start < 0.2 + SOON:
+        try:
+            comm.allreduce(large)
+        except PeerError as error:  # of the one that died, or of one that noticed it first
+            assert re.search("rank [0-9]+ .*(has died|has given up)", str(error))  # noqa: PT017
+            return
+    message = "nothing was noticed"
+    raise AssertionError(message)
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def leave_by_closing() -> None:
+    comms = communicators()
+    wait_and_be_told(comms, "has closed its communicator")
+    if RANK == FAULTY:
+        for comm in comms:
+            comm.close()
+
+
+def leave_by_ending() -> None:
+    """The program of a rank is at its end, and nothing was closed: the last thing in a job."""
+    kept.extend(communicators())
+    wait_and_be_told(kept, "has closed its communicator")
+
+
+kept: list[gf.Communicator] = []
+
+
+def leave_by_raising() -> None:
+    comm = gf.init()
+    WORLD.Barrier()
+    try:
+        with soon(), comm:
+            works(comm)
+            if RANK == FAULTY:
+                message = "something of the user's"
+                raise KeyError(message)
+            comm.allreduce(mine())
+    except KeyError:
+        assert RANK == FAULTY
+    except PeerError as error:
+        assert f"rank {FAULTY} has closed its communicator" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError
+    assert comm.closed
+
+
+def crash() -> None:
+    """An exception that nobody catches: the others are told, and mpirun ends the job."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    comm = gf.init()
+    works(comm)
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        message = "a mistake of the user's"
+        raise RuntimeError(message)
+    with soon(), raises(PeerError, f"rank {FAULTY} has closed its communicator"):
+        comm.allreduce(mine())
+    say("survived", RANK)
+
+
+# ---- being late ------------------------------------------------------------------------------------------------------
+
+
+def late(node_size: int) -> None:
+    """Some ranks come later than the others want to wait: those are named, and the late ones are told too."""
+    missing = [rank for rank in (1, 3) if rank < SIZE]
+    named = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+    config = gf.Config(timeout=1, node_size=node_size)
+    for call in ("allreduce", "async", "large") if not node_size else ("allreduce", "async"):
+        comm = gf.init(config=config)
+        arguments = mine(LARGE if call == "large" else 10)
+
+        def make(comm: gf.Communicator = comm, call: str = call, x: np.ndarray = arguments) -> None:
+            if call == "async":
+                comm.allreduce_async(x).wait()
+            else:
+                comm.allreduce(x)
+
+        if RANK not in missing:
+            start = time.monotonic()
+            with raises(CommunicationTimeoutError, "timed out after 1 s", f"rank {RANK}") as caught:
+                make()
+            assert 0.9 < time.monotonic() - start < 1 + SOON
+            del caught
+            if not node_size:
+                check_names(comm, named)
+            with raises(CommunicationTimeoutError, "cannot be used any more"):
+                comm.barrier()
+        WORLD.Barrier()
+        if RANK in missing:
+            with soon():
+                expect_an_error(make, comm, node_size)
+        WORLD.Barrier()
+        comm.close()
+
+
+def check_names(comm: gf.Communicator, named: str) -> None:
+    try:
+        comm.barrier()
+    except CommunicationTimeoutError as error:
+        assert str(error).endswith(f": no sign of {named}"), error  # noqa: PT017
+
+
+def expect_an_error(make: Callable[[], None], comm: gf.Communicator, node_size: int) -> None:
+    """A small call that lacked nobody else may still come to its end; the next one may not."""
+    try:
+        make()
+        comm.barrier()
+    except PeerError as error:
+        assert "has given up after an error" in str(error)  # noqa: PT017
+    except CommunicationTimeoutError:
+        assert node_size  # over MPI nobody can see what became of the others
+    else:
+        message = "a rank that came too late was not told"
+        raise AssertionError(message)
+
+
+def stopped() -> None:
+    """A rank that is stopped, not dead, is missing too; woken up, it is told."""
+    others = WORLD.Split(int(RANK == FAULTY), RANK)
+    comm = gf.init(config=gf.Config(timeout=1))
+    pid = WORLD.bcast(os.getpid(), FAULTY)
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        os.kill(pid, signal.SIGSTOP)  # until rank 0 wakes it
+        with soon():
+            expect_an_error(lambda: comm.allreduce(mine()), comm, 0)
+    else:
+        with raises(CommunicationTimeoutError, "timed out after 1 s", f"no sign of rank {FAULTY}"):
+            comm.allreduce(mine())
+        others.Barrier()
+        if RANK == 0:
+            os.kill(pid, signal.SIGCONT)
+    WORLD.Barrier()
+
+
+def patient() -> None:
+    """No timeout is too long to wait with."""
+    for timeout in (1e6, 1e10, 1e15):
+        for node_size in (0, 1):
+            with gf.init(config=gf.Config(timeout=timeout, node_size=node_size)) as comm:
+                if RANK == 0:
+                    time.sleep(0.1)
+                assert (comm.allreduce(mine()) == TOTAL).all()
+                handle = comm.allreduce_async(mine())
+                assert (handle.wait(timeout=timeout) == TOTAL).all()
+
+
+# ---- closing and interrupting ----------------------------------------------------------------------------------------
+
+
+def close_during_a_call() -> None:
+    """close() in another thread lets a call end; leaving by an exception does not."""
+    comm = gf.init()
+    x = mine(5000)
+    if RANK == 0:
+        closer = threading.Thread(target=lambda: (WORLD.Recv(np.empty(1), 1), time.sleep(0.05), comm.close()))
+        closer.start()
+        WORLD.Send(np.empty(1), 1)
+        comm.allreduce(x)
+        closer.join(timeout=20)
+        assert not closer.is_alive()
+    else:
+        if RANK == 1:
+            WORLD.Recv(np.empty(1), 0)
+            WORLD.Send(np.empty(1), 0)
+        time.sleep(0.2)
+        comm.allreduce(x)
+        comm.close()
+    assert (x == TOTAL).all()
+    assert comm.closed
+    with raises(ClosedError):
+        comm.allreduce(x)
+
+
+
+def leave_during_a_call(node_size: int) -> None:
+    """Leaving `with` by an exception, in another thread, ends a call that waits for ranks that do not come."""
+    comm = gf.init(config=gf.Config(timeout=12, node_size=node_size))
+    WORLD.Barrier()
+    if RANK == 0:
+        closer = threading.Thread(target=lambda: (time.sleep(0.1), comm.__exit__(KeyError, KeyError(), None)), daemon=True)
+        closer.start()
+        with soon(), raises(ClosedError, "closed during allreduce of 5000 float64"):
+            comm.allreduce(mine(5000))
+        closer.join(timeout=SOON)
+        assert not closer.is_alive(), "the call has ended, but close() has not"
+        assert comm.closed
+    WORLD.Barrier()
+    comm.close()
+
+
+def leave_what_is_under_way(node_size: int) -> None:
+    """An exception inside `with` does not wait for asynchronous calls that the others never join."""
+    comm = gf.init(config=gf.Config(timeout=12, node_size=node_size))
+    WORLD.Barrier()
+    if RANK == 0:
+        with soon(), contextlib.suppress(KeyError), comm:
+            handles = [comm.allreduce_async(mine()), comm.allreduce_async(mine(5000)), comm.barrier_async()]
+            time.sleep(0.1)  # so that the first is under way
+            message = "something of the user's"
+            raise KeyError(message)
+        assert comm.closed
+        for handle in handles:
+            with soon(), raises(ClosedError):
+                handle.wait()
+    WORLD.Barrier()
+    comm.close()
+
+
+def wait_for_ever() -> None:
+    """Rank 1 never comes: for tests that end the job from outside."""
+    comm = gf.init()
+    works(comm)
+    WORLD.Barrier()
+    say("ready")
+    if RANK == FAULTY:
+        while True:
+            time.sleep(1)
+    comm.allreduce(mine())
+
+
+def interrupt() -> None:
+    """Ctrl-C in a rank that computes; the others wait for it."""
+    comm = gf.init()
+    WORLD.Barrier()
+    try:
+        with comm:
+            works(comm)
+            if RANK == FAULTY:
+                signal.raise_signal(signal.SIGINT)
+            with soon(), raises(PeerError, f"rank {FAULTY} has closed"):
+                comm.allreduce(mine())
+    except KeyboardInterrupt:
+        assert RANK == FAULTY
+
+
+MODES: dict[str, Callable[[], None]] = {
+    "kill": lambda: kill_one_of_many_waits("kill"),
+    "die": lambda: kill_one_of_many_waits("exit"),
+    "kill_small": lambda: kill_one(10),
+    "kill_large": lambda: kill_one(LARGE),
+    "kill_during_calls": kill_one_during_calls,
+    "end": leave_by_ending,
+    "close": leave_by_closing,
+    "raise": leave_by_raising,
+    "late": lambda: late(0),
+    "late_over_mpi": lambda: late(1),
+    "stopped": stopped,
+    "patient": patient,
+    "close_during_a_call": close_during_a_call,
+    "leave_during_a_call": lambda: leave_during_a_call(0),
+    "leave_during_a_call_over_mpi": lambda: leave_during_a_call(1),
+    "leave_async": lambda: leave_what_is_under_way(0),
+    "leave_async_over_mpi": lambda: leave_what_is_under_way(1),
+    "wait_for_ever": wait_for_ever,
+    "interrupt": interrupt,
+}
+
+def main() -> None:
+    for mode in sys.argv[1:]:
+        WORLD.Barrier()
+        try:
+            MODES[mode]()
+        except Exception:
+            say(f"rank {RANK} failed in {mode}")
+            raise
+    say("survived", RANK)
+
+
+if sys.argv[1] == "crash":
+    crash()  # without anything around it
+else:
+    run(main)

@@ -1,0 +1,109 @@
+"""Ranks that die, leave, are late or are interrupted: the others are told who, within seconds, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def survivors(finished: Any) -> set[int]:  # noqa: ANN401
+    """Return the ranks that say that they have seen what they should."""
+    return {int(rank) for rank in re.findall(r"^survived (\d+)$", finished.stdout, re.MULTILINE)}
+
+
+def users_of_memory(finished: Any) -> list[str]:  # noqa: ANN401
+    """Return the processes that still map, or hold open, the node memory that the ranks told of."""
+    inodes = {inode for line in re.findall(r"^memory (.+)$", finished.stdout, re.MULTILINE) for inode in line.split()}
+    assert inodes
+    users = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mapped = re.findall(r"(\d+) +/memfd:gradientflow", (process / "maps").read_text(encoding="utf-8"))
+            opened = [str(os.stat(fd).st_ino) for fd in (process / "fd").iterdir() if "memfd:gradientflow" in os.readlink(fd)]
+        except OSError:
+            continue
+        if inodes & {*mapped, *opened}:
+            users.append(process.name)
+    return users
+
+
+# ---- death -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "how"), [(5, "kill"), (3, "die")])
+def test_the_others_are_told_who_died_and_can_go_on(mpirun: Run, ranks: int, how: str) -> None:
+    finished = mpirun(ranks, "faults", how, recover=True, check=False)
+    assert survivors(finished) == set(range(ranks)) - {1}, finished.output
+    assert users_of_memory(finished) == []
+
+
+@pytest.mark.parametrize(("ranks", "mode"), [(3, "kill_small"), (5, "kill_large")])
+def test_the_others_are_told_before_mpirun_ends_them(mpirun: Run, ranks: int, mode: str) -> None:
+    finished = mpirun(ranks, "faults", mode, check=False)
+    assert finished.returncode != 0
+    assert survivors(finished) == set(range(ranks)) - {1}, finished.output
+    assert users_of_memory(finished) == []
+
+
+@pytest.mark.parametrize(("ranks", "direct_read"), [(2, "on"), (3, "off"), (4, "off")])
+def test_a_death_in_the_middle_of_large_calls(mpirun: Run, ranks: int, direct_read: str) -> None:
+    env = {"GRADIENTFLOW_DIRECT_READ": direct_read, "GRADIENTFLOW_DIRECT_READ_BYTES": "1MiB"}
+    finished = mpirun(ranks, "faults", "kill_during_calls", env=env, recover=True, check=False)
+    assert survivors(finished) == set(range(ranks)) - {1}, finished.output
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_that_nobody_catches(mpirun: Run) -> None:
+    finished = mpirun(3, "faults", "crash", check=False)
+    assert finished.returncode != 0
+    assert "a mistake of the user's" in finished.stderr
+    assert survivors(finished) == {0, 2}, finished.output
+
+
+# ---- in order, so many in one job ------------------------------------------------------------------------------------
+
+
+def test_ranks_that_leave_are_stopped_or_interrupted(mpirun: Run) -> None:
+    inside = ["close_during_a_call", "leave_during_a_call", "leave_async", "interrupt"]
+    assert survivors(mpirun(3, "faults", "close", "raise", "stopped", *inside, "end")) == {0, 1, 2}
+
+
+def test_late_ranks_are_named_and_told(mpirun: Run) -> None:
+    assert survivors(mpirun(5, "faults", "late")) == {0, 1, 2, 3, 4}
+
+
+def test_late_ranks_over_mpi(mpirun: Run) -> None:
+    assert survivors(mpirun(2, "faults", "late_over_mpi")) == {0, 1}
+
+
+def test_closing_during_calls_over_mpi(mpirun: Run) -> None:
+    assert survivors(mpirun(2, "faults", "leave_during_a_call_over_mpi", "leave_async_over_mpi")) == {0, 1}
+
+
+def test_very_long_timeouts(mpirun: Run) -> None:
+    assert survivors(mpirun(2, "faults", "patient")) == {0, 1}
+
+
+# ---- ended from outside ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_all_ranks(start_job: Run, number: signal.Signals) -> None:
+    """Two ranks wait in a call at that moment. That no process is left, finish() checks."""
+    job = start_job(3, "faults", "wait_for_ever", timeout=30)
+    ready = [job.process.stdout.readline() for _ in range(3)]
+    assert ready == ["ready\n"] * 3
+    time.sleep(0.2)
+    job.process.send_signal(number)
+    assert job.finish().returncode != 0
