@@ -1,8 +1,8 @@
 """Where the installed package is, and how its compiled core is loaded.
 
 Python started in the root of the repository finds the source folder ``gradientflow`` before any installed package.
-After a plain ``pip install .`` that folder holds no compiled core, so it gives way to the installed package as a whole:
-see `use_installed_package`.
+After a plain ``pip install .`` that folder holds no compiled core, or one left over from an earlier editable install,
+so it gives way to the installed package as a whole: see `use_installed_package`.
 
 The core and mpi4py must use one and the same MPI library. mpi4py goes first, because it decides which library the
 process gets; then the core, whose dependency the loader resolves to the library already there: see `load_core`.
@@ -28,7 +28,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def use_installed_package() -> bool:
-    """Import the installed package instead of this source folder, if this one has not been compiled.
+    """Import the installed package instead of this one, if this one is a source folder that only lies in the way.
+
+    That is a folder that has not been compiled, or from which Python was started while a package is installed
+    elsewhere. An editable install of this folder, and a compiled folder named in PYTHONPATH, stay as they are.
 
     Called at the top of ``gradientflow/__init__.py``, which stops there when the answer is yes: ``sys.modules`` then
     holds the installed package, with its own submodules, and that is what the import statement returns.
@@ -43,11 +46,14 @@ def use_installed_package() -> bool:
     ImportError
         If this folder has not been compiled and no installed package is found.
     """
-    if _is_compiled(PACKAGE):
+    compiled = _is_compiled(PACKAGE)
+    if compiled and not _is_start_folder(PACKAGE.parent):
         return False
     name = PACKAGE.name
-    spec = _find_installed(name)
+    spec = _find_installed(name, editable=not compiled)
     if spec is None or spec.loader is None:
+        if compiled:
+            return False
         version = ".".join(map(str, sys.version_info[:2]))
         message = (
             f"{name} in {PACKAGE.parent} has not been compiled for Python {version}, and no installed {name} was "
@@ -67,15 +73,20 @@ def _is_compiled(package: Path) -> bool:
     return any((package / f"_core{suffix}").is_file() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
-def _find_installed(name: str) -> ModuleSpec | None:
-    """Find a compiled package of that name the way import does, without stopping at folders that are not compiled."""
-    for finder in sys.meta_path:
-        if finder is PathFinder:
-            candidates = (PathFinder.find_spec(name, [entry]) for entry in sys.path)
-        else:  # an editable install of another source folder has a finder of its own
-            candidates = (finder.find_spec(name, None) for _ in range(1))
-        for spec in candidates:
-            if spec is not None and spec.origin is not None and _is_compiled(Path(spec.origin).parent):
+def _is_start_folder(folder: Path) -> bool:
+    """Tell whether a folder is first on the path, where Python puts the one it was started in or the script's."""
+    return bool(sys.path) and Path(sys.path[0]).resolve() == folder  # Path("") is the current folder
+
+
+def _find_installed(name: str, *, editable: bool) -> ModuleSpec | None:
+    """Find a compiled package other than this one, the way import does but without stopping at those not compiled."""
+    candidates = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
+    if editable:  # an editable install of another source folder has a finder of its own
+        candidates += [finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder]
+    for spec in candidates:
+        if spec is not None and spec.origin is not None:
+            package = Path(spec.origin).resolve().parent
+            if package != PACKAGE and _is_compiled(package):
                 return spec
     return None
 
@@ -84,17 +95,6 @@ def build_info() -> dict[str, Any]:
     """Return what the build wrote down: versions, compiler, and the MPI library the core was built against."""
     info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
     return info
-
-
-__version__: str  # read when asked for: the source folder has no build information
-
-
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        version: str = build_info()["version"]
-        return version
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
 
 
 class MPILibrary(NamedTuple):

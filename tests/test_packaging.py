@@ -211,7 +211,8 @@ def uncompiled(tmp_path: Path) -> Path:
 def origins(output: str) -> set[Path]:
     """Return the top folders of the modules that WHERE has printed."""
     assert output
-    return {PACKAGE if Path(line).is_relative_to(PACKAGE) else Path(line).parent for line in output.splitlines()}
+    files = [Path(line).resolve() for line in output.splitlines()]
+    return {PACKAGE if file.is_relative_to(PACKAGE) else file.parent for file in files}
 
 
 # In an editable installation gradientflow.bench comes from the repository's bench folder.
@@ -231,6 +232,27 @@ def test_uncompiled_sources_give_way_when_a_submodule_is_asked_for_first(uncompi
 def test_uncompiled_sources_give_way_under_python_m(uncompiled: Path) -> None:
     (uncompiled / "gradientflow" / "__main__.py").write_text("raise SystemExit('the wrong one')")
     assert "Usage" in run(sys.executable, "-m", "gradientflow", "--help", cwd=uncompiled)
+
+
+@pytest.mark.parametrize("command", [["-c", WHERE], ["script.py"]], ids=["-c", "script"])
+def test_left_over_core_in_the_sources_is_not_used(uncompiled: Path, command: list[str]) -> None:
+    """As after an editable install that a plain one has replaced."""
+    (uncompiled / "gradientflow" / CORE.name).write_text("left over")
+    site = uncompiled / "site"
+    site.mkdir()
+    (site / "gradientflow").symlink_to(PACKAGE)
+    assert origins(run(sys.executable, *command, cwd=uncompiled, PYTHONPATH=str(site))) == INSTALLED
+
+
+def test_compiled_sources_named_in_pythonpath_are_used(
+    uncompiled: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (uncompiled / "gradientflow" / CORE.name).write_text("compiled")
+    shutil.copy(PACKAGE / "_build_info.json", uncompiled / "gradientflow")
+    code = "import gradientflow; print(gradientflow.__file__)"
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    found = run(sys.executable, "-c", code, cwd=elsewhere, PYTHONPATH=str(uncompiled))
+    assert Path(found) == uncompiled / "gradientflow" / "__init__.py"
 
 
 def test_uncompiled_sources_alone_say_what_to_do(uncompiled: Path) -> None:
@@ -342,9 +364,8 @@ WITH_MPI = """
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   {
-    gradientflow::engine::Communicator comm(MPI_COMM_WORLD, gradientflow::read_config());
-    std::printf("%d of %d", comm.rank(), comm.size());
-    comm.close(true);
+    const auto comm = gradientflow::engine::Communicator::make(MPI_COMM_WORLD);
+    std::printf("%d of %d", comm->rank(), comm->size());
   }
   MPI_Finalize();
 }

@@ -43,6 +43,12 @@ void futex_wake(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Cores that this process may use.
+std::size_t cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? static_cast<std::size_t>(CPU_COUNT(&set)) : 1;
+}
+
 // What the leader offers and what the others report while memory is handed over.
 struct Offer {
   std::uint64_t token = 0;
@@ -114,7 +120,7 @@ Node::Node(MemoryMap control, const Topology& topology, const Config& config)
       size_(static_cast<int>(topology.local().size())),
       world_ranks_(topology.local()),
       timeout_(config.timeout),
-      spin_(config.spin),
+      spin_(topology.local().size() <= cores() ? config.spin : 0),
       yields_(config.yields) {
   for (const int r : world_ranks_) {
     processes_.emplace_back(topology.pids[static_cast<std::size_t>(r)]);
@@ -149,7 +155,6 @@ std::byte* Node::staging(int local, std::size_t slot) const noexcept {
 void Node::exchange(const Signature& signature, const Location& input, const Location& output,
                     std::span<const std::byte> payload) {
   ++sequence_;
-  announcing_ = true;
   signature_ = signature;
   Announcement& mine = *announcement_at(rank_, sequence_);
   mine.signature = signature;
@@ -158,9 +163,10 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
   if (!payload.empty()) {
     std::memcpy(reinterpret_cast<std::byte*>(&mine) + sizeof(Announcement), payload.data(), payload.size());
   }
+  tasks(rank_).taken.store(0, std::memory_order_relaxed);
+  tasks(rank_).done.store(0, std::memory_order_relaxed);
   publish(mine.sequence, sequence_);
-  wait_for_all(sequence_);
-  announcing_ = false;
+  wait_for_all(Event::announcement, sequence_);
   bool same = true;
   for (int local = 0; local < size_; ++local) {
     same = same && announcement(local).signature == signature;
@@ -188,67 +194,92 @@ void Node::publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexce
   }
 }
 
-std::atomic<std::uint32_t>& Node::awaited(int local) const noexcept {
-  return announcing_ ? announcement_at(local, sequence_)->sequence : flags(local).progress;
+std::uint32_t Node::take_task(int owner, std::uint32_t tasks_each) noexcept {
+  std::atomic<std::uint32_t>& taken = tasks(owner).taken;
+  return taken.load(std::memory_order_relaxed) < tasks_each ? taken.fetch_add(1, std::memory_order_relaxed)
+                                                            : tasks_each;
+}
+
+void Node::finish_task(int owner, std::uint32_t tasks_each) noexcept {
+  std::atomic<std::uint32_t>& done = tasks(owner).done;
+  if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == tasks_each &&
+      flags(owner).sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake(done);
+  }
+}
+
+std::atomic<std::uint32_t>& Node::awaited(int local, Event event) const noexcept {
+  switch (event) {
+    case Event::announcement:
+      return announcement_at(local, sequence_)->sequence;
+    case Event::tasks:
+      return tasks(local).done;
+    case Event::step:
+      break;
+  }
+  return flags(local).progress;
 }
 
 // Counters wrap around; a peer is never ahead by more than a few.
-bool Node::arrived(int local, std::uint32_t target) const noexcept {
-  return static_cast<std::int32_t>(awaited(local).load(std::memory_order_acquire) - target) >= 0;
+bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept {
+  return static_cast<std::int32_t>(awaited(local, event).load(std::memory_order_acquire) - target) >= 0;
 }
 
 // The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
-void Node::wait_for_all(std::uint32_t target) {
+void Node::wait_for_all(Event event, std::uint32_t target) {
   int polls = 0;
   for (int local = 0; local < size_; ++local) {
-    for (; !arrived(local, target); ++polls) {
+    for (; !arrived(local, event, target); ++polls) {
       if (polls < spin_) {
         pause_core();
       } else if (polls < spin_ + yields_) {
         sched_yield();
       } else {
-        sleep_until_arrived(local, target);
+        sleep_until_arrived(local, event, target);
       }
     }
   }
 }
 
-void Node::sleep_until_arrived(int local, std::uint32_t target) {
+void Node::sleep_until_arrived(int local, Event event, std::uint32_t target) {
   using Clock = std::chrono::steady_clock;
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_));
-  std::atomic<std::uint32_t>& word = awaited(local);
+  std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
   while (true) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
-    if (!arrived(local, target)) {
+    if (!arrived(local, event, target)) {
       futex_sleep(word, seen);
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (arrived(local, target)) {
+    if (arrived(local, event, target)) {
       return;
     }
     if (interrupted_.load()) {
       throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
     }
-    check_peers(target);
+    check_peers(event, target);
     if (Clock::now() > deadline) {
-      raise_timeout(target);
+      raise_timeout(event, target);
     }
   }
 }
 
-// A rank that has left after it did its part of this step is not missed.
-void Node::check_peers(std::uint32_t target) const {
+// A rank that has left after it did its part is not missed. Of shared work every rank does a part until it takes its
+// step, which it does when all of the work is done.
+void Node::check_peers(Event event, std::uint32_t target) const {
+  const Event part = event == Event::tasks ? Event::step : event;
+  const std::uint32_t part_done = event == Event::tasks ? step_ + 1 : target;
   for (int local = 0; local < size_; ++local) {
-    if (local == rank_ || arrived(local, target)) {
+    if (local == rank_ || arrived(local, part, part_done)) {
       continue;
     }
     const Process& process = processes_[static_cast<std::size_t>(local)];
     const State state = flags(local).state.load(std::memory_order_acquire);
     const bool alive = process.alive();
-    if ((alive && state == State::open) || arrived(local, target)) {
+    if ((alive && state == State::open) || arrived(local, part, part_done)) {
       continue;
     }
     const std::string who = "rank " + std::to_string(world_rank(local));
@@ -269,10 +300,10 @@ void Node::leave(State state) noexcept {
   flags(rank_).state.compare_exchange_strong(open, state, std::memory_order_acq_rel);
 }
 
-void Node::raise_timeout(std::uint32_t target) const {
+void Node::raise_timeout(Event event, std::uint32_t target) const {
   std::vector<int> missing;
   for (int local = 0; local < size_; ++local) {
-    if (!arrived(local, target)) {
+    if (!arrived(local, event, target)) {
       missing.push_back(world_rank(local));
     }
   }

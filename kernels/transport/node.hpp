@@ -3,14 +3,16 @@
 // Every rank owns a part of one shared mapping, the control block, which only it writes:
 //   state          open, closed or failed: tells the others not to wait for it any more
 //   progress       a counter that orders the steps inside a call
+//   tasks          which parts of a shared piece of work are taken and done
 //   announcements  two, used in turn: what call it makes, where its tensors lie, and a small payload
 //   staging        two slots for pieces of ordinary arrays
 // Two announcements are enough: a rank reuses one only after it has seen everybody's next one, and a rank makes its
 // next announcement only when it is done with the last.
 //
-// Waiting: poll `spin` times, yield the core `yields` times, then sleep on a futex. A sleeping rank looks up every
-// few milliseconds whether the others are alive and the time is up. A rank that raises for such a reason marks
-// itself failed, and the others, wherever they wait, raise too.
+// Waiting: poll `spin` times (not at all with more ranks than cores: whom one waits for needs the core), yield the core
+// `yields` times, then sleep on a futex. A sleeping rank looks up every few milliseconds whether the others are alive
+// and the time is up. A rank that raises for such a reason marks itself failed, and the others, wherever they wait,
+// raise too.
 #pragma once
 
 #include <atomic>
@@ -101,8 +103,24 @@ class Node {
   // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
   // all ranks have. All ranks take the same number of steps in a call.
   std::uint32_t advance();
-  void wait_all(std::uint32_t step) { wait_for_all(step); }
+  void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
+
+  // Work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for those that this rank
+  // takes, and returns once all are done. A rank begins with its own and goes on with those that others have not taken
+  // yet, so a rank that the system has suspended holds nobody up. Once after an exchange; counts as one step.
+  template <class Task>
+  void share(std::uint32_t tasks, Task task) {
+    for (int i = 0; i < size_; ++i) {
+      const int owner = (rank_ + i) % size_;
+      for (std::uint32_t index = take_task(owner, tasks); index < tasks; index = take_task(owner, tasks)) {
+        task(owner, index);
+        finish_task(owner, tasks);
+      }
+    }
+    wait_for_all(Event::tasks, tasks);
+    advance();
+  }
 
   // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
   std::shared_ptr<Segment> allocate(std::size_t bytes);
@@ -119,11 +137,20 @@ class Node {
  private:
   enum class State : std::uint32_t { open, closed, failed };
 
+  // What a rank waits for, and thereby which word of the others it looks at.
+  enum class Event { announcement, step, tasks };
+
+  struct Tasks {
+    alignas(64) std::atomic<std::uint32_t> taken;
+    std::atomic<std::uint32_t> done;
+  };
+
   struct Flags {
     alignas(64) std::atomic<std::uint32_t> progress;
     alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
     alignas(64) std::atomic<State> state;
     std::uint64_t token;  // of the leader: proves that the right memory was opened
+    Tasks tasks[2];       // for the same reason as two announcements
   };
 
   // Offsets inside a rank's part of the control block.
@@ -140,14 +167,17 @@ class Node {
 
   [[nodiscard]] Flags& flags(int local) const noexcept;
   [[nodiscard]] Announcement* announcement_at(int local, std::uint32_t sequence) const noexcept;
-  [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local) const noexcept;  // the word that tells of its arrival
-  [[nodiscard]] bool arrived(int local, std::uint32_t target) const noexcept;
+  [[nodiscard]] Tasks& tasks(int owner) const noexcept { return flags(owner).tasks[sequence_ % 2]; }
+  [[nodiscard]] std::uint32_t take_task(int owner, std::uint32_t tasks_each) noexcept;
+  void finish_task(int owner, std::uint32_t tasks_each) noexcept;
+  [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local, Event event) const noexcept;
+  [[nodiscard]] bool arrived(int local, Event event, std::uint32_t target) const noexcept;
   void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
-  void wait_for_all(std::uint32_t target);
-  void sleep_until_arrived(int local, std::uint32_t target);
-  void check_peers(std::uint32_t target) const;
+  void wait_for_all(Event event, std::uint32_t target);
+  void sleep_until_arrived(int local, Event event, std::uint32_t target);
+  void check_peers(Event event, std::uint32_t target) const;
   void leave(State state) noexcept;
-  [[noreturn]] void raise_timeout(std::uint32_t target) const;
+  [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
 
   Layout layout_;
   MemoryMap control_;
@@ -160,7 +190,6 @@ class Node {
   int yields_;
   std::uint32_t sequence_ = 0;  // of the last announcement
   std::uint32_t step_ = 0;      // of the last advance()
-  bool announcing_ = false;     // waiting for announcements, not for steps
   Signature signature_;         // of the call under way
   std::atomic<bool> interrupted_{false};
   std::uint32_t segment_count_ = 0;

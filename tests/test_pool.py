@@ -1,0 +1,13 @@
+"""The gradient pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_the_gradient_pool(mpirun: Callable[..., Any], ranks: int) -> None:
+    mpirun(ranks, "pool")
