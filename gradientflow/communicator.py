@@ -31,7 +31,7 @@ class Communicator:
     A tensor is a NumPy array, or any object in CPU memory with DLPack or the buffer protocol; it must be contiguous in
     row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
     integers wrap around; 16-bit floats are accumulated in float32 and rounded once. max and min propagate NaN. All
-    ranks get the same bits.
+    ranks of a node get the same bits.
 
     Attributes
     ----------

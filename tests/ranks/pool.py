@@ -66,7 +66,7 @@ def check_layout(comm: gf.Communicator) -> None:
             offset += padded(view.size, item)
         assert pool.nbytes == offset
     assert gf.GradientPool(comm, [3]).views[0].dtype == np.float32
-    assert gf.GradientPool(comm, iter([2, 3]) if False else [2, 3]).nbytes == 128
+    assert gf.GradientPool(comm, (16, 17)).nbytes == 64 + 128
 
 
 def check_values(comm: gf.Communicator) -> None:
@@ -142,9 +142,7 @@ def check_several_pools(comm: gf.Communicator) -> None:
 
 def check_dtypes(comm: gf.Communicator) -> None:
     for dtype in ("int32", "int64", "uint8", "bool", np.int8):
-        with raises(ArgumentTypeError, "op 'mean' needs a floating dtype") if dtype != "bool" else raises(
-            ArgumentTypeError, "bool"
-        ):
+        with raises(ArgumentTypeError, "op 'mean'", np.dtype(dtype).name):
             gf.GradientPool(comm, [3], dtype)
     for dtype in ("complex64", "float17", "U4", object, np.longdouble, "int16"):
         with raises(ArgumentTypeError, "dtype"):
@@ -187,9 +185,9 @@ def check_views_outlive_everything(_: gf.Communicator) -> None:
     second[:] = 5
     assert (first == (SIZE - 1) / 2 + 1).all()
     assert second.tolist() == [5, 5, 5]
-    with gf.init() as comm, raises(ClosedError) if False else raises(ArgumentTypeError):
-        gf.GradientPool(comm, [3], "int8")
-    with raises(ClosedError):
+    with gf.init() as comm:
+        pass
+    with raises(ClosedError, "the communicator is closed"):
         gf.GradientPool(comm, [3])
 
 

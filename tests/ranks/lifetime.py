@@ -1,0 +1,370 @@
+"""Beginning and end, in every order: closing, leaving, forking, outliving; and that nothing is kept for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from support import RANK, SIZE, WORLD, raises, run, run_checks, say
+
+import gradientflow as gf
+from gradientflow.errors import ArgumentTypeError, ClosedError, GradientFlowError
+
+TOTAL = SIZE * (SIZE + 1) // 2
+
+
+def works(comm: gf.Communicator) -> None:
+    for count in (5, 3000):
+        assert (comm.allreduce(np.full(count, RANK + 1.0)) == TOTAL).all()
+
+
+# ---- within a program ------------------------------------------------------------------------------------------------
+
+
+def check_closing(_: gf.Communicator) -> None:
+    comm = gf.init()
+    assert not comm.closed
+    works(comm)
+    handle = comm.allreduce_async(np.ones(3))
+    comm.close()
+    assert comm.closed
+    assert "closed" in repr(comm)
+    assert handle.done
+    comm.close()
+    with raises(ClosedError), comm:
+        comm.barrier()
+    calls: list[Callable[[], Any]] = [
+        comm.barrier,
+        comm.barrier_async,
+        lambda: comm.allreduce(np.ones(3)),
+        lambda: comm.allreduce(np.ones(3), algorithm="mpi"),
+        lambda: comm.broadcast(np.ones(3)),
+        lambda: comm.reduce(np.ones(3)),
+        lambda: comm.allgather(np.ones(3)),
+        lambda: comm.reduce_scatter_async(np.ones(3)),
+        lambda: comm.empty(3),
+        lambda: gf.GradientPool(comm, [3]),
+    ]
+    for call in calls:
+        with raises(ClosedError, "the communicator is closed"):
+            call()
+    assert comm.describe()["rank"] == comm.rank == RANK
+
+
+def check_exceptions_in_with(_: gf.Communicator) -> None:
+    for kind in (ZeroDivisionError, SystemExit, KeyboardInterrupt, StopIteration):
+        with contextlib.suppress(kind), gf.init() as comm:
+            works(comm)
+            WORLD.Barrier()  # so that nobody needs the others any more
+            raise kind
+        assert comm.closed
+
+
+def check_what_a_communicator_is_made_from(_: gf.Communicator) -> None:
+    for nonsense in (3, "world", [WORLD], object(), MPI.COMM_NULL, MPI):
+        with raises(ArgumentTypeError):
+            gf.init(nonsense)
+    if SIZE > 1:
+        half = WORLD.Split(RANK % 2, RANK)
+        inter = half.Create_intercomm(0, WORLD, 1 - RANK % 2)
+        with raises(ArgumentTypeError, "intracommunicator"):
+            gf.init(inter)
+        inter.Free()
+    # The MPI communicator may go as soon as ours is made.
+    copy = WORLD.Dup()
+    with gf.init(copy, gf.Config(node_size=1)) as comm:
+        copy.Free()
+        works(comm)
+
+
+def check_arrays_outlive_communicators(_: gf.Communicator) -> None:
+    comm = gf.init()
+    x, y = comm.empty((100, 100)), comm.empty(2_000_000)
+    part = x[3:5, 10:]
+    x[:] = RANK
+    del x
+    comm.close()
+    del comm
+    gc.collect()
+    part += 1
+    y[:] = RANK + 1
+    assert (part == RANK + 1).all()
+    # In another communicator it is an array like any other.
+    with gf.init() as comm:
+        assert (comm.allreduce(y) == TOTAL).all()
+        mixed = comm.empty(2_000_000) if RANK == 0 else y
+        mixed[:] = RANK + 1
+        assert (comm.allreduce(mixed) == TOTAL).all()
+
+
+def check_communicators_outlive_arrays(comm: gf.Communicator) -> None:
+    """What is freed is not taken for node memory when something else lies at its place."""
+    for _ in range(20):
+        x = comm.empty(100_000)
+        x[:] = RANK + 1
+        comm.allreduce(x)
+        del x
+        gc.collect()
+        y = np.full(100_000, RANK + 1, np.float32)
+        assert (comm.allreduce(y) == TOTAL).all()
+
+
+def check_memory_is_kept_while_it_is_used(comm: gf.Communicator) -> None:
+    handles = []
+    for _ in range(20):
+        x = comm.empty(100_000)
+        x[:] = RANK + 1
+        handles.append(comm.allreduce_async(x))
+        del x
+    gc.collect()
+    for handle in handles:
+        assert (handle.wait() == TOTAL).all()
+
+
+class Usage:
+    """What this process holds."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        WORLD.Barrier()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        self.descriptors = len(os.listdir("/proc/self/fd"))
+        self.threads = len(os.listdir("/proc/self/task"))
+        self.segments = maps.count("/memfd:gradientflow")
+        self.resident_kib = int(status["VmRSS"].split()[0])
+        WORLD.Barrier()
+
+    def __str__(self) -> str:
+        return str(vars(self))
+
+    def check_no_more_than(self, before: Usage, *, slack_kib: int = 3000) -> None:
+        assert self.descriptors <= before.descriptors, f"{self} after {before}"
+        assert self.threads <= before.threads, f"{self} after {before}"
+        assert self.segments <= before.segments, f"{self} after {before}"
+        assert self.resident_kib <= before.resident_kib + slack_kib, f"{self} after {before}"
+
+
+def open_and_close(number: int) -> None:
+    settings: list[dict[str, Any]] = [{}, {"node_size": 1}, {"staging_bytes": 4096}]
+    with gf.init(config=gf.Config(**settings[number % 3])) as comm:
+        works(comm)
+        comm.allreduce_async(np.ones(3000)).wait()
+        x = comm.empty(1000)
+        pool = gf.GradientPool(comm, [100])
+        pool.wait()
+        del x, pool
+
+
+def check_many_communicators_leave_nothing(_: gf.Communicator) -> None:
+    for number in range(12):
+        open_and_close(number)
+    before = Usage()
+    for number in range(60):
+        open_and_close(number)
+    Usage().check_no_more_than(before)
+    for _ in range(60):  # never closed, only forgotten
+        comm = gf.init()
+        reference = weakref.ref(comm)
+        comm.allreduce_async(np.ones(3)).wait()
+        del comm
+    gc.collect()
+    assert reference() is None
+    Usage().check_no_more_than(before)
+
+
+def check_much_memory_leaves_nothing(comm: gf.Communicator) -> None:
+    for _ in range(3):
+        comm.empty(1 << 18)[:] = 1
+    before = Usage()
+    for _ in range(150):
+        x = comm.empty(1 << 18)  # 1 MiB
+        x[:] = RANK + 1
+        comm.allreduce(x)
+        del x
+    Usage().check_no_more_than(before)
+    kept = [comm.empty(100) for _ in range(40)]
+    during = Usage()
+    assert during.descriptors <= before.descriptors, "file descriptors stay open for every array"
+    assert during.segments == before.segments + 40
+    del kept
+    Usage().check_no_more_than(before)
+
+
+def check_many_calls_leave_nothing(comm: gf.Communicator) -> None:
+    x = np.ones(50)
+    large = np.ones(300_000)
+
+    def calls(number: int) -> None:
+        for _ in range(number):
+            comm.allreduce_async(x, "max")
+            comm.allreduce(x, "max")
+            comm.allgather(x)
+            comm.reduce_scatter_async(large)
+        comm.barrier()
+        comm.barrier_async().wait()
+
+    calls(20)
+    before = Usage()
+    calls(150)
+    Usage().check_no_more_than(before, slack_kib=6000)
+
+
+def check_fork(comm: gf.Communicator) -> None:
+    """A forked process has no part in a communicator, and its end is not the rank's end."""
+    x = comm.empty(1000)
+    x[:] = RANK + 1
+    comm.allreduce_async(np.ones(3)).wait()  # so that there is a progress thread
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            assert comm.closed
+            for call in (comm.barrier, lambda: comm.allreduce(x), lambda: comm.allreduce_async(x), lambda: comm.empty(3)):
+                with raises(ClosedError, "forked"):
+                    call()
+            comm.close()
+            assert (x == RANK + 1).all()
+            status = 0
+        os._exit(status)
+    works(comm)
+    assert os.waitpid(child, 0)[1] == 0
+    works(comm)
+    assert (comm.allreduce(x) == TOTAL).all()
+
+
+# ---- the end of a program --------------------------------------------------------------------------------------------
+
+
+class ClosesLast:
+    """Closes its communicator when it is destroyed, which for a global is at the very end of the interpreter."""
+
+    def __init__(self, comm: gf.Communicator) -> None:
+        self.comm = comm
+        self.array = comm.empty(1000)
+        self.pool = gf.GradientPool(comm, [100])
+        self.handle = comm.allreduce_async(self.array)
+
+    def __del__(self) -> None:
+        self.comm.close()
+        self.array[:] = 3
+        self.pool.views[0][:] = 3
+        assert self.comm.closed
+        say("destroyed", RANK)
+
+
+held: list[Any] = []  # lives until the interpreter has gone
+
+
+def end_without_closing() -> None:
+    comm = gf.init()
+    held.extend([comm, comm.empty(1000), gf.GradientPool(comm, [10]), comm.barrier_async(), gf.init(MPI.COMM_SELF)])
+    works(comm)
+    held.append(ClosesLast(gf.init()))
+
+
+def end_with_what_is_under_way() -> None:
+    """Rank 0 ends with calls in flight that the others never join."""
+    comm = gf.init()
+    works(comm)
+    WORLD.Barrier()
+    if RANK == 0:
+        held.extend([comm.allreduce_async(np.ones(5000)), comm.barrier_async()])
+
+
+def end_with_a_thread_in_a_call() -> None:
+    """Rank 0 ends while a thread of it waits in a call that the others never join."""
+    comm = gf.init()
+    works(comm)
+    WORLD.Barrier()
+    if RANK == 0:
+        thread = threading.Thread(target=lambda: comm.allreduce(np.ones(5000)), daemon=True)
+        thread.start()
+        time.sleep(0.1)
+
+
+def end_by_sys_exit() -> None:
+    with gf.init() as comm:
+        works(comm)
+        comm.barrier()
+        say("over", RANK)
+        sys.exit(7)
+
+
+def end_after_finalize() -> None:
+    """MPI goes first."""
+    comm, other = gf.init(), gf.init(config=gf.Config(node_size=1))
+    x = comm.empty(1000)
+    handle = comm.allreduce_async(x)
+    works(comm)
+    works(other)
+    handle.wait()
+    MPI.Finalize()
+    assert not comm.closed
+    comm.close()
+    comm.close()
+    x[:] = 1
+    held.append(other)
+
+
+def calls_after_finalize() -> None:
+    """Where MPI is needed and has ended, a call says so; it does not end the process."""
+    comm, over_mpi = gf.init(), gf.init(config=gf.Config(node_size=1))
+    works(comm)
+    MPI.Finalize()
+    assert (comm.allreduce(np.full(3, RANK + 1)) == TOTAL).all()  # needs no MPI
+    calls: list[Callable[[], Any]] = [
+        lambda: over_mpi.allreduce(np.ones(3)),
+        over_mpi.barrier,
+        lambda: comm.allreduce(np.ones(3), algorithm="mpi"),
+        lambda: over_mpi.allreduce_async(np.ones(3)).wait(),
+        lambda: gf.init(),
+    ]
+    for call in calls:
+        try:
+            call()
+        except GradientFlowError:
+            continue
+        message = "nothing was raised"
+        raise AssertionError(message)
+
+
+INSIDE = [
+    check_closing,
+    check_exceptions_in_with,
+    check_what_a_communicator_is_made_from,
+    check_arrays_outlive_communicators,
+    check_communicators_outlive_arrays,
+    check_memory_is_kept_while_it_is_used,
+    check_many_communicators_leave_nothing,
+    check_much_memory_leaves_nothing,
+    check_many_calls_leave_nothing,
+    check_fork,
+]
+ENDS: dict[str, Callable[[], None]] = {
+    "without_closing": end_without_closing,
+    "under_way": end_with_what_is_under_way,
+    "thread": end_with_a_thread_in_a_call,
+    "finalize": end_after_finalize,
+    "after_finalize": calls_after_finalize,
+}
+
+mode = sys.argv[1]
+if mode == "inside":
+    run_checks(INSIDE)
+elif mode == "sys_exit":
+    end_by_sys_exit()
+else:
+    run(ENDS[mode])
+if mode != "sys_exit":
+    say("over", RANK)
