@@ -40,16 +40,17 @@ const char* exception_name(ErrorKind kind) {
 }  // namespace
 
 void bind_errors(py::module_& /*module*/) {
-  py::register_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer) {
-        std::rethrow_exception(pointer);
-      }
-    } catch (const Error& error) {
-      const py::object type = py::module_::import("gradientflow.errors").attr(exception_name(error.kind()));
-      PyErr_SetString(type.ptr(), error.what());
-    }
-  });
+  py::register_exception_translator(
+      [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 says so
+        try {
+          if (pointer) {
+            std::rethrow_exception(pointer);
+          }
+        } catch (const Error& error) {
+          const py::object type = py::module_::import("gradientflow.errors").attr(exception_name(error.kind()));
+          PyErr_SetString(type.ptr(), error.what());
+        }
+      });
 }
 
 }  // namespace gradientflow::bindings

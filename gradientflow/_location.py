@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parent
 def use_installed_package() -> bool:
     """Import the installed package instead of this one, if this one is a source folder that only lies in the way.
 
-    That is a folder that has not been compiled, or from which Python was started while a package is installed
+    That is a folder of the repository that has not been compiled, or that has been while a package is installed
     elsewhere. An editable install of this folder, and a compiled folder named in PYTHONPATH, stay as they are.
 
     Called at the top of ``gradientflow/__init__.py``, which stops there when the answer is yes: ``sys.modules`` then
@@ -47,10 +47,10 @@ def use_installed_package() -> bool:
         If this folder has not been compiled and no installed package is found.
     """
     compiled = _is_compiled(PACKAGE)
-    if compiled and not _is_start_folder(PACKAGE.parent):
+    if compiled and (_is_asked_for(PACKAGE) or not _is_source(PACKAGE)):
         return False
     name = PACKAGE.name
-    spec = _find_installed(name, editable=not compiled)
+    spec = _find_installed(name, sources=not compiled)
     if spec is None or spec.loader is None:
         if compiled:
             return False
@@ -73,20 +73,29 @@ def _is_compiled(package: Path) -> bool:
     return any((package / f"_core{suffix}").is_file() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
-def _is_start_folder(folder: Path) -> bool:
-    """Tell whether a folder is first on the path, where Python puts the one it was started in or the script's."""
-    return bool(sys.path) and Path(sys.path[0]).resolve() == folder  # Path("") is the current folder
+def _is_source(package: Path) -> bool:
+    """Tell whether a package folder lies in the repository, as opposed to among installed packages."""
+    return (package.parent / "pyproject.toml").is_file()
 
 
-def _find_installed(name: str, *, editable: bool) -> ModuleSpec | None:
-    """Find a compiled package other than this one, the way import does but without stopping at those not compiled."""
+def _is_asked_for(package: Path) -> bool:
+    """Tell whether the user has named the folder around the package in PYTHONPATH."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return any(Path(entry).resolve() == package.parent for entry in entries if entry)
+
+
+def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
+    """Find a compiled package other than this one, the way import does but without stopping at those not compiled.
+
+    With `sources`, one in another repository will do, as an editable install leads to it with a finder of its own.
+    """
     candidates = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
-    if editable:  # an editable install of another source folder has a finder of its own
+    if sources:
         candidates += [finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder]
     for spec in candidates:
         if spec is not None and spec.origin is not None:
             package = Path(spec.origin).resolve().parent
-            if package != PACKAGE and _is_compiled(package):
+            if package != PACKAGE and _is_compiled(package) and (sources or not _is_source(package)):
                 return spec
     return None
 

@@ -42,7 +42,7 @@ def test_without_a_launcher(tmp_path: Path) -> None:
     program = Path(__file__).resolve().parent / "ranks" / "lifetime.py"
     done = subprocess.run(
         [sys.executable, program, "without_closing"],
-        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path), **launch_environment(find_launcher())},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **launch_environment(find_launcher())},
         capture_output=True,
         text=True,
         timeout=60,

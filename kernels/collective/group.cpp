@@ -60,14 +60,15 @@ void Group::check_configuration() const {
 // Every rank reads a few bytes of every other rank of its node. All must succeed.
 void Group::probe_direct_reads() {
   const std::uint64_t mine = 0x6772616466ULL + static_cast<std::uint64_t>(mpi_.rank());
-  const std::vector<const std::uint64_t*> addresses = mpi_.allgather(&mine);
+  const std::vector<std::uintptr_t> addresses = mpi_.allgather(reinterpret_cast<std::uintptr_t>(&mine));
   int refused = 0;
   try {
     for (int local = 0; local < node_->size(); ++local) {
       std::uint64_t theirs = 0;
       const int rank = node_->world_rank(local);
       if (local != node_->rank()) {
-        node_->process(local).read(&theirs, addresses[static_cast<std::size_t>(rank)], sizeof theirs);
+        const auto* const address = reinterpret_cast<const void*>(addresses[static_cast<std::size_t>(rank)]);
+        node_->process(local).read(&theirs, address, sizeof theirs);
         if (theirs != 0x6772616466ULL + static_cast<std::uint64_t>(rank)) {
           throw Error(ErrorKind::system, "process_vm_readv of rank " + std::to_string(rank) + " read something else");
         }

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from support import RANK, SIZE, WORLD, raises, run, run_checks, say
 
 import gradientflow as gf
-from gradientflow.errors import ArgumentTypeError, ClosedError, GradientFlowError
+from gradientflow.errors import ArgumentTypeError, ClosedError, GradientFlowError, PeerError
 
 TOTAL = SIZE * (SIZE + 1) // 2
 
@@ -102,7 +102,8 @@ def check_arrays_outlive_communicators(_: gf.Communicator) -> None:
     # In another communicator it is an array like any other.
     with gf.init() as comm:
         assert (comm.allreduce(y) == TOTAL).all()
-        mixed = comm.empty(2_000_000) if RANK == 0 else y
+        new = comm.empty(2_000_000)
+        mixed = new if RANK == 0 else y
         mixed[:] = RANK + 1
         assert (comm.allreduce(mixed) == TOTAL).all()
 
@@ -284,13 +285,19 @@ def end_with_what_is_under_way() -> None:
 
 def end_with_a_thread_in_a_call() -> None:
     """Rank 0 ends while a thread of it waits in a call that the others never join."""
-    comm = gf.init()
+    comm, other = gf.init(), gf.init()
     works(comm)
-    WORLD.Barrier()
+
+    def call() -> None:
+        with contextlib.suppress(GradientFlowError):
+            comm.allreduce(np.ones(5000))
+
     if RANK == 0:
-        thread = threading.Thread(target=lambda: comm.allreduce(np.ones(5000)), daemon=True)
-        thread.start()
+        threading.Thread(target=call, daemon=True).start()
         time.sleep(0.1)
+    elif RANK == 1:
+        with raises(PeerError, "rank 0 has closed its communicator"):
+            other.barrier()
 
 
 def end_by_sys_exit() -> None:
