@@ -1,7 +1,7 @@
 """Builds the C++ core with CMake. Everything else about the package stands in pyproject.toml.
 
 Environment variables: GRADIENTFLOW_BUILD_TYPE (Release), GRADIENTFLOW_WERROR (off), GRADIENTFLOW_SANITIZE
-("address,undefined"), GRADIENTFLOW_CUDA (auto, on, off), and CXX as usual.
+("address,undefined"), and CXX as usual.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class CMakeBuild(build_ext):
             "pybind11_DIR": pybind11.get_cmake_dir(),
             "GRADIENTFLOW_WERROR": os.environ.get("GRADIENTFLOW_WERROR", "OFF"),
             "GRADIENTFLOW_SANITIZE": os.environ.get("GRADIENTFLOW_SANITIZE", ""),
-            "GRADIENTFLOW_CUDA": os.environ.get("GRADIENTFLOW_CUDA", "auto"),
             **mpi_options(in_place=in_place),
         }
         # One folder for each kind of build, so that none makes another compile everything again.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -16,7 +15,7 @@ from ._location import load_core
 from .config import Config
 from .errors import ArgumentTypeError, ClosedError
 from .handle import Handle
-from .memory import NodeArray, array_over, checked_shape, numpy_dtype
+from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -49,6 +48,9 @@ class Communicator:
         core = load_core()
         from mpi4py import MPI
 
+        if MPI.Is_finalized():
+            message = "MPI has been finalized: no communicator can be made any more"
+            raise ClosedError(message)
         if not isinstance(mpi, MPI.Intracomm):
             message = f"a communicator is made from an mpi4py intracommunicator, not from {type(mpi).__name__}"
             raise ArgumentTypeError(message)
@@ -124,10 +126,7 @@ class Communicator:
         """
         sizes = checked_shape(shape)
         element = numpy_dtype(dtype)
-        if element.hasobject:
-            message = "arrays of Python objects cannot lie in node memory"
-            raise ArgumentTypeError(message)
-        segment = self._native.allocate(math.prod(sizes) * element.itemsize)
+        segment = self._native.allocate(checked_bytes(sizes, element))
         return array_over(segment, 0, sizes, element)
 
     # ---- collectives ---------------------------------------------------------------------------------------------
@@ -345,4 +344,4 @@ def _close_all() -> None:
         communicator._native.close(False)
 
 
-__all__ = ["ClosedError", "Communicator", "init"]
+__all__ = ["Communicator", "init"]

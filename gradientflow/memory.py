@@ -57,6 +57,26 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes that an array takes in node memory.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If they are more than a part of node memory can have, 1 TiB.
+    gradientflow.errors.ArgumentTypeError
+        If the elements are Python objects.
+    """
+    if dtype.hasobject:
+        message = f"dtype {dtype} cannot lie in node memory: its elements are Python objects"
+        raise ArgumentTypeError(message)
+    total = math.prod(sizes) * dtype.itemsize
+    if total > 1 << 40:
+        message = f"an array of shape {sizes} and dtype {dtype} takes {total} bytes: at most 1 TiB is possible"
+        raise ArgumentError(message)
+    return total
+
+
 def array_over(segment: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NodeArray:
     """Return this rank's part of a segment, from byte `offset` on, as an array that keeps the segment alive."""
     count = math.prod(shape)

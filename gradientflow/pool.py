@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .communicator import Communicator
-from .memory import NodeArray, array_over, checked_shape, numpy_dtype
+from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
 
 class GradientPool:
@@ -59,6 +59,8 @@ class GradientPool:
     ) -> None:
         element = numpy_dtype(dtype)
         sizes = [checked_shape(shape) for shape in shapes]
+        for shape in sizes:
+            checked_bytes(shape, element)
         self._native = load_core().GradientPool(comm._native, [math.prod(shape) for shape in sizes], element.name)
         self.nbytes: int = self._native.bytes
         self.views: tuple[NodeArray, ...] = tuple(

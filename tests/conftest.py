@@ -48,6 +48,7 @@ class Job:
     process: subprocess.Popen[str]
     tag: str
     timeout: float
+    recover: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def processes(self) -> list[int]:
@@ -64,12 +65,16 @@ class Job:
     def finish(self) -> Finished:
         """Wait for the end; kill the job where it takes too long. No process may be left either way."""
         late = False
-        try:
-            stdout, stderr = self.process.communicate(timeout=self.started + self.timeout - time.monotonic())
-        except subprocess.TimeoutExpired:
-            late = True
-            self.kill()
-            stdout, stderr = self.process.communicate()
+        while True:
+            try:
+                stdout, stderr = self.process.communicate(timeout=1)
+                break
+            except subprocess.TimeoutExpired:
+                # A launcher that goes on after a rank has died sometimes does not notice that the others have ended.
+                launcher_hangs = self.recover and set(self.processes()) <= {self.process.pid}
+                late = not launcher_hangs and time.monotonic() > self.started + self.timeout
+                if late or launcher_hangs:
+                    self.kill()
         finished = Finished(self.process.returncode, stdout, stderr)
         deadline = time.monotonic() + ENDING_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
@@ -139,7 +144,7 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
             errors="replace",
             start_new_session=True,
         )
-        jobs.append(Job(process, tag, timeout))
+        jobs.append(Job(process, tag, timeout, recover))
         return jobs[-1]
 
     yield start

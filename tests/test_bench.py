@@ -112,7 +112,7 @@ def test_jobs_that_could_only_fail_are_refused(plan: Plan, ranks: int, words: st
 # ---- collectives and data --------------------------------------------------------------------------------------------
 
 
-def make_case(collective: str = "allreduce", size: int = 4 << 10, **change: Any) -> Case:  # noqa: ANN401
+def make_case(collective: str = "allreduce", size: int = 4 << 10, **change: Any) -> Case:
     return Case(**{
         "collective": collective, "size": size, "dtype": "float32", "op": "sum", "ranks": 3, "rank": 1, **change
     })  # fmt: skip
@@ -289,7 +289,7 @@ def make_results() -> list[Result]:
     ]
 
 
-def rendered(results: list[Result], **options: Any) -> str:  # noqa: ANN401
+def rendered(results: list[Result], **options: Any) -> str:
     file = io.StringIO()
     print_table(results, Console(file=file, no_color=True, **options))
     return Text.from_ansi(file.getvalue()).plain
@@ -365,7 +365,7 @@ class ThreadRank:
         self.mpi = self
         self._exchange = exchange
 
-    def allgather(self, value: Any, algorithm: str = "", out: Any = None) -> Any:  # noqa: ANN401 - MPI's and ours
+    def allgather(self, value: Any, algorithm: str = "", out: Any = None) -> Any:
         self._exchange.slots[self.rank] = value.copy() if isinstance(value, np.ndarray) else value
         self._exchange.barrier.wait()
         values = list(self._exchange.slots)

@@ -1,4 +1,4 @@
-"""Collectives against NumPy and MPI: every dtype, op, size and kind of memory along every path; how a path is chosen."""
+"""Collectives against NumPy and MPI: every dtype, op, size and kind of memory on every path; how a path is chosen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_several_nodes_go_over_mpi(kind: str) -> None:
         for in_node_memory in (False, True):
             assert select(kind, nodes=2, bytes=bytes_, in_node_memory=in_node_memory) == "mpi"
             assert select(kind, "mpi", nodes=2, bytes=bytes_, in_node_memory=in_node_memory) == "mpi"
-        with pytest.raises(ArgumentError, match="algorithm 'shared' works inside one node.*2 nodes"):
+        with pytest.raises(ArgumentError, match=r"algorithm 'shared' works inside one node.*2 nodes"):
             select(kind, "shared", nodes=2, bytes=bytes_)
 
 

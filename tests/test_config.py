@@ -33,7 +33,11 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 
-@given(number=st.integers(0, 2**20), unit=st.sampled_from(sorted(UNITS)), write=st.sampled_from([str, str.lower, str.upper]))
+@given(
+    number=st.integers(0, 2**20),
+    unit=st.sampled_from(sorted(UNITS)),
+    write=st.sampled_from([str, str.lower, str.upper]),
+)
 def test_sizes(number: int, unit: str, write: Callable[[str], str]) -> None:
     assert parse_bytes(f"{number}{write(unit)}") == number << UNITS[unit]
 
@@ -43,10 +47,30 @@ def test_the_largest_sizes() -> None:
     assert parse_bytes("16777215T") == 16777215 << 40
 
 
-NOT_SIZES = ["", " ", "K", "-1", "+1", "1.5M", "1 K", " 1", "1 ", "0x10", "1e3", "ten", "1KK", "1BB", "1IB", "1KBB", "1P"]
+NOT_SIZES = [
+    "",
+    " ",
+    "K",
+    "-1",
+    "+1",
+    "1.5M",
+    "1 K",
+    " 1",
+    "1 ",
+    "0x10",
+    "1e3",
+    "ten",
+    "1KK",
+    "1BB",
+    "1IB",
+    "1KBB",
+    "1P",
+]
 
 
-@pytest.mark.parametrize("text", [*NOT_SIZES, str(2**64), "16777216T", "99999999999999999999G", "\N{FULLWIDTH DIGIT ONE}"])
+@pytest.mark.parametrize(
+    "text", [*NOT_SIZES, str(2**64), "16777216T", "99999999999999999999G", "\N{FULLWIDTH DIGIT ONE}"]
+)
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(ArgumentError, match="is not a size in bytes"):
         parse_bytes(text)

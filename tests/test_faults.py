@@ -1,4 +1,4 @@
-"""Ranks that die, leave, are late or are interrupted: the others are told who, within seconds, and nothing stays behind."""
+"""Ranks that die, leave, are late or are interrupted: the others are soon told who, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 Run = Callable[..., Any]
 
 
-def survivors(finished: Any) -> set[int]:  # noqa: ANN401
+def survivors(finished: Any) -> set[int]:
     """Return the ranks that say that they have seen what they should."""
     return {int(rank) for rank in re.findall(r"^survived (\d+)$", finished.stdout, re.MULTILINE)}
 
 
-def users_of_memory(finished: Any) -> list[str]:  # noqa: ANN401
+def users_of_memory(finished: Any) -> list[str]:
     """Return the processes that still map, or hold open, the node memory that the ranks told of."""
     inodes = {inode for line in re.findall(r"^memory (.+)$", finished.stdout, re.MULTILINE) for inode in line.split()}
     assert inodes
@@ -28,7 +28,9 @@ def users_of_memory(finished: Any) -> list[str]:  # noqa: ANN401
     for process in Path("/proc").glob("[0-9]*"):
         try:
             mapped = re.findall(r"(\d+) +/memfd:gradientflow", (process / "maps").read_text(encoding="utf-8"))
-            opened = [str(os.stat(fd).st_ino) for fd in (process / "fd").iterdir() if "memfd:gradientflow" in os.readlink(fd)]
+            opened = [
+                str(os.stat(fd).st_ino) for fd in (process / "fd").iterdir() if "memfd:gradientflow" in os.readlink(fd)
+            ]
         except OSError:
             continue
         if inodes & {*mapped, *opened}:

@@ -25,7 +25,10 @@ def test_the_end_of_a_program(mpirun: Run, how: str) -> None:
     finished = mpirun(2, "lifetime", how, timeout=20)
     assert sorted(line for line in finished.stdout.splitlines() if line.startswith("over")) == ["over 0", "over 1"]
     if how == "without_closing":
-        assert sorted(line for line in finished.stdout.splitlines() if line.startswith("dest")) == ["destroyed 0", "destroyed 1"]
+        assert sorted(line for line in finished.stdout.splitlines() if line.startswith("dest")) == [
+            "destroyed 0",
+            "destroyed 1",
+        ]
     assert "Traceback" not in finished.stderr, finished.output
     assert "terminate" not in finished.stderr, finished.output
 

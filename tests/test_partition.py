@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import given
@@ -20,7 +21,7 @@ def check_cover(ranges: list[tuple[int, int]], begin: int, end: int) -> None:
     """The ranges follow each other without a gap, from begin to end."""
     assert ranges[0][0] == begin
     assert ranges[-1][1] == end
-    for (_, left_end), (right_begin, _) in zip(ranges, ranges[1:], strict=False):
+    for (_, left_end), (right_begin, _) in itertools.pairwise(ranges):
         assert left_end == right_begin
     assert all(first <= last for first, last in ranges)
 
@@ -78,5 +79,7 @@ def test_pieces_cover_a_range_and_are_empty_past_its_end(begin: int, size: int, 
 @given(count=COUNTS, parts=PARTS, length=st.integers(1, 10**6))
 def test_the_first_block_needs_the_most_pieces(count: int, parts: int, length: int) -> None:
     """Staged reduce_scatter takes as many steps as the first block needs; no other block may need more."""
-    needed = [partition.pieces(end - begin, length) for begin, end in (partition.block(count, parts, i) for i in range(parts))]
+    needed = [
+        partition.pieces(end - begin, length) for begin, end in (partition.block(count, parts, i) for i in range(parts))
+    ]
     assert max(needed) == needed[0]

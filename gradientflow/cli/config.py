@@ -31,7 +31,8 @@ def config(cflags: bool, libs: bool, cmakedir: bool, settings: bool) -> None:
     """Print what a C or C++ program needs, quoted for a shell: c++ x.cpp $(gradientflow config --cflags --libs)."""
     flags = []
     if cflags:
-        flags += [f"-I{_present(_INCLUDE)}", "-std=c++20"]
+        # the headers include mpi.h
+        flags += [f"-I{_present(_INCLUDE)}", "-std=c++20", *_mpi_flags("-I")]
     if libs:
         flags += _linker_flags(_present(_LIBRARIES))
     if flags:
@@ -47,18 +48,18 @@ def _linker_flags(folder: Path) -> list[str]:
     environment = Path(sysconfig.get_path("data")) / "lib"
     return [
         *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),
-        *_mpi_linker_flags(),
+        *_mpi_flags("-L", "-l", "-Wl,"),
         f"-Wl,-rpath,{environment}",
     ]
 
 
-def _mpi_linker_flags() -> list[str]:
-    """Ask the MPI library's compiler wrapper for its linker flags; none where there is no wrapper."""
+def _mpi_flags(*kinds: str) -> list[str]:
+    """Ask the MPI library's compiler wrapper for its flags of these kinds; none where there is no wrapper."""
     wrapper = shutil.which("mpicxx", path=str(Path(sys.executable).parent)) or shutil.which("mpicxx")
     if wrapper is None:
         return []
     shown = subprocess.run([wrapper, "-show"], capture_output=True, text=True, check=False, timeout=20).stdout
-    return [flag for flag in shlex.split(shown) if flag.startswith(("-L", "-l", "-Wl,"))]
+    return [flag for flag in shlex.split(shown) if flag.startswith(kinds)]
 
 
 def _present(path: Path) -> Path:

@@ -119,7 +119,13 @@ Path Group::run(const Call& call) {
   throw Error(ErrorKind::internal, "no path");
 }
 
+void Group::interrupt() noexcept {
+  node_->interrupt();
+  mpi_.interrupt();
+}
+
 void Group::run_over_mpi(const Call& call) {
+  mpi_.check_initialised();
   if (topology_.nodes() > 1) {
     agree_over_mpi(mpi_, call.signature, config_.timeout);
   } else {

@@ -27,6 +27,9 @@ class Group {
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
 
+  // Makes a call that waits, in another thread, throw Error(closed).
+  void interrupt() noexcept;
+
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
   [[nodiscard]] transport::MpiCommunicator& mpi() { return mpi_; }
   [[nodiscard]] transport::Node& node() { return *node_; }

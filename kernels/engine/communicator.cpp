@@ -85,7 +85,9 @@ void Communicator::check(const collective::Call& call) const {
     case CallKind::allocate:
       break;
   }
-  static_cast<void>(group_->path_of(signature, false));  // throws where the algorithm cannot serve the call
+  if (group_->path_of(signature, false) == collective::Path::mpi) {  // throws where the algorithm cannot serve it
+    group_->mpi().check_initialised();
+  }
 }
 
 void Communicator::check_usable() const {
@@ -219,7 +221,7 @@ void Communicator::close(bool drain) noexcept {
       turn_.wait(lock, [&] { return serving_ == next_ticket_; });
       --waiting_;
     } else {
-      group_->node().interrupt();
+      group_->interrupt();
     }
     closed_ = true;
     turn_.notify_all();
@@ -229,7 +231,9 @@ void Communicator::close(bool drain) noexcept {
     finished.join();
   }
   std::unique_lock lock(mutex_);
+  ++waiting_;
   turn_.wait(lock, [&] { return serving_ == next_ticket_; });  // blocking calls of other threads
+  --waiting_;
   group_->node().close();
 }
 

@@ -47,6 +47,15 @@ std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t 
   return all;
 }
 
+void MpiCommunicator::check_initialised() const {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) {
+    throw Error(ErrorKind::closed,
+                "MPI has been finalized on rank " + std::to_string(rank_) + ", and the call needs it");
+  }
+}
+
 void MpiCommunicator::wait(MPI_Request& request, double timeout, const std::string& what) const {
   using Clock = std::chrono::steady_clock;
   constexpr int spins = 100;
@@ -70,6 +79,10 @@ void MpiCommunicator::wait(MPI_Request& request, double timeout, const std::stri
       stuck_ = true;
       throw Error(ErrorKind::timeout,
                   what + " timed out after " + format_number(timeout) + " s on rank " + std::to_string(rank_));
+    }
+    if (interrupted_.load()) {
+      stuck_ = true;
+      throw Error(ErrorKind::closed, "the communicator was closed during " + what);
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, std::chrono::microseconds(500));

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -29,6 +30,9 @@ class MpiCommunicator {
   // Every rank's `bytes` bytes, in rank order. Collective.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
 
+  // Makes a wait, now or later, throw Error(closed).
+  void interrupt() noexcept { interrupted_.store(true); }
+
   template <class T>
   [[nodiscard]] std::vector<T> allgather(const T& mine) const {
     const std::vector<std::byte> raw = allgather(&mine, sizeof(T));
@@ -36,6 +40,9 @@ class MpiCommunicator {
     __builtin_memcpy(all.data(), raw.data(), raw.size());
     return all;
   }
+
+  // Throws Error(closed) where MPI has ended: calling it then would end the process.
+  void check_initialised() const;
 
   // Waits for `request` at most `timeout` seconds: polls, then yields, then sleeps between polls. Throws
   // Error(timeout) naming `what`; the request is then still under way, and the communicator is never freed.
@@ -45,6 +52,7 @@ class MpiCommunicator {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
+  std::atomic<bool> interrupted_{false};
   mutable bool stuck_ = false;  // a request was given up
 };
 

@@ -243,8 +243,8 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
 
 void Node::sleep_until_arrived(int local, Event event, std::uint32_t target) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_));
+  const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // what the clock can count, with room
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
   std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
   while (true) {

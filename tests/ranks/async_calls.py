@@ -203,7 +203,9 @@ def check_several_communicators(outer: gf.Communicator) -> None:
         for _ in range(5):
             tensors = [[mine(count) for count in SIZES] for _ in comms]
             handles = [[comm.allreduce_async(x) for x in xs] for comm, xs in zip(comms, tensors, strict=True)]
-            for number in np.random.default_rng(RANK).permutation(len(comms)):  # every rank waits in an order of its own
+            for number in np.random.default_rng(RANK).permutation(
+                len(comms)
+            ):  # every rank waits in an order of its own
                 for handle, x in zip(handles[number], tensors[number], strict=True):
                     assert handle.wait(timeout=30) is x
                     assert (x == totals[number]).all()
@@ -292,7 +294,7 @@ def check_the_interpreter_runs_on(comm: gf.Communicator) -> None:
         thread = threading.Thread(target=count, daemon=True)
         if RANK == 0:
             thread.start()
-            wait(x) if SIZE > 1 else until(lambda: counted[0] > 100, "the other thread counts")
+            wait(x) if SIZE > 1 else until(lambda c=counted: c[0] > 100, "the other thread counts")
             assert counted[0] >= 100
         else:
             WORLD.Barrier()

@@ -241,7 +241,9 @@ def check_large(choices: random.Random) -> None:
             grid = Grid(comm, data, LARGE_ELEMENTS)
             slots = [512 * 1024 // 4 + 1, 262_144, LARGE_ELEMENTS]
             for kind in KINDS:
-                for count, dtype, op in zip(slots, ("float32", "float16", "float64"), ("sum", "mean", "sum"), strict=True):
+                for count, dtype, op in zip(
+                    slots, ("float32", "float16", "float64"), ("sum", "mean", "sum"), strict=True
+                ):
                     check(grid, draw(choices, kind, dtype, op, count, ["auto"]), settings)
             for place in PLACES if settings != {"node_size": 1} else []:
                 case = draw(choices, "allreduce", "float32", "sum", LARGE_ELEMENTS, ["auto"])
@@ -316,7 +318,9 @@ def check_halves(choices: random.Random) -> None:
     for dtype in ("float16", "bfloat16"):
         generator = np.random.default_rng(6)
         values = [generator.standard_normal(count).astype(np.float32) * 10 for _ in range(SIZE)]
-        inputs = [v.astype(np.float16) if dtype == "float16" else (v.view(np.uint32) >> 16).astype(np.uint16) for v in values]
+        inputs = [
+            v.astype(np.float16) if dtype == "float16" else (v.view(np.uint32) >> 16).astype(np.uint16) for v in values
+        ]
         for settings in ({}, {"inline_bytes": 0, "staging_bytes": 4096}, {"inline_bytes": 65536}):
             with gf.init(config=gf.Config(**settings)) as comm:
                 for op in ("sum", "mean", "prod", "max", "min"):

@@ -231,7 +231,12 @@ def check_fork(comm: gf.Communicator) -> None:
         status = 1
         with contextlib.suppress(BaseException):
             assert comm.closed
-            for call in (comm.barrier, lambda: comm.allreduce(x), lambda: comm.allreduce_async(x), lambda: comm.empty(3)):
+            for call in (
+                comm.barrier,
+                lambda: comm.allreduce(x),
+                lambda: comm.allreduce_async(x),
+                lambda: comm.empty(3),
+            ):
                 with raises(ClosedError, "forked"):
                     call()
             comm.close()

@@ -133,7 +133,9 @@ def check_order(comm: gf.Communicator) -> None:
 def check_algorithms(comm: gf.Communicator) -> None:
     for count in (10, 50_000):
         mpi = lambda c, n=count: c.allreduce(x(n), algorithm="mpi")  # noqa: E731
-        differ_in(comm, lambda c, n=count: c.allreduce(x(n)), mpi, "algorithm mpi", f"allreduce of {count} float32, op sum")
+        differ_in(
+            comm, lambda c, n=count: c.allreduce(x(n)), mpi, "algorithm mpi", f"allreduce of {count} float32, op sum"
+        )
         if comm.nodes == 1:
             shared = lambda c, n=count: c.allreduce(x(n), algorithm="shared")  # noqa: E731
             differ_in(comm, mpi, shared, "algorithm mpi", "algorithm shared")

@@ -84,7 +84,7 @@ def results_of(comm: gf.Communicator, inputs: list[Array], dtype: str, op: str) 
     root = SIZE - 1
     comm.reduce(as_tensor(mine, dtype), root, op, out=as_tensor(out, dtype))
     results["reduce"] = WORLD.bcast(out, root)
-    block = np.empty(mine.size // SIZE + (RANK < mine.size % SIZE), mine.dtype)
+    block = np.empty(mine.size // SIZE + (mine.size % SIZE > RANK), mine.dtype)
     comm.reduce_scatter(as_tensor(mine, dtype), op, out=as_tensor(block, dtype))
     results["reduce_scatter"] = np.concatenate(WORLD.allgather(block))
     return results
@@ -109,7 +109,7 @@ def check_inside_a_node() -> str:
                         wanted = references[dtype, op]
                         where = np.flatnonzero(as_bytes(result) != as_bytes(wanted)) // result.itemsize
                         assert where.size == 0, (
-                            f"{what}: other bits than at first, for example [{where[0]}]: {result[where[0]]} instead of "
+                            f"{what}: other bits than at first, say [{where[0]}]: {result[where[0]]} instead of "
                             f"{wanted[where[0]]} from {[each[where[0]] for each in inputs]}"
                         )
     return digest.hexdigest()

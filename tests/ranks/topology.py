@@ -1,4 +1,4 @@
-"""Every rank of five finds itself where GRADIENTFLOW_NODE_SIZE puts it, also in communicators with other rank orders."""
+"""Every rank of five finds itself where GRADIENTFLOW_NODE_SIZE puts it, also under another order of the ranks."""
 
 from __future__ import annotations
 
