@@ -68,7 +68,7 @@ void Group::probe_direct_reads() {
       const int rank = node_->world_rank(local);
       if (local != node_->rank()) {
         const auto* const address = reinterpret_cast<const void*>(addresses[static_cast<std::size_t>(rank)]);
-        node_->process(local).read(&theirs, address, sizeof theirs);
+        node_->read(local, &theirs, address, sizeof theirs);
         if (theirs != 0x6772616466ULL + static_cast<std::uint64_t>(rank)) {
           throw Error(ErrorKind::system, "process_vm_readv of rank " + std::to_string(rank) + " read something else");
         }

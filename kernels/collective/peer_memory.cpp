@@ -40,7 +40,7 @@ const std::byte* PeerMemory::view(int local, std::size_t offset, std::size_t byt
   if (mapped_ || local == node_->rank()) {
     return address;
   }
-  node_->process(local).read(buffer, address, bytes);
+  node_->read(local, buffer, address, bytes);
   return buffer;
 }
 
@@ -49,7 +49,7 @@ void PeerMemory::fetch(int local, std::size_t offset, std::size_t bytes, std::by
   if (mapped_ || local == node_->rank()) {
     compute::copy(destination, at(local) + offset, bytes, store);
   } else {
-    node_->process(local).read(destination, at(local) + offset, bytes);
+    node_->read(local, destination, at(local) + offset, bytes);
   }
 }
 

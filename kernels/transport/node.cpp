@@ -282,16 +282,32 @@ void Node::check_peers(Event event, std::uint32_t target) const {
     if ((alive && state == State::open) || arrived(local, part, part_done)) {
       continue;
     }
-    const std::string who = "rank " + std::to_string(world_rank(local));
-    const std::string when =
-        " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_);
-    if (state == State::closed) {
-      throw Error(ErrorKind::peer, who + " has closed its communicator" + when);
+    if (state == State::open) {
+      throw death_of(local);
     }
-    if (state == State::failed) {
-      throw Error(ErrorKind::peer, who + " has given up after an error" + when);
+    throw Error(ErrorKind::peer,
+                "rank " + std::to_string(world_rank(local)) +
+                    (state == State::closed ? " has closed its communicator" : " has given up after an error") +
+                    " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_));
+  }
+}
+
+Error Node::death_of(int local) const {
+  return {ErrorKind::peer, "rank " + std::to_string(world_rank(local)) + " (process " +
+                               std::to_string(processes_[static_cast<std::size_t>(local)].pid()) +
+                               ") has died while rank " + std::to_string(world_rank(rank_)) + " waited for it in " +
+                               describe(signature_)};
+}
+
+void Node::read(int local, void* destination, const void* address, std::size_t bytes) const {
+  const Process& process = processes_[static_cast<std::size_t>(local)];
+  try {
+    process.read(destination, address, bytes);
+  } catch (const Error& error) {
+    if (error.code() == ESRCH || !process.alive()) {
+      throw death_of(local);
     }
-    throw Error(ErrorKind::peer, who + " (process " + std::to_string(process.pid()) + ") has died" + when);
+    throw;
   }
 }
 

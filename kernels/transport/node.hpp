@@ -85,7 +85,9 @@ class Node {
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
-  [[nodiscard]] const Process& process(int local) const { return processes_[static_cast<std::size_t>(local)]; }
+  // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
+  // refuses.
+  void read(int local, void* destination, const void* address, std::size_t bytes) const;
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
   [[nodiscard]] std::size_t staging_bytes() const noexcept { return layout_.staging_bytes; }
   [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
@@ -177,6 +179,7 @@ class Node {
   void sleep_until_arrived(int local, Event event, std::uint32_t target);
   void check_peers(Event event, std::uint32_t target) const;
   void leave(State state) noexcept;
+  [[nodiscard]] Error death_of(int local) const;
   [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
 
   Layout layout_;
