@@ -77,7 +77,7 @@ BoundCall bind_call(const Communicator& communicator, Signature signature, py::h
       throw Error(ErrorKind::value, "out overlaps the tensor, without being the same memory");
     }
     const bool may_alias = signature.kind == CallKind::allreduce || signature.kind == CallKind::reduce;
-    if (!may_alias && bound.input.count > 0 && bound.output.data == bound.input.data) {
+    if (!may_alias && bound.input.count > 0 && bound.output.count > 0 && bound.output.data == bound.input.data) {
       throw Error(ErrorKind::value, "out must not be the tensor itself in " + std::string(name_of(signature.kind)));
     }
     bound.call.output = bound.output.data;
@@ -87,9 +87,17 @@ BoundCall bind_call(const Communicator& communicator, Signature signature, py::h
 
 // A blocking call ends before it returns; an asynchronous one hands back the handle and what must stay alive with it.
 void run(Communicator& communicator, const Signature& signature, py::handle x, py::handle out) {
-  const BoundCall bound = bind_call(communicator, signature, x, out);
-  const py::gil_scoped_release release;
-  communicator.run(bound.call);
+  BoundCall bound = bind_call(communicator, signature, x, out);
+  try {
+    const py::gil_scoped_release release;
+    communicator.run(bound.call);
+  } catch (...) {
+    if (communicator.group().stuck()) {  // MPI may still write to the tensors: they must live for ever
+      bound.input.owner.release();
+      bound.output.owner.release();
+    }
+    throw;
+  }
 }
 
 py::tuple submit(Communicator& communicator, const Signature& signature, py::handle x, py::handle out) {
@@ -177,6 +185,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("node", &Communicator::node)
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("closed", &Communicator::closed)
+      .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
       .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
       .def("describe", &describe)

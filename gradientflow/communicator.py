@@ -67,7 +67,6 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
-        self._in_flight: list[Handle] = []
         _open.add(self)
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32") -> NodeArray:
         """Return a new array in node memory, on which allreduce is fastest: no copy, one pass.
 
-        Collective: all ranks of the node ask for the same size.
+        Collective: all ranks ask for the same size.
 
         Parameters
         ----------
@@ -281,11 +280,7 @@ class Communicator:
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _started(self, native: tuple[Any, ...], result: Any) -> Handle:
-        # What is under way is kept here: a handle that nobody keeps must not free the tensors of its call.
-        self._in_flight = [handle for handle in self._in_flight if not handle.done]
-        handle = Handle(native[0], result, *native[1:])
-        self._in_flight.append(handle)
-        return handle
+        return Handle(native[0], self._native, result, native[1:])
 
     def _gathered(self, x: Any) -> npt.NDArray[Any]:
         like = _as_numpy(x)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+from .errors import ClosedError
+
+# Every call under way: a handle that nobody keeps must not free the tensors of its call. Adding and discarding are
+# atomic, so any thread may do either.
+_in_flight: set[Handle] = set()
 
 
 class Handle:
@@ -12,10 +19,21 @@ class Handle:
     kept or not.
     """
 
-    def __init__(self, native: Any, result: Any, *kept: Any) -> None:
+    def __init__(self, native: Any, communicator: Any, result: Any, tensors: tuple[Any, ...]) -> None:
         self._native = native
+        self._communicator = communicator
         self._result = result
-        self._kept = kept
+        self._tensors = tensors
+        self._process = os.getpid()
+        for handle in tuple(_in_flight):
+            handle._let_go()
+        _in_flight.add(self)
+
+    def _let_go(self) -> None:
+        """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them."""
+        if self._native.done and not self._communicator.stuck:
+            self._tensors = ()
+            _in_flight.discard(self)
 
     @property
     def done(self) -> bool:
@@ -39,8 +57,16 @@ class Handle:
         ------
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first; the call goes on and can be waited for again.
+        gradientflow.errors.ClosedError
+            In a process that was forked after the call was made.
         gradientflow.errors.GradientFlowError
             What the call ended with, if it failed.
         """
-        self._native.wait(timeout)
+        if self._process != os.getpid():
+            message = "the call belongs to the process that this one was forked from"
+            raise ClosedError(message)
+        try:
+            self._native.wait(timeout)
+        finally:
+            self._let_go()
         return self._result

@@ -62,6 +62,7 @@ class GradientPool:
         for shape in sizes:
             checked_bytes(shape, element)
         self._native = load_core().GradientPool(comm._native, [math.prod(shape) for shape in sizes], element.name)
+        self._comm = comm  # keeps the tensors of its asynchronous calls alive
         self.nbytes: int = self._native.bytes
         self.views: tuple[NodeArray, ...] = tuple(
             array_over(self._native.segment, self._native.offset(i), shape, element) for i, shape in enumerate(sizes)

@@ -24,6 +24,11 @@ def test_large_tensors_rounding_barrier_and_mpi_as_oracle(mpirun: Run, ranks: in
     mpirun(ranks, "collectives", "more", timeout=100)
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_ranks_that_keep_their_tensors_in_different_places(mpirun: Run, ranks: int) -> None:
+    mpirun(ranks, "places", timeout=100)
+
+
 @pytest.mark.parametrize("algorithm", ["shared", "mpi"])
 def test_integers_wrap_around(mpirun: Run, algorithm: str) -> None:
     """As the documentation of Communicator promises, whichever way a call goes."""

@@ -125,7 +125,7 @@ void Group::interrupt() noexcept {
 }
 
 void Group::run_over_mpi(const Call& call) {
-  mpi_.check_initialised();
+  mpi_.check_not_finalized();
   if (topology_.nodes() > 1) {
     agree_over_mpi(mpi_, call.signature, config_.timeout);
   } else {
@@ -189,9 +189,16 @@ Path Group::run_in_node(const Call& call) {
     direct_allreduce(*node_, call, PeerMemory::direct(*node_, Tensor::input),
                      PeerMemory::direct(*node_, Tensor::output));
   }
+  node_->check_nobody_failed();
   return path;
 }
 
-std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) { return node_->allocate(bytes); }
+std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {
+  if (topology_.nodes() > 1) {
+    mpi_.check_not_finalized();
+    agree_over_mpi(mpi_, {.count = bytes, .kind = CallKind::allocate}, config_.timeout);
+  }
+  return node_->allocate(bytes);
+}
 
 }  // namespace gradientflow::collective

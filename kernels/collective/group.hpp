@@ -27,6 +27,9 @@ class Group {
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
 
+  // Whether MPI may still write to tensors of a call that was given up.
+  [[nodiscard]] bool stuck() const { return mpi_.stuck(); }
+
   // Makes a call that waits, in another thread, throw Error(closed).
   void interrupt() noexcept;
 

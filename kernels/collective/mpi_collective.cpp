@@ -91,8 +91,7 @@ void wait_or_keep(std::vector<T>& buffer, Wait wait) {
   try {
     wait();
   } catch (...) {
-    static std::vector<std::vector<T>> kept;
-    kept.push_back(std::move(buffer));
+    static_cast<void>(new std::vector<T>(std::move(buffer)));  // NOLINT(*-owning-memory): on purpose
     throw;
   }
 }
@@ -152,7 +151,10 @@ class Rounds {
       if (is_half(call_.signature.dtype)) {
         reduce_widened(from, to, part.size(), root);
       } else {
-        reduce_native(from, to, part.size(), root, call_.signature.dtype);
+        if (receives && to != from) {
+          compute::copy(to, from, part.size() * call_.element(), compute::Store::cached);
+        }
+        reduce_native(receives ? to : from, receives, part.size(), root, call_.signature.dtype);
         if (receives && call_.signature.op == ReduceOp::mean) {
           divide(to, part.size(), call_.signature.dtype);
         }
@@ -160,14 +162,16 @@ class Rounds {
     }
   }
 
-  void reduce_native(const std::byte* from, std::byte* to, std::size_t elements, int root, DType dtype) {
+  // Always in place where a rank receives: MPI wants all ranks of an allreduce to agree on that, ours need not.
+  void reduce_native(const std::byte* data, bool receives, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);
     const Operator op(call_.signature.op);
-    const void* const source = from == to ? MPI_IN_PLACE : static_cast<const void*>(from);
+    const void* const source = receives ? MPI_IN_PLACE : static_cast<const void*>(data);
+    void* const target = receives ? const_cast<std::byte*>(data) : nullptr;  // NOLINT(*-const-cast): it is the output
     start_and_wait([&](MPI_Request* request) {
-      return root == everybody ? MPI_Iallreduce(source, to, count, type, op.get(), mpi_.get(), request)
-                               : MPI_Ireduce(source, to, count, type, op.get(), root, mpi_.get(), request);
+      return root == everybody ? MPI_Iallreduce(source, target, count, type, op.get(), mpi_.get(), request)
+                               : MPI_Ireduce(source, target, count, type, op.get(), root, mpi_.get(), request);
     });
   }
 
@@ -176,7 +180,7 @@ class Rounds {
     auto* const buffer = reinterpret_cast<std::byte*>(wide.data());
     compute::cast(buffer, DType::float32, from, call_.signature.dtype, elements, 1.0F);
     const bool receives = to != nullptr;
-    wait_or_keep(wide, [&] { reduce_native(buffer, receives ? buffer : nullptr, elements, root, DType::float32); });
+    wait_or_keep(wide, [&] { reduce_native(buffer, receives, elements, root, DType::float32); });
     if (receives) {
       if (call_.signature.op == ReduceOp::mean) {
         divide(buffer, elements, DType::float32);

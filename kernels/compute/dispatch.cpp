@@ -1,4 +1,6 @@
 // The public entry points: they check the arguments and call the kernel of the right level.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -64,6 +66,10 @@ void reduce_with(const KernelTable& table, std::span<void* const> destinations, 
   if (count == 0) {
     return;
   }
+  // Streaming begins at a cache line, so a whole number of elements must lie before it.
+  const bool whole_elements = std::all_of(destinations.begin(), destinations.end(), [&](const void* destination) {
+    return reinterpret_cast<std::uintptr_t>(destination) % size_of(reduction.dtype) == 0;
+  });
   const auto kernel = table.reduce[static_cast<std::size_t>(reduction.dtype)][static_cast<std::size_t>(reduction.op)];
   kernel({.destinations = destinations.data(),
           .destination_count = destinations.size(),
@@ -71,7 +77,7 @@ void reduce_with(const KernelTable& table, std::span<void* const> destinations, 
           .source_count = sources.size(),
           .count = count,
           .divisor = reduction.divisor,
-          .streaming = reduction.store == Store::streaming});
+          .streaming = reduction.store == Store::streaming && whole_elements});
 }
 
 // The row or column of a dtype in the table of casts.

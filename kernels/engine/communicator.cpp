@@ -86,7 +86,7 @@ void Communicator::check(const collective::Call& call) const {
       break;
   }
   if (group_->path_of(signature, false) == collective::Path::mpi) {  // throws where the algorithm cannot serve it
-    group_->mpi().check_initialised();
+    group_->mpi().check_not_finalized();
   }
 }
 
@@ -104,7 +104,11 @@ void Communicator::check_usable() const {
 template <class Work>
 auto Communicator::guarded(Work work) {
   try {
-    return work();
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorKind::system, "not enough memory in the middle of a call");
+    }
   } catch (const Error& error) {
     if (breaks(error.kind())) {
       group_->node().fail();
@@ -114,8 +118,6 @@ auto Communicator::guarded(Work work) {
       }
     }
     throw;
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::memory, "not enough memory for a collective call");
   }
 }
 
@@ -167,14 +169,16 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     throw Error(ErrorKind::value,
                 "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
   }
+  auto handle = std::make_shared<Handle>();
   const std::lock_guard lock(mutex_);
   check_usable();
   if (!progress_thread_.joinable()) {
     progress_thread_ = std::thread([this] { progress(); });
   }
-  pending_.push_back({next_ticket_++, call, std::make_shared<Handle>()});
+  pending_.push_back({next_ticket_, call, handle});
+  ++next_ticket_;
   turn_.notify_all();
-  return pending_.back().handle;
+  return handle;
 }
 
 void Communicator::progress() {

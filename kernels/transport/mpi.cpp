@@ -47,7 +47,7 @@ std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t 
   return all;
 }
 
-void MpiCommunicator::check_initialised() const {
+void MpiCommunicator::check_not_finalized() const {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized != 0) {

@@ -30,6 +30,9 @@ class MpiCommunicator {
   // Every rank's `bytes` bytes, in rank order. Collective.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
 
+  // Whether a request was given up: MPI may still read and write its buffers.
+  [[nodiscard]] bool stuck() const noexcept { return stuck_.load(); }
+
   // Makes a wait, now or later, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
 
@@ -42,7 +45,7 @@ class MpiCommunicator {
   }
 
   // Throws Error(closed) where MPI has ended: calling it then would end the process.
-  void check_initialised() const;
+  void check_not_finalized() const;
 
   // Waits for `request` at most `timeout` seconds: polls, then yields, then sleeps between polls. Throws
   // Error(timeout) naming `what`; the request is then still under way, and the communicator is never freed.
@@ -53,7 +56,7 @@ class MpiCommunicator {
   int rank_ = 0;
   int size_ = 1;
   std::atomic<bool> interrupted_{false};
-  mutable bool stuck_ = false;  // a request was given up
+  mutable std::atomic<bool> stuck_{false};
 };
 
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).

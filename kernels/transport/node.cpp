@@ -43,10 +43,18 @@ void futex_wake(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Cores that this process may use.
-std::size_t cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? static_cast<std::size_t>(CPU_COUNT(&set)) : 1;
+// Cores that the ranks of a node may use, together: each of them may be bound to some. Collective.
+std::size_t count_cores(const MpiCommunicator& mpi, const std::vector<int>& local) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof mine, &mine);
+  const std::vector<cpu_set_t> all = mpi.allgather(mine);
+  cpu_set_t together;
+  CPU_ZERO(&together);
+  for (const int rank : local) {
+    CPU_OR(&together, &together, &all[static_cast<std::size_t>(rank)]);
+  }
+  return static_cast<std::size_t>(CPU_COUNT(&together));
 }
 
 // What the leader offers and what the others report while memory is handed over.
@@ -99,6 +107,7 @@ std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& top
     }
   }
   const std::vector<int> failures = mpi.allgather(failed);
+  const std::size_t cores = count_cores(mpi, local);
   memory.seal();
   std::vector<int> failing;
   for (std::size_t r = 0; r < failures.size(); ++r) {
@@ -110,17 +119,17 @@ std::unique_ptr<Node> Node::join(const MpiCommunicator& mpi, const Topology& top
     reason = name_ranks(failing) + " cannot share memory with the node" + (reason.empty() ? "" : ": " + reason);
     return nullptr;
   }
-  return std::unique_ptr<Node>(new Node(std::move(memory), topology, config));
+  return std::unique_ptr<Node>(new Node(std::move(memory), topology, config, cores));
 }
 
-Node::Node(MemoryMap control, const Topology& topology, const Config& config)
+Node::Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores)
     : layout_(config, topology.local().size()),
       control_(std::move(control)),
       rank_(topology.local_rank()),
       size_(static_cast<int>(topology.local().size())),
       world_ranks_(topology.local()),
       timeout_(config.timeout),
-      spin_(topology.local().size() <= cores() ? config.spin : 0),
+      spin_(topology.local().size() <= cores ? config.spin : 0),
       yields_(config.yields) {
   for (const int r : world_ranks_) {
     processes_.emplace_back(topology.pids[static_cast<std::size_t>(r)]);
@@ -227,7 +236,8 @@ bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept 
 
 // The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
 void Node::wait_for_all(Event event, std::uint32_t target) {
-  int polls = 0;
+  std::int64_t polls = 0;
+  Deadline deadline;
   for (int local = 0; local < size_; ++local) {
     for (; !arrived(local, event, target); ++polls) {
       if (polls < spin_) {
@@ -235,16 +245,18 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
       } else if (polls < spin_ + yields_) {
         sched_yield();
       } else {
-        sleep_until_arrived(local, event, target);
+        sleep_until_arrived(local, event, target, deadline);
       }
     }
   }
 }
 
-void Node::sleep_until_arrived(int local, Event event, std::uint32_t target) {
+void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline) {
   using Clock = std::chrono::steady_clock;
   const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // what the clock can count, with room
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+  if (!deadline) {
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+  }
   std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
   while (true) {
@@ -261,7 +273,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target) {
       throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
     }
     check_peers(event, target);
-    if (Clock::now() > deadline) {
+    if (Clock::now() > *deadline) {
       raise_timeout(event, target);
     }
   }
@@ -282,21 +294,28 @@ void Node::check_peers(Event event, std::uint32_t target) const {
     if ((alive && state == State::open) || arrived(local, part, part_done)) {
       continue;
     }
-    if (state == State::open) {
-      throw death_of(local);
-    }
-    throw Error(ErrorKind::peer,
-                "rank " + std::to_string(world_rank(local)) +
-                    (state == State::closed ? " has closed its communicator" : " has given up after an error") +
-                    " while rank " + std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_));
+    throw state == State::open ? death_of(local)
+    : state == State::closed   ? loss_of(local, "has closed its communicator")
+                               : loss_of(local, "has given up after an error");
   }
 }
 
+void Node::check_nobody_failed() const {
+  for (int local = 0; local < size_; ++local) {
+    if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
+      throw loss_of(local, "has given up after an error");
+    }
+  }
+}
+
+Error Node::loss_of(int local, const char* how) const {
+  return {ErrorKind::peer, "rank " + std::to_string(world_rank(local)) + " " + how + " while rank " +
+                               std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_)};
+}
+
 Error Node::death_of(int local) const {
-  return {ErrorKind::peer, "rank " + std::to_string(world_rank(local)) + " (process " +
-                               std::to_string(processes_[static_cast<std::size_t>(local)].pid()) +
-                               ") has died while rank " + std::to_string(world_rank(rank_)) + " waited for it in " +
-                               describe(signature_)};
+  const std::string pid = std::to_string(processes_[static_cast<std::size_t>(local)].pid());
+  return loss_of(local, ("(process " + pid + ") has died").c_str());
 }
 
 void Node::read(int local, void* destination, const void* address, std::size_t bytes) const {

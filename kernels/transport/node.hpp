@@ -16,11 +16,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -124,6 +126,10 @@ class Node {
     advance();
   }
 
+  // To be called after the last step of a call that reads memory of the others: a rank that has given up meanwhile may
+  // have changed it. Throws Error(peer).
+  void check_nobody_failed() const;
+
   // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
   std::shared_ptr<Segment> allocate(std::size_t bytes);
 
@@ -141,6 +147,8 @@ class Node {
 
   // What a rank waits for, and thereby which word of the others it looks at.
   enum class Event { announcement, step, tasks };
+
+  using Deadline = std::optional<std::chrono::steady_clock::time_point>;  // set by the first sleep of a wait
 
   struct Tasks {
     alignas(64) std::atomic<std::uint32_t> taken;
@@ -165,7 +173,7 @@ class Node {
     std::size_t rank_stride;
   };
 
-  Node(MemoryMap control, const Topology& topology, const Config& config);
+  Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores);
 
   [[nodiscard]] Flags& flags(int local) const noexcept;
   [[nodiscard]] Announcement* announcement_at(int local, std::uint32_t sequence) const noexcept;
@@ -176,10 +184,11 @@ class Node {
   [[nodiscard]] bool arrived(int local, Event event, std::uint32_t target) const noexcept;
   void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
   void wait_for_all(Event event, std::uint32_t target);
-  void sleep_until_arrived(int local, Event event, std::uint32_t target);
+  void sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline);
   void check_peers(Event event, std::uint32_t target) const;
   void leave(State state) noexcept;
   [[nodiscard]] Error death_of(int local) const;
+  [[nodiscard]] Error loss_of(int local, const char* how) const;
   [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
 
   Layout layout_;
@@ -189,8 +198,8 @@ class Node {
   std::vector<int> world_ranks_;
   std::vector<Process> processes_;
   double timeout_;
-  int spin_;
-  int yields_;
+  std::int64_t spin_;
+  std::int64_t yields_;
   std::uint32_t sequence_ = 0;  // of the last announcement
   std::uint32_t step_ = 0;      // of the last advance()
   Signature signature_;         // of the call under way
