@@ -3,14 +3,20 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "../kernels/base/config.hpp"
 #include "../kernels/collective/partition.hpp"
+#include "../kernels/collective/recursive_doubling.hpp"
 #include "../kernels/collective/selector.hpp"
+#include "../kernels/collective/tree.hpp"
 #include "../kernels/transport/topology.hpp"
 #include "bindings.hpp"
 
@@ -34,33 +40,44 @@ Bounds piece(const Bounds& range, std::size_t length, std::size_t index) {
   return bounds(collective::piece({range.first, range.second}, length, index));
 }
 
-transport::CallKind kind_from_name(const std::string& name) {
-  using transport::CallKind;
-  for (const CallKind kind : {CallKind::barrier, CallKind::allreduce, CallKind::broadcast, CallKind::reduce,
-                              CallKind::allgather, CallKind::reduce_scatter, CallKind::allocate}) {
-    if (transport::name_of(kind) == name) {
-      return kind;
-    }
-  }
-  throw Error(ErrorKind::value, "unknown kind of call '" + name + "'");
-}
-
 // With the default settings and `overrides`, whatever the environment says.
-std::string select(const std::string& kind, const std::string& algorithm, std::size_t bytes, int ranks, int nodes,
-                   bool in_node_memory, bool direct_read_allowed, const std::map<std::string, std::string>& overrides) {
+py::tuple select(const std::string& kind, const std::string& algorithm, std::size_t bytes,
+                 const std::vector<int>& node_sizes, bool in_node_memory, bool direct_read_allowed, bool wire,
+                 const std::map<std::string, std::string>& overrides) {
   Config config;
   for (const auto& [name, text] : overrides) {
     set_field(config, name, text);
   }
-  const collective::Path path = collective::select({.kind = kind_from_name(kind),
-                                                    .algorithm = transport::algorithm_from_name(algorithm),
-                                                    .bytes = bytes,
-                                                    .ranks = ranks,
-                                                    .nodes = nodes,
-                                                    .in_node_memory = in_node_memory,
-                                                    .direct_read_allowed = direct_read_allowed},
-                                                   config);
-  return std::string(collective::name_of(path));
+  const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
+  const collective::Choice choice =
+      collective::select({.kind = transport::kind_from_name(kind),
+                          .algorithm = transport::algorithm_from_name(algorithm),
+                          .bytes = bytes,
+                          .wire = wire,
+                          .ranks = std::accumulate(node_sizes.begin(), node_sizes.end(), 0),
+                          .nodes = static_cast<int>(node_sizes.size()),
+                          .smallest_node = *smallest,
+                          .largest_node = *largest,
+                          .in_node_memory = in_node_memory,
+                          .direct_read_allowed = direct_read_allowed},
+                         config);
+  const bool doubles = choice.between == collective::Between::recursive_doubling;
+  return py::make_tuple(collective::name_of(choice.path), doubles ? "recursive_doubling" : "ring");
+}
+
+std::pair<std::optional<std::size_t>, std::vector<std::size_t>> branch(const std::string& shape, std::size_t ranks,
+                                                                       std::size_t place) {
+  const auto found =
+      collective::branch_of(shape == "chain" ? collective::Shape::chain : collective::Shape::binomial, ranks, place);
+  return {found.parent, found.children};
+}
+
+std::vector<std::tuple<std::size_t, bool, bool>> doubling_rounds(std::size_t size, std::size_t index) {
+  std::vector<std::tuple<std::size_t, bool, bool>> rounds;
+  for (const auto& round : collective::doubling_rounds(size, index)) {
+    rounds.emplace_back(round.peer, round.sends, round.receives);
+  }
+  return rounds;
 }
 
 std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_keys, int node_size) {
@@ -75,9 +92,14 @@ void bind_collective(py::module_& module) {
   functions.def("slice", &slice, py::arg("count"), py::arg("parts"), py::arg("index"), py::arg("grain"));
   functions.def("piece", &piece, py::arg("range"), py::arg("length"), py::arg("index"));
   functions.def("pieces", &collective::pieces, py::arg("count"), py::arg("length"));
-  functions.def("select", &select, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"), py::arg("ranks"),
-                py::arg("nodes"), py::arg("in_node_memory"), py::arg("direct_read_allowed"),
-                py::arg("overrides") = std::map<std::string, std::string>());
+  functions.def("select", &select, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"), py::arg("node_sizes"),
+                py::arg("in_node_memory"), py::arg("direct_read_allowed"), py::arg("wire") = false,
+                py::arg("overrides") = std::map<std::string, std::string>(),
+                "The path and what goes on between nodes, for nodes of so many ranks.");
+  functions.def("branch", &branch, py::arg("shape"), py::arg("ranks"), py::arg("place"),
+                "Parent (or None) and children of a place in a tree.");
+  functions.def("doubling_rounds", &doubling_rounds, py::arg("size"), py::arg("index"),
+                "(peer, sends, receives) of every round.");
   functions.def("group_ranks", &group_ranks, py::arg("host_keys"), py::arg("node_size"),
                 "The ranks of each node, for one host key a rank.");
 }

@@ -3,12 +3,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "../kernels/collective/partition.hpp"
+#include "../kernels/collective/call.hpp"
 #include "../kernels/engine/communicator.hpp"
 #include "bindings.hpp"
 #include "tensor.hpp"
@@ -48,88 +51,173 @@ bool overlap(const TensorView& a, const TensorView& b) {
   return a.data < b.data + b_bytes && b.data < a.data + a_bytes;
 }
 
-std::size_t result_count(const Communicator& communicator, const Signature& signature) {
-  const auto ranks = static_cast<std::size_t>(communicator.size());
-  if (signature.kind == CallKind::allgather) {
-    return signature.count * ranks;
+// What the caller says about a call, beside the tensors.
+struct Options {
+  const std::string& op;
+  int root;
+  const std::string& algorithm;
+  const std::string& wire;  // empty: the tensor's own dtype
+  const std::vector<std::size_t>& counts;
+};
+
+// A wire dtype that rounds nothing is none.
+std::optional<DType> wire_of(const std::string& name, DType dtype) {
+  if (name.empty()) {
+    return {};
   }
-  if (signature.kind == CallKind::reduce_scatter) {
-    return collective::block(signature.count, ranks, static_cast<std::size_t>(communicator.rank())).size();
-  }
-  return signature.count;
+  const DType wire = dtype_from_name(name);
+  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
+  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
 }
 
-// `out` is None for calls in place.
-BoundCall bind_call(const Communicator& communicator, Signature signature, py::handle x, py::handle out) {
-  const bool in_place = out.is_none();
-  const bool is_root = signature.root == communicator.rank();
-  const bool has_result = signature.kind != CallKind::reduce || is_root;
-  const bool only_sends = signature.kind == CallKind::broadcast && is_root;
+// Elements of a tensor that has one block for each rank.
+std::size_t block_count(const TensorView& tensor, int ranks, CallKind kind) {
+  const auto number = static_cast<std::size_t>(ranks);
+  if (tensor.count % number != 0) {
+    throw Error(ErrorKind::value, std::string(name_of(kind)) + " needs a tensor of one block for each of the " +
+                                      std::to_string(ranks) + " ranks, but " + std::to_string(tensor.count) +
+                                      " elements do not divide by " + std::to_string(ranks));
+  }
+  return tensor.count / number;
+}
+
+bool works_in_place(CallKind kind) {
+  return kind == CallKind::allreduce || kind == CallKind::broadcast || kind == CallKind::reduce;
+}
+
+// `out` is None for calls in place and where a rank gets no result, `x` where a rank puts nothing in.
+BoundCall bind_call(const Communicator& communicator, CallKind kind, const Options& options, py::handle x,
+                    py::handle out) {
+  const int ranks = communicator.size();
+  const bool is_root = options.root == communicator.rank();
+  const bool in_place = out.is_none() && works_in_place(kind);
+  const bool writes_input = in_place && (kind == CallKind::allreduce || is_root != (kind == CallKind::broadcast));
+  const bool gets_result = kind == CallKind::gather || kind == CallKind::reduce ? is_root : true;
+  const bool puts_in = kind != CallKind::scatter || is_root;
   BoundCall bound;
-  bound.input = view_tensor(x, in_place && has_result && !only_sends ? Access::write : Access::read, "the tensor");
-  signature.count = bound.input.count;
-  signature.dtype = bound.input.dtype;
-  bound.call = {signature, bound.input.data, in_place && has_result ? bound.input.data : nullptr};
-  if (!in_place) {
+  bound.call.signature = {.root = options.root,
+                          .kind = kind,
+                          .op = reduce_op_from_name(options.op),
+                          .algorithm = transport::algorithm_from_name(options.algorithm)};
+  Signature& signature = bound.call.signature;
+  if (puts_in) {
+    bound.input = view_tensor(x, writes_input ? Access::write : Access::read, "the tensor");
+  }
+  if (!in_place && gets_result) {
     bound.output = view_tensor(out, Access::write, "out");
-    check_output(bound.output, bound.input, result_count(communicator, signature), "out");
+  }
+  const TensorView& known = puts_in ? bound.input : bound.output;
+  signature.dtype = known.dtype;
+  signature.count = known.count;
+  if (kind == CallKind::alltoall || (kind == CallKind::scatter && is_root)) {
+    signature.count = block_count(known, ranks, kind);
+  } else if (kind == CallKind::allgatherv) {
+    signature.count = std::accumulate(options.counts.begin(), options.counts.end(), std::size_t{0});
+    bound.call.counts = options.counts;
+  }
+  signature.wire = wire_of(options.wire, signature.dtype);
+  bound.call.input = bound.input.data;
+  bound.call.output = in_place && (writes_input || kind == CallKind::broadcast) ? bound.input.data : bound.output.data;
+  if (!in_place && gets_result && puts_in) {
+    check_output(bound.output, bound.input, collective::output_count(signature, ranks, communicator.rank()), "out");
     if (bound.output.data != bound.input.data && overlap(bound.input, bound.output)) {
       throw Error(ErrorKind::value, "out overlaps the tensor, without being the same memory");
     }
-    const bool may_alias = signature.kind == CallKind::allreduce || signature.kind == CallKind::reduce;
-    if (!may_alias && bound.input.count > 0 && bound.output.count > 0 && bound.output.data == bound.input.data) {
-      throw Error(ErrorKind::value, "out must not be the tensor itself in " + std::string(name_of(signature.kind)));
+    if (!works_in_place(kind) && bound.input.count > 0 && bound.output.count > 0 &&
+        bound.output.data == bound.input.data) {
+      throw Error(ErrorKind::value, "out must not be the tensor itself in " + std::string(name_of(kind)));
     }
-    bound.call.output = bound.output.data;
   }
   return bound;
 }
 
+// MPI may still write to the tensors of a call that was given up: they must live for ever.
+template <class... Tensors>
+void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
+  if (communicator.group().stuck()) {
+    (tensors.owner.release(), ...);
+  }
+}
+
 // A blocking call ends before it returns; an asynchronous one hands back the handle and what must stay alive with it.
-void run(Communicator& communicator, const Signature& signature, py::handle x, py::handle out) {
-  BoundCall bound = bind_call(communicator, signature, x, out);
+void run(Communicator& communicator, BoundCall bound) {
   try {
     const py::gil_scoped_release release;
     communicator.run(bound.call);
   } catch (...) {
-    if (communicator.group().stuck()) {  // MPI may still write to the tensors: they must live for ever
-      bound.input.owner.release();
-      bound.output.owner.release();
-    }
+    keep_if_stuck(communicator, bound.input, bound.output);
     throw;
   }
 }
 
-py::tuple submit(Communicator& communicator, const Signature& signature, py::handle x, py::handle out) {
-  const BoundCall bound = bind_call(communicator, signature, x, out);
+py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   return py::make_tuple(communicator.submit(bound.call), bound.input.owner, bound.output.owner);
 }
 
-Signature make_signature(CallKind kind, const std::string& op, int root, const std::string& algorithm) {
-  return {.root = root,
-          .kind = kind,
-          .op = reduce_op_from_name(op),
-          .algorithm = transport::algorithm_from_name(algorithm)};
-}
-
 // Defines `name` and `name_async`.
-void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls, const std::string& name,
-                    CallKind kind) {
-  const auto op = py::arg("op");
-  const auto root = py::arg("root");
-  const auto algorithm = py::arg("algorithm");
+void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls, CallKind kind) {
+  const std::string name(transport::name_of(kind));
   cls.def(
       name.c_str(),
-      [kind](Communicator& communicator, py::handle x, const std::string& op_name, int root_rank,
-             const std::string& algorithm_name,
-             py::handle out) { run(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out); },
-      py::arg("x"), op, root, algorithm, py::arg("out"));
-  cls.def((name + "_async").c_str(),
-          [kind](Communicator& communicator, py::handle x, const std::string& op_name, int root_rank,
-                 const std::string& algorithm_name, py::handle out) {
-            return submit(communicator, make_signature(kind, op_name, root_rank, algorithm_name), x, out);
-          },
-          py::arg("x"), op, root, algorithm, py::arg("out"));
+      [kind](Communicator& communicator, py::handle x, const std::string& op, int root, const std::string& algorithm,
+             const std::string& wire, const std::vector<std::size_t>& counts, py::handle out) {
+        run(communicator, bind_call(communicator, kind, {op, root, algorithm, wire, counts}, x, out));
+      },
+      py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
+      py::arg("out"));
+  cls.def(
+      (name + "_async").c_str(),
+      [kind](Communicator& communicator, py::handle x, const std::string& op, int root, const std::string& algorithm,
+             const std::string& wire, const std::vector<std::size_t>& counts, py::handle out) {
+        return submit(communicator, bind_call(communicator, kind, {op, root, algorithm, wire, counts}, x, out));
+      },
+      py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
+      py::arg("out"));
+}
+
+void send(Communicator& communicator, py::handle x, int to) {
+  TensorView tensor = view_tensor(x, Access::read, "the tensor");
+  try {
+    const py::gil_scoped_release release;
+    communicator.send(to, tensor.data, tensor.count, tensor.dtype);
+  } catch (...) {
+    keep_if_stuck(communicator, tensor);
+    throw;
+  }
+}
+
+void receive(Communicator& communicator, py::handle x, int from) {
+  TensorView tensor = view_tensor(x, Access::write, "the tensor");
+  try {
+    const py::gil_scoped_release release;
+    communicator.receive(from, tensor.data, tensor.count, tensor.dtype);
+  } catch (...) {
+    keep_if_stuck(communicator, tensor);
+    throw;
+  }
+}
+
+// The new communicator as the number by which mpi4py knows it.
+std::uintptr_t split(Communicator& communicator, int color, int key) {
+  const py::gil_scoped_release release;
+  const MPI_Comm part = communicator.split(color, key);
+  std::uintptr_t number = 0;
+  static_assert(sizeof part <= sizeof number);
+  std::memcpy(&number, &part, sizeof part);
+  return number;
+}
+
+// Which way the calls of this communicator go: {size in bytes: (path, why)}.
+py::dict choices(const Communicator& communicator, const std::string& kind, const std::vector<std::size_t>& sizes,
+                 bool in_node_memory) {
+  py::dict found;
+  for (const std::size_t bytes : sizes) {
+    const collective::Choice choice = communicator.group().choose(
+        {.count = bytes / size_of(DType::float32), .kind = transport::kind_from_name(kind), .dtype = DType::float32},
+        in_node_memory);
+    found[py::int_(bytes)] = py::make_tuple(collective::name_of(choice.path), choice.reason);
+  }
+  return found;
 }
 
 py::dict describe(const Communicator& communicator) {
@@ -142,8 +230,6 @@ py::dict describe(const Communicator& communicator) {
   facts["node"] = communicator.node();
   facts["nodes"] = group.topology().members;
   facts["nodes_remark"] = group.topology().remark;
-  facts["inside_a_node"] = communicator.nodes() == 1 ? "ours, in node memory" : "as across nodes";
-  facts["across_nodes"] = "the MPI library's own collectives";
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();
   facts["simd"] = name_of(compute::active_simd());
   facts["mpi_library"] = transport::mpi_library_version();
@@ -161,6 +247,8 @@ py::dict describe(const Communicator& communicator) {
 void bind_communicator(py::module_& module) {
   py::class_<Handle, std::shared_ptr<Handle>>(module, "Handle")
       .def_property_readonly("done", &Handle::done)
+      .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
+      .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
       .def("wait", &Handle::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
@@ -189,6 +277,10 @@ void bind_communicator(py::module_& module) {
       .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
       .def("describe", &describe)
+      .def("choices", &choices, py::arg("kind"), py::arg("sizes"), py::arg("in_node_memory"))
+      .def("send", &send, py::arg("x"), py::arg("to"))
+      .def("receive", &receive, py::arg("x"), py::arg("from"))
+      .def("split", &split, py::arg("color"), py::arg("key"))
       .def("barrier",
            [](Communicator& self) {
              const py::gil_scoped_release release;
@@ -197,11 +289,11 @@ void bind_communicator(py::module_& module) {
       .def("barrier_async", [](Communicator& self) {
         return py::make_tuple(self.submit({{.kind = CallKind::barrier}, nullptr, nullptr}), py::none(), py::none());
       });
-  def_collective(communicator, "allreduce", CallKind::allreduce);
-  def_collective(communicator, "broadcast", CallKind::broadcast);
-  def_collective(communicator, "reduce", CallKind::reduce);
-  def_collective(communicator, "allgather", CallKind::allgather);
-  def_collective(communicator, "reduce_scatter", CallKind::reduce_scatter);
+  for (const CallKind kind :
+       {CallKind::allreduce, CallKind::broadcast, CallKind::reduce, CallKind::allgather, CallKind::reduce_scatter,
+        CallKind::alltoall, CallKind::gather, CallKind::scatter, CallKind::allgatherv}) {
+    def_collective(communicator, kind);
+  }
 }
 
 }  // namespace gradientflow::bindings

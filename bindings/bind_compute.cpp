@@ -54,6 +54,10 @@ void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t s
   compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
 }
 
+std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, std::size_t count) {
+  return compute::count_nonfinite_at(compute::simd_from_name(level), pointer(source), count);
+}
+
 std::vector<std::string> levels() {
   std::vector<std::string> names;
   for (const SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512}) {
@@ -75,6 +79,7 @@ void bind_compute(py::module_& module) {
               py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
               py::arg("streaming") = false, without_gil);
+  compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("count"), without_gil);
   compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");
   compute.def(
       "active_level", [] { return std::string(compute::name_of(compute::active_simd())); },

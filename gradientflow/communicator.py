@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .config import Config
-from .errors import ArgumentTypeError, ClosedError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
@@ -60,7 +60,8 @@ class Communicator:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self.mpi = mpi
-        self._native = core.Communicator(MPI._addressof(mpi), dict(Config() if config is None else config))
+        self._config = dict(Config() if config is None else config)
+        self._native = core.Communicator(MPI._addressof(mpi), self._config)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
         self.local_rank: int = self._native.local_rank
@@ -130,7 +131,9 @@ class Communicator:
 
     # ---- collectives ---------------------------------------------------------------------------------------------
 
-    def allreduce(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+    def allreduce(
+        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, wire: str | None = None
+    ) -> Any:
         """Reduce `x` over all ranks; every rank gets the result.
 
         Parameters
@@ -139,22 +142,34 @@ class Communicator:
             Same number of elements and dtype on every rank. Holds the result afterwards, unless `out` is given.
         op : {"sum", "mean", "max", "min", "prod"}
             mean needs a floating dtype; bool has max and min.
-        algorithm : {"auto", "shared", "mpi"}
-            "shared" works inside one node, "mpi" hands over to the MPI library.
+        algorithm : {"auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi"}
+            "shared" works inside one node, "mpi" hands over to the MPI library; the others send messages. An algorithm
+            that cannot serve the call is an error.
         out : array, optional
             Where the result goes instead; must not overlap `x` unless it is `x`.
+        wire : {"float32", "float16", "bfloat16"}, optional
+            What the values of a float32 tensor are rounded to where they travel between nodes; by default nothing.
+            Sums are computed in float32. A mean is divided before it travels, a sum of many values may overflow
+            float16. Inside a node nothing is rounded.
 
         Returns
         -------
         array
             `out`, or `x` without it.
+
+        Notes
+        -----
+        Ring and hierarchical allreduce: GradientFlow paper, section 2.4; fp16 on the wire: section 2.5.
         """
-        self._native.allreduce(x, op, 0, algorithm, out)
+        self._native.allreduce(x, op, 0, algorithm, wire or "", (), out)
         return x if out is None else out
 
-    def allreduce_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
-        """Start `allreduce` in the background."""
-        return self._started(self._native.allreduce_async(x, op, 0, algorithm, out), x if out is None else out)
+    def allreduce_async(
+        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, wire: str | None = None
+    ) -> Handle:
+        """Start `allreduce` in the background. The handle's `nonfinite` counts what did not survive the wire."""
+        native = self._native.allreduce_async(x, op, 0, algorithm, wire or "", (), out)
+        return self._started(native, x if out is None else out)
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto") -> Any:
         """Copy the root's `x` to all ranks, in place.
@@ -173,12 +188,12 @@ class Communicator:
         array
             `x`.
         """
-        self._native.broadcast(x, "sum", root, algorithm, None)
+        self._native.broadcast(x, "sum", root, algorithm, "", (), None)
         return x
 
     def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto") -> Handle:
         """Start `broadcast` in the background."""
-        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, None), x)
+        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, "", (), None), x)
 
     def reduce(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
         """Reduce `x` over all ranks; the root gets the result, in place unless `out` is given.
@@ -189,7 +204,9 @@ class Communicator:
             Same number of elements and dtype on every rank. Stays as it is on the other ranks.
         root : int
             The rank that gets the result.
-        op, algorithm
+        op : {"sum", "mean", "max", "min", "prod"}
+            See `allreduce`.
+        algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
         out : array, optional
             Where the result goes on the root.
@@ -200,13 +217,14 @@ class Communicator:
             On the root `out`, or `x` without it; on the other ranks `x`.
         """
         target = out if self.rank == root else None
-        self._native.reduce(x, op, root, algorithm, target)
+        self._native.reduce(x, op, root, algorithm, "", (), target)
         return x if target is None else target
 
     def reduce_async(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `reduce` in the background."""
         target = out if self.rank == root else None
-        return self._started(self._native.reduce_async(x, op, root, algorithm, target), x if target is None else target)
+        native = self._native.reduce_async(x, op, root, algorithm, "", (), target)
+        return self._started(native, x if target is None else target)
 
     def allgather(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
         """Collect the `x` of all ranks on every rank.
@@ -214,8 +232,8 @@ class Communicator:
         Parameters
         ----------
         x : array
-            Same number of elements and dtype on every rank.
-        algorithm : {"auto", "shared", "mpi"}
+            Same number of elements and dtype on every rank; see `allgatherv` for uneven ones.
+        algorithm : {"auto", "ring", "shared", "mpi"}
             See `allreduce`.
         out : array, optional
             ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
@@ -225,14 +243,46 @@ class Communicator:
         array
             `out`; the values of rank r are ``out[r]``.
         """
-        out = self._gathered(x) if out is None else out
-        self._native.allgather(x, "sum", 0, algorithm, out)
+        out = self._stacked(x) if out is None else out
+        self._native.allgather(x, "sum", 0, algorithm, "", (), out)
         return out
 
     def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `allgather` in the background."""
-        out = self._gathered(x) if out is None else out
-        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, out), out)
+        out = self._stacked(x) if out is None else out
+        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, "", (), out), out)
+
+    def allgatherv(
+        self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None
+    ) -> Any:
+        """Collect the `x` of all ranks, of different lengths, on every rank.
+
+        Parameters
+        ----------
+        x : array
+            Same dtype on every rank, any number of elements.
+        counts : sequence of int, optional
+            The number of elements of each rank. Without it the ranks exchange their numbers first.
+        algorithm : {"auto", "ring", "shared", "mpi"}
+            See `allreduce`.
+        out : array, optional
+            As many elements as all ranks have together; by default a new one-dimensional NumPy array.
+
+        Returns
+        -------
+        array
+            `out`: the flattened values of rank 0, then those of rank 1, and so on.
+        """
+        counts, out = self._uneven(x, counts, out)
+        self._native.allgatherv(x, "sum", 0, algorithm, "", counts, out)
+        return out
+
+    def allgatherv_async(
+        self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None
+    ) -> Handle:
+        """Start `allgatherv` in the background. Without `counts` it waits for those of the others first."""
+        counts, out = self._uneven(x, counts, out)
+        return self._started(self._native.allgatherv_async(x, "sum", 0, algorithm, "", counts, out), out)
 
     def reduce_scatter(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
         """Reduce `x` over all ranks; rank r gets block r of the result.
@@ -243,7 +293,9 @@ class Communicator:
         ----------
         x : array
             Same number of elements and dtype on every rank. Stays as it is.
-        op, algorithm
+        op : {"sum", "mean", "max", "min", "prod"}
+            See `allreduce`.
+        algorithm : {"auto", "ring", "shared", "mpi"}
             See `allreduce`.
         out : array, optional
             As many elements as this rank's block; by default a new one-dimensional NumPy array.
@@ -254,13 +306,98 @@ class Communicator:
             `out`.
         """
         out = self._block(x) if out is None else out
-        self._native.reduce_scatter(x, op, 0, algorithm, out)
+        self._native.reduce_scatter(x, op, 0, algorithm, "", (), out)
         return out
 
     def reduce_scatter_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `reduce_scatter` in the background."""
         out = self._block(x) if out is None else out
-        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, out), out)
+        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, "", (), out), out)
+
+    def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
+        """Send block r of `x` to rank r; get a block from every rank.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements, a multiple of `size`, and dtype on every rank; block r of the flattened `x` goes
+            to rank r. Stays as it is.
+        algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+        out : array, optional
+            As many elements as `x`; by default a new NumPy array of its shape.
+
+        Returns
+        -------
+        array
+            `out`: the block from rank 0, then that from rank 1, and so on.
+        """
+        out = np.empty_like(_as_numpy(x)) if out is None else out
+        self._native.alltoall(x, "sum", 0, algorithm, "", (), out)
+        return out
+
+    def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `alltoall` in the background."""
+        out = np.empty_like(_as_numpy(x)) if out is None else out
+        return self._started(self._native.alltoall_async(x, "sum", 0, algorithm, "", (), out), out)
+
+    def gather(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
+        """Collect the `x` of all ranks on the root.
+
+        Parameters
+        ----------
+        x : array
+            Same number of elements and dtype on every rank.
+        root : int
+            The rank that gets them.
+        algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+        out : array, optional
+            On the root: ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
+
+        Returns
+        -------
+        array or None
+            On the root `out`; on the other ranks None.
+        """
+        out = self._on_root(x, root, out)
+        self._native.gather(x, "sum", root, algorithm, "", (), out)
+        return out
+
+    def gather_async(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `gather` in the background."""
+        out = self._on_root(x, root, out)
+        return self._started(self._native.gather_async(x, "sum", root, algorithm, "", (), out), out)
+
+    def scatter(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
+        """Send block r of the root's `x` to rank r.
+
+        Parameters
+        ----------
+        x : array, on the root
+            A multiple of `size` elements; block r of the flattened `x` goes to rank r. Stays as it is. Not read on the
+            other ranks.
+        root : int
+            The rank that has them.
+        algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+        out : array
+            One block. On the root by default a new one-dimensional NumPy array; the other ranks must give it, because
+            only the root knows how long a block is.
+
+        Returns
+        -------
+        array
+            `out`.
+        """
+        out = self._received_block(x, root, out)
+        self._native.scatter(x, "sum", root, algorithm, "", (), out)
+        return out
+
+    def scatter_async(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
+        """Start `scatter` in the background."""
+        out = self._received_block(x, root, out)
+        return self._started(self._native.scatter_async(x, "sum", root, algorithm, "", (), out), out)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -269,6 +406,80 @@ class Communicator:
     def barrier_async(self) -> Handle:
         """Start `barrier` in the background."""
         return self._started(self._native.barrier_async(), None)
+
+    # ---- between two ranks ---------------------------------------------------------------------------------------
+
+    def send(self, x: Any, dest: int) -> None:
+        """Send `x` to rank `dest`, which calls `recv`.
+
+        Not a collective call: only the two ranks take part. Tensors from one rank to another arrive in the order in
+        which they were sent. Returns when `x` may change; a large tensor waits for its receiver.
+
+        Parameters
+        ----------
+        x : array
+            What to send.
+        dest : int
+            Another rank.
+        """
+        self._native.send(x, dest)
+
+    def recv(self, x: Any, source: int) -> Any:
+        """Receive what rank `source` sends, into `x`.
+
+        Parameters
+        ----------
+        x : array
+            As many elements, of the same dtype, as are sent.
+        source : int
+            Another rank.
+
+        Returns
+        -------
+        array
+            `x`.
+
+        Raises
+        ------
+        gradientflow.errors.MismatchError
+            If something else is sent; it is then gone.
+        """
+        self._native.receive(x, source)
+        return x
+
+    # ---- parts ---------------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int | None = None) -> Communicator | None:
+        """Make communicators of parts of the ranks.
+
+        Collective over all ranks; the parts then live and end on their own.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks with the same color, a number of 0 or more, get a communicator together; with None a rank gets none.
+        key : int, optional
+            The order of the ranks in the new communicator; by default, and among equal keys, that of this one.
+
+        Returns
+        -------
+        Communicator or None
+            With the same settings as this one.
+        """
+        from mpi4py import MPI
+
+        if color is not None and color < 0:
+            message = f"a color is a number of 0 or more, or None, not {color}"
+            raise ArgumentError(message)
+        number = self._native.split(-1 if color is None else color, self.rank if key is None else key)
+        part = MPI.Comm.fromhandle(number)
+        if part == MPI.COMM_NULL:
+            return None
+        try:
+            return _Part(part, self._config)
+        except BaseException:
+            part.Free()
+            raise
 
     # ---- facts ---------------------------------------------------------------------------------------------------
 
@@ -282,13 +493,56 @@ class Communicator:
     def _started(self, native: tuple[Any, ...], result: Any) -> Handle:
         return Handle(native[0], self._native, result, native[1:])
 
-    def _gathered(self, x: Any) -> npt.NDArray[Any]:
+    def _stacked(self, x: Any) -> npt.NDArray[Any]:
         like = _as_numpy(x)
         return np.empty((self.size, *like.shape), like.dtype)
 
     def _block(self, x: Any) -> npt.NDArray[Any]:
         like = _as_numpy(x)
         return np.empty(like.size // self.size + (self.rank < like.size % self.size), like.dtype)
+
+    def _on_root(self, x: Any, root: int, out: Any) -> Any:
+        if self.rank != root:
+            return None
+        return self._stacked(x) if out is None else out
+
+    def _received_block(self, x: Any, root: int, out: Any) -> Any:
+        if out is not None:
+            return out
+        if self.rank != root:
+            message = f"scatter needs out= on rank {self.rank}: only the root, rank {root}, knows how long a block is"
+            raise ArgumentTypeError(message)
+        like = _as_numpy(x)
+        return np.empty(like.size // self.size, like.dtype)
+
+    def _uneven(self, x: Any, counts: Sequence[int] | None, out: Any) -> tuple[Sequence[int], Any]:
+        like = _as_numpy(x)
+        if counts is None:
+            counts = self.allgather(np.array([like.size], np.int64)).ravel().tolist()
+        if len(counts) != self.size or any(count < 0 for count in counts) or counts[self.rank] != like.size:
+            message = f"counts must have the number of elements of each of the {self.size} ranks, here {like.size}"
+            raise ArgumentError(message)
+        return counts, np.empty(sum(counts), like.dtype) if out is None else out
+
+
+class _Part(Communicator):
+    """A communicator made by `Communicator.split`, which owns the MPI communicator under it."""
+
+    def close(self) -> None:
+        super().close()
+        self._free()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, value, traceback)
+        self._free()
+
+    def _free(self) -> None:
+        from mpi4py import MPI
+
+        if self.mpi != MPI.COMM_NULL and not MPI.Is_finalized():
+            self.mpi.Free()
 
 
 def _as_numpy(x: Any) -> npt.NDArray[Any]:

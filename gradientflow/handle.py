@@ -40,6 +40,21 @@ class Handle:
         """Whether the call has ended, well or badly."""
         return bool(self._native.done)
 
+    @property
+    def path(self) -> str | None:
+        """Which way the call went, for people to read; None before it is done."""
+        return str(self._native.path) if self.done else None
+
+    @property
+    def nonfinite(self) -> int | None:
+        """How many elements of the result are infinite or NaN.
+
+        Counted where values were rounded for the wire (`Communicator.allreduce` with `wire`, between nodes); None for
+        other calls, and before the call is done. The same on all ranks.
+        """
+        count = self._native.nonfinite if self.done else None
+        return None if count is None else int(count)
+
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call is done.
 

@@ -73,6 +73,22 @@ std::size_t parse_slot(const std::string& text) {
   return value;
 }
 
+std::size_t parse_segment(const std::string& text) {
+  const std::size_t value = parse_bytes(text);
+  if (value < 1024 || value > (std::size_t{1} << 30) || value % 64 != 0) {
+    refuse("a multiple of 64 bytes between 1KiB and 1GiB", text);
+  }
+  return value;
+}
+
+int parse_window(const std::string& text) {
+  const int value = parse_count(text);
+  if (value < 1 || value > 1024) {
+    refuse("a number between 1 and 1024", text);
+  }
+  return value;
+}
+
 std::size_t parse_inline(const std::string& text) {
   const std::size_t value = parse_bytes(text);
   if (value > 65536) {
@@ -116,6 +132,27 @@ const std::vector<Accessor>& accessors() {
         "Tensors of this size and above are written past the caches."},
        [](const Config& c) { return std::to_string(c.streaming_bytes); },
        [](Config& c, const std::string& t) { c.streaming_bytes = parse_bytes(t); }},
+      {{"segment_bytes", "GRADIENTFLOW_SEGMENT_BYTES", "bytes",
+        "A message between nodes carries so much of a tensor at most."},
+       [](const Config& c) { return std::to_string(c.segment_bytes); },
+       [](Config& c, const std::string& t) { c.segment_bytes = parse_segment(t); }},
+      {{"window", "GRADIENTFLOW_WINDOW", "count", "How many messages of a collective call a rank has under way at once."},
+       [](const Config& c) { return std::to_string(c.window); },
+       [](Config& c, const std::string& t) { c.window = parse_window(t); }},
+      {{"stretch_bytes", "GRADIENTFLOW_STRETCH_BYTES", "bytes",
+        "Between nodes of several ranks, ordinary arrays pass through node memory in stretches of this size; every rank "
+        "has three, from the first such call on."},
+       [](const Config& c) { return std::to_string(c.stretch_bytes); },
+       [](Config& c, const std::string& t) { c.stretch_bytes = parse_slot(t); }},
+      {{"ring_bytes", "GRADIENTFLOW_RING_BYTES", "bytes",
+        "Tensors of this size and above go around a ring between three or more nodes, smaller ones by recursive "
+        "doubling."},
+       [](const Config& c) { return std::to_string(c.ring_bytes); },
+       [](Config& c, const std::string& t) { c.ring_bytes = parse_bytes(t); }},
+      {{"debug", "GRADIENTFLOW_DEBUG", "choice",
+        "Whether rank 0 says on standard error which way each call goes, and why: on or off."},
+       [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },
+       [](Config& c, const std::string& t) { c.debug = parse_switch(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

@@ -1,18 +1,25 @@
 #include "group.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <cstdio>
+#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "../base/error.hpp"
 #include "direct_allreduce.hpp"
+#include "hierarchical.hpp"
 #include "mpi_collective.hpp"
 #include "one_pass.hpp"
+#include "pairwise.hpp"
+#include "peer_memory.hpp"
 #include "pull.hpp"
+#include "recursive_doubling.hpp"
+#include "ring.hpp"
 #include "staged.hpp"
+#include "tree.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -21,8 +28,11 @@ using transport::CallKind;
 using transport::Signature;
 
 // Every rank decides alone which way a call goes, so these settings must be the same everywhere.
-constexpr std::array<std::string_view, 6> agreed_fields = {"node_size",     "direct_read",       "inline_bytes",
-                                                           "staging_bytes", "direct_read_bytes", "streaming_bytes"};
+constexpr std::array<std::string_view, 10> agreed_fields = {
+    "node_size",       "direct_read",   "inline_bytes", "staging_bytes", "direct_read_bytes",
+    "streaming_bytes", "segment_bytes", "window",       "stretch_bytes", "ring_bytes"};
+
+std::string_view name_of(Between between) { return between == Between::ring ? "a ring" : "recursive doubling"; }
 
 }  // namespace
 
@@ -38,21 +48,34 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
       throw Error(ErrorKind::system, reason);
     }
   }
+  const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const auto [smallest, largest] = std::minmax_element(topology_.members.begin(), topology_.members.end(), by_size);
+  smallest_node_ = static_cast<int>(smallest->size());
+  largest_node_ = static_cast<int>(largest->size());
+  messages_ = std::make_unique<transport::Messages>(mpi_, *node_, topology_, config_.timeout);
+  if (node_->rank() == 0) {
+    const Lane leaders = lane_of_leaders();
+    for (const Round& round : doubling_rounds(leaders.size(), leaders.index)) {
+      messages_->acquaint(leaders.ranks[round.peer]);
+    }
+  }
   probe_direct_reads();
 }
 
 void Group::check_configuration() const {
-  std::array<char, 64> text{};
-  for (const std::string_view field : agreed_fields) {
-    text.fill('\0');
-    const std::string value = get_field(config_, field);
-    value.copy(text.data(), text.size() - 1);
-    const auto all = mpi_.allgather(text);
-    const auto other = std::find_if(all.begin(), all.end(), [&](const auto& theirs) { return theirs != all.front(); });
+  using Text = std::array<char, 32>;
+  std::array<Text, agreed_fields.size()> mine{};
+  for (std::size_t i = 0; i < agreed_fields.size(); ++i) {
+    get_field(config_, agreed_fields.at(i)).copy(mine.at(i).data(), sizeof(Text) - 1);
+  }
+  const auto all = mpi_.allgather(mine);
+  for (std::size_t i = 0; i < agreed_fields.size(); ++i) {
+    const auto other =
+        std::find_if(all.begin(), all.end(), [&](const auto& theirs) { return theirs.at(i) != all.front().at(i); });
     if (other != all.end()) {
-      throw Error(ErrorKind::mismatch, "setting " + std::string(field) +
-                                           " differs between ranks: " + all.front().data() + " on rank 0, " +
-                                           other->data() + " on rank " + std::to_string(other - all.begin()));
+      throw Error(ErrorKind::mismatch, "setting " + std::string(agreed_fields.at(i)) + " differs between ranks: " +
+                                           all.front().at(i).data() + " on rank 0, " + other->at(i).data() +
+                                           " on rank " + std::to_string(other - all.begin()));
     }
   }
 }
@@ -88,35 +111,70 @@ void Group::probe_direct_reads() {
   }
 }
 
-Path Group::path_of(const Signature& signature, bool in_node_memory) const {
+Choice Group::choose(const Signature& signature, bool in_node_memory) const {
   return select({.kind = signature.kind,
                  .algorithm = signature.algorithm,
-                 .bytes = signature.count * size_of(signature.dtype),
+                 .bytes = largest_input(signature, mpi_.size()),
+                 .wire = signature.wire.has_value(),
                  .ranks = mpi_.size(),
                  .nodes = topology_.nodes(),
+                 .smallest_node = smallest_node_,
+                 .largest_node = largest_node_,
                  .in_node_memory = in_node_memory,
                  .direct_read_allowed = direct_read_allowed_},
                 config_);
 }
 
-Path Group::run(const Call& call) {
-  const Path path = path_of(call.signature, false);
-  switch (path) {
-    case Path::mpi:
-      run_over_mpi(call);
-      return path;
+Outcome Group::run(const Call& call) {
+  Choice choice = choose(call.signature, false);
+  Outcome outcome{choice.path, {}};
+  switch (choice.path) {
     case Path::alone:
       run_alone(call);
-      return path;
+      break;
     case Path::announcement:
       run_inline(call);
-      return path;
+      break;
     case Path::node_memory:
     case Path::direct:
     case Path::staged:
-      return run_in_node(call);
+      choice = run_in_node(call, choice);
+      outcome.path = choice.path;
+      break;
+    case Path::mpi:
+      mpi_.check_not_finalized();
+      announce(call, false);
+      mpi_collective(mpi_, call, config_.timeout);
+      break;
+    case Path::agreement:
+    case Path::recursive_doubling:
+    case Path::ring:
+    case Path::hierarchical:
+    case Path::hierarchical_lanes:
+    case Path::binomial:
+    case Path::chain:
+    case Path::pairwise:
+      mpi_.check_not_finalized();
+      outcome.nonfinite = run_over_messages(call, choice);
+      break;
   }
-  throw Error(ErrorKind::internal, "no path");
+  if (config_.debug) {
+    report(call.signature, choice);
+  }
+  return outcome;
+}
+
+void Group::report(const Signature& signature, const Choice& choice) const {
+  if (mpi_.rank() == 0) {
+    const bool two_levels = choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes;
+    std::ostringstream line;
+    line << "gradientflow: " << describe(signature) << ": " << name_of(choice.path);
+    if (two_levels) {
+      line << " with " << name_of(choice.between) << " between nodes";
+    }
+    line << ", " << choice.reason << "\n";
+    std::fputs(line.str().c_str(), stderr);
+  }
 }
 
 void Group::interrupt() noexcept {
@@ -124,25 +182,190 @@ void Group::interrupt() noexcept {
   mpi_.interrupt();
 }
 
-void Group::run_over_mpi(const Call& call) {
-  mpi_.check_not_finalized();
-  if (topology_.nodes() > 1) {
-    agree_over_mpi(mpi_, call.signature, config_.timeout);
-  } else {
-    node_->exchange(call.signature, {}, {}, {});
-  }
-  mpi_collective(mpi_, call, config_.timeout);
+void Group::close() noexcept {
+  node_->close();
+  messages_->tell_closed();
 }
 
+void Group::fail(const Error& reason) noexcept {
+  node_->fail(reason);
+  messages_->tell_failed(reason);
+}
+
+Lane Group::lane_of_leaders() {
+  Lane lane{*messages_, {}, static_cast<std::size_t>(topology_.node()), {}};
+  for (const auto& members : topology_.members) {
+    lane.ranks.push_back(members.front());
+  }
+  return lane;
+}
+
+// The values that this node puts into a call that the agreement serves.
+Payload Group::payload_of(const Call& call) const {
+  const ReduceOp op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
+  Payload payload{std::vector<std::byte>(call.bytes()), {call.signature.dtype, op}};
+  std::vector<const void*> sources;
+  for (int local = 0; local < node_->size(); ++local) {
+    sources.push_back(node_->payload(local));
+  }
+  void* const target = payload.values.data();
+  compute::reduce({&target, 1}, sources, call.signature.count, payload.how);
+  return payload;
+}
+
+bool Group::announce(const Call& call, bool with_payload) {
+  const Signature& signature = call.signature;
+  const std::size_t payload_bytes = with_payload ? call.bytes() : 0;
+  const auto input = node_->locate(call.input, input_count(call, mpi_.size(), mpi_.rank()) * call.element()).first;
+  const auto output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
+  if (topology_.nodes() == 1) {
+    node_->exchange(signature, input, output, {call.input, payload_bytes});
+    messages_->begin(signature, topology_.local());
+    return in_node_memory(signature);
+  }
+  enum Verdict : std::uint64_t { different, alike, alike_and_mapped };
+  const Lane leaders = lane_of_leaders();
+  messages_->begin(signature, leaders.ranks);
+  const bool same = node_->try_exchange(signature, input, output, {call.input, payload_bytes});
+  std::uint64_t verdict = different;
+  if (node_->rank() == 0) {
+    Payload payload;
+    if (same && payload_bytes > 0) {
+      payload = payload_of(call);
+    }
+    const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
+    const Word word = agree(leaders, {signature, same, mapped}, payload, config_.inline_bytes);
+    verdict = !word.same ? different : word.mapped ? alike_and_mapped : alike;
+    if (word.same && payload_bytes > 0) {
+      std::byte* const result = node_->size() == 1 ? call.output : node_->staging(0, 0);
+      void* const target = result;
+      const void* const source = payload.values.data();
+      compute::reduce({&target, 1}, {&source, 1}, signature.count,
+                      reduction(signature, mpi_.size(), compute::Store::cached));
+    }
+  }
+  if (node_->size() > 1) {
+    node_->tell(transport::Node::Topic::agreement, verdict);
+    node_->synchronize();
+    verdict = node_->told(transport::Node::Topic::agreement, 0);
+    if (verdict != different && payload_bytes > 0) {
+      compute::copy(call.output, node_->staging(0, 0), payload_bytes, compute::Store::cached);
+    }
+  }
+  if (verdict == different) {
+    raise_mismatch(signature);
+  }
+  return verdict == alike_and_mapped;
+}
+
+// All ranks know that some made another call, so all come here.
+void Group::raise_mismatch(const Signature& signature) {
+  const std::vector<Signature> all = allgather_over_mpi(mpi_, signature, config_.timeout);
+  std::vector<int> ranks(all.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  throw transport::mismatch_error(all, ranks);
+}
+
+std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choice& choice) {
+  const bool with_payload = choice.path == Path::agreement && call.signature.kind == CallKind::allreduce;
+  const bool mapped = announce(call, with_payload);
+  if (choice.path == Path::agreement) {
+    return {};
+  }
+  if (choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes) {
+    const std::size_t nonfinite = run_in_levels(call, choice, mapped);
+    return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
+  }
+  const Lane everybody = lane_of_all(*messages_, segments());
+  messages_->expect(everybody.ranks);
+  const bool reduces = call.signature.kind == CallKind::allreduce;
+  Operands operands({call.input}, {call.output}, reduces ? call.signature.count : 0,
+                    {call.signature.dtype, call.signature.op, mpi_.size(),
+                     call.signature.wire.value_or(call.signature.dtype)});
+  const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
+  switch (call.signature.kind) {
+    case CallKind::allreduce:
+      if (choice.path == Path::ring) {
+        ring_allreduce(everybody, operands, scratch_);
+      } else {
+        recursive_doubling(everybody, operands, scratch_);
+      }
+      return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
+    case CallKind::reduce_scatter:
+      ring_reduce_scatter(everybody, call, scratch_);
+      return {};
+    case CallKind::allgather:
+    case CallKind::allgatherv:
+      if (choice.path == Path::ring) {
+        ring_allgather(everybody, call);
+      } else {
+        pairwise(everybody, call);
+      }
+      return {};
+    case CallKind::broadcast:
+      tree_broadcast(everybody, call, topology_, shape);
+      return {};
+    case CallKind::reduce:
+      tree_reduce(everybody, call, topology_, shape, scratch_);
+      return {};
+    case CallKind::alltoall:
+    case CallKind::gather:
+    case CallKind::scatter:
+      pairwise(everybody, call);
+      return {};
+    case CallKind::barrier:
+    case CallKind::allocate:
+    case CallKind::split:
+      return {};
+  }
+  throw Error(ErrorKind::internal, "unknown kind of call");
+}
+
+std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool mapped) {
+  const bool lanes = choice.path == Path::hierarchical_lanes;
+  const Levels levels{*messages_, *node_, topology_, segments(), lanes, choice.between};
+  messages_->expect(drivers(topology_, lanes));
+  if (node_->size() == 1 && mapped) {
+    return hierarchical(levels, call, {{call.input}, {call.output}}, scratch_);
+  }
+  if (mapped) {
+    const auto inputs = node_->locate(call.input, call.bytes()).second;
+    const auto outputs = node_->locate(call.output, call.bytes()).second;
+    NodeTensors tensors;
+    for (int local = 0; local < node_->size(); ++local) {
+      tensors.inputs.push_back(inputs->part(local) + node_->announcement(local).input.offset);
+      tensors.outputs.push_back(outputs->part(local) + node_->announcement(local).output.offset);
+    }
+    const std::size_t nonfinite = hierarchical(levels, call, tensors, scratch_);
+    node_->check_nobody_failed();
+    return nonfinite;
+  }
+  if (stretches_ == nullptr) {
+    try {
+      stretches_ = node_->allocate(staging_slots * config_.stretch_bytes);
+    } catch (const Error& error) {  // other nodes have it, and wait
+      throw Error(ErrorKind::system, error.what());
+    }
+  }
+  const std::size_t nonfinite = hierarchical_staged(levels, call, *stretches_, scratch_);
+  node_->check_nobody_failed();
+  return nonfinite;
+}
+
+Segments Group::segments() const { return {config_.segment_bytes, static_cast<std::size_t>(config_.window)}; }
+
 void Group::run_alone(const Call& call) {
+  const std::size_t bytes = output_count(call.signature, 1, 0) * call.element();
   if (call.output != nullptr && call.output != call.input) {
-    compute::copy(call.output, call.input, call.bytes(), compute::Store::cached);
+    compute::copy(call.output, call.input, bytes, compute::Store::cached);
   }
 }
 
 void Group::run_inline(const Call& call) {
-  const bool sends = call.signature.kind != CallKind::broadcast || call.signature.root == mpi_.rank();
-  node_->exchange(call.signature, {}, {}, {call.input, sends ? call.bytes() : 0});
+  const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
+  const bool from_root = call.signature.kind == CallKind::broadcast || call.signature.kind == CallKind::scatter;
+  const bool sends = !from_root || call.signature.root == mpi_.rank();
+  node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0});
   pull(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
@@ -163,16 +386,17 @@ bool Group::in_node_memory(const Signature& signature) const {
   return mapped;
 }
 
-Path Group::run_in_node(const Call& call) {
-  const auto [input, input_segment] = node_->locate(call.input, call.bytes());
+Choice Group::run_in_node(const Call& call, Choice choice) {
+  const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
+  const auto [input, input_segment] = node_->locate(call.input, bytes);
   const auto [output, output_segment] =
       call.output == call.input ? std::pair(input, input_segment) : node_->locate(call.output, call.bytes());
   node_->exchange(call.signature, input, output, {});
   const bool mapped = in_node_memory(call.signature);
-  const Path path = path_of(call.signature, mapped);
+  choice = choose(call.signature, mapped);
   const auto store = call.bytes() >= config_.streaming_bytes ? compute::Store::streaming : compute::Store::cached;
   const bool pulls = call.signature.kind != CallKind::allreduce && call.signature.kind != CallKind::reduce;
-  if (path == Path::staged) {
+  if (choice.path == Path::staged) {
     staged(*node_, call);
   } else if (pulls) {
     pull(*node_, call,
@@ -190,15 +414,21 @@ Path Group::run_in_node(const Call& call) {
                      PeerMemory::direct(*node_, Tensor::output));
   }
   node_->check_nobody_failed();
-  return path;
+  return choice;
 }
 
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {
   if (topology_.nodes() > 1) {
     mpi_.check_not_finalized();
-    agree_over_mpi(mpi_, {.count = bytes, .kind = CallKind::allocate}, config_.timeout);
+    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, false);
   }
   return node_->allocate(bytes);
+}
+
+MPI_Comm Group::split(int color, int key) {
+  mpi_.check_not_finalized();
+  announce({.signature = {.kind = CallKind::split}}, false);
+  return mpi_.split(color, key);
 }
 
 }  // namespace gradientflow::collective

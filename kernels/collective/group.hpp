@@ -2,30 +2,45 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "../base/config.hpp"
+#include "../transport/messages.hpp"
 #include "../transport/mpi.hpp"
 #include "../transport/node.hpp"
 #include "../transport/topology.hpp"
+#include "agreement.hpp"
 #include "call.hpp"
+#include "lane.hpp"
 #include "selector.hpp"
 
 namespace gradientflow::collective {
+
+// How a call was served.
+struct Outcome {
+  Path path;
+  std::optional<std::size_t> nonfinite;  // elements of the result, where they were rounded for the wire
+};
 
 class Group {
  public:
   // Finds the nodes, shares memory inside them, and checks that all ranks have the same configuration. Collective.
   Group(MPI_Comm comm, const Config& config);
 
-  // Serves one call; returns which way it went. Not thread-safe: one call at a time, in the same order on all ranks.
+  // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks.
   // A failed call leaves the tensors undefined if it throws anything but Error(mismatch), Error(value), Error(type).
-  Path run(const Call& call);
+  Outcome run(const Call& call);
 
   // Which way a call of this kind would go.
-  [[nodiscard]] Path path_of(const transport::Signature& signature, bool in_node_memory) const;
+  [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const;
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+
+  // A communicator of the ranks with the same `color` of 0 or more, ordered by `key`; MPI_COMM_NULL for a negative
+  // color. The caller frees it. Collective.
+  MPI_Comm split(int color, int key);
 
   // Whether MPI may still write to tensors of a call that was given up.
   [[nodiscard]] bool stuck() const { return mpi_.stuck(); }
@@ -33,9 +48,13 @@ class Group {
   // Makes a call that waits, in another thread, throw Error(closed).
   void interrupt() noexcept;
 
+  // Tells the other ranks not to wait for this one any more.
+  void close() noexcept;
+  void fail(const Error& reason) noexcept;
+
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
   [[nodiscard]] transport::MpiCommunicator& mpi() { return mpi_; }
-  [[nodiscard]] transport::Node& node() { return *node_; }
+  [[nodiscard]] transport::Messages& messages() { return *messages_; }
   [[nodiscard]] const transport::Node& node() const { return *node_; }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] const std::string& direct_read_remark() const { return direct_read_remark_; }
@@ -43,18 +62,33 @@ class Group {
  private:
   void check_configuration() const;
   void probe_direct_reads();
+  void report(const transport::Signature& signature, const Choice& choice) const;
   [[nodiscard]] bool in_node_memory(const transport::Signature& signature) const;
-  void run_over_mpi(const Call& call);
   static void run_alone(const Call& call);
   void run_inline(const Call& call);
-  Path run_in_node(const Call& call);
+  Choice run_in_node(const Call& call, Choice choice);
+  std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
+
+  // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
+  // whether on every node the tensors lie in memory that its ranks share. `with_payload`: the agreement serves it.
+  bool announce(const Call& call, bool with_payload);
+  [[nodiscard]] Payload payload_of(const Call& call) const;
+  [[noreturn]] void raise_mismatch(const transport::Signature& signature);
+  std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);
+  [[nodiscard]] Lane lane_of_leaders();
+  [[nodiscard]] Segments segments() const;
 
   Config config_;
   transport::MpiCommunicator mpi_;
   transport::Topology topology_;
   std::unique_ptr<transport::Node> node_;
+  std::unique_ptr<transport::Messages> messages_;
+  int smallest_node_ = 1;
+  int largest_node_ = 1;
   bool direct_read_allowed_ = false;
   std::string direct_read_remark_;
+  Scratch scratch_;
+  std::shared_ptr<transport::Segment> stretches_;  // for ordinary arrays between nodes; made when they first pass
 };
 
 }  // namespace gradientflow::collective

@@ -1,7 +1,6 @@
 #include "mpi_collective.hpp"
 
 #include <array>
-#include <numeric>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -124,8 +123,19 @@ class Rounds {
       case CallKind::allgather:
         allgather();
         return;
+      case CallKind::alltoall:
+        alltoall();
+        return;
+      case CallKind::gather:
+      case CallKind::scatter:
+        gather_or_scatter();
+        return;
+      case CallKind::allgatherv:
+        allgatherv();
+        return;
       case CallKind::allocate:
-        throw Error(ErrorKind::internal, "memory is not allocated over MPI");
+      case CallKind::split:
+        throw Error(ErrorKind::internal, std::string(name_of(call_.signature.kind)) + " is not done over MPI");
     }
   }
 
@@ -220,6 +230,51 @@ class Rounds {
     }
   }
 
+  // Elements as MPI types, so that the counts of one call fit into an int.
+  [[nodiscard]] int checked_count(std::size_t elements) const {
+    if (elements > round_elements) {
+      throw Error(ErrorKind::value, "algorithm 'mpi' serves blocks of at most " + std::to_string(round_elements) +
+                                        " elements in " + std::string(name_of(call_.signature.kind)));
+    }
+    return static_cast<int>(elements);
+  }
+
+  [[nodiscard]] MPI_Datatype opaque_type() const {
+    return is_half(call_.signature.dtype) ? MPI_INT16_T : native_type(call_.signature.dtype);
+  }
+
+  void alltoall() {
+    const int count = checked_count(call_.signature.count);
+    start_and_wait([&](MPI_Request* request) {
+      return MPI_Ialltoall(call_.input, count, opaque_type(), call_.output, count, opaque_type(), mpi_.get(), request);
+    });
+  }
+
+  void gather_or_scatter() {
+    const int count = checked_count(call_.signature.count);
+    const int root = call_.signature.root;
+    start_and_wait([&](MPI_Request* request) {
+      return call_.signature.kind == CallKind::gather
+                 ? MPI_Igather(call_.input, count, opaque_type(), call_.output, count, opaque_type(), root, mpi_.get(),
+                               request)
+                 : MPI_Iscatter(call_.input, count, opaque_type(), call_.output, count, opaque_type(), root,
+                                mpi_.get(), request);
+    });
+  }
+
+  // Displacements are ints, too, so every rank's part is a broadcast.
+  void allgatherv() {
+    for (int r = 0; r < mpi_.size(); ++r) {
+      const auto index = static_cast<std::size_t>(r);
+      const std::size_t bytes = call_.counts[index] * call_.element();
+      std::byte* const part = call_.output + displacement(call_, index) * call_.element();
+      if (r == mpi_.rank()) {
+        compute::copy(part, call_.input, bytes, compute::Store::cached);
+      }
+      broadcast(part, bytes, r);
+    }
+  }
+
   const transport::MpiCommunicator& mpi_;
   const Call& call_;
   double timeout_;
@@ -227,24 +282,17 @@ class Rounds {
 
 }  // namespace
 
-void agree_over_mpi(const transport::MpiCommunicator& mpi, const Signature& signature, double timeout) {
+std::vector<Signature> allgather_over_mpi(const transport::MpiCommunicator& mpi, const Signature& signature,
+                                          double timeout) {
   static_assert(std::is_trivially_copyable_v<Signature>);
   std::vector<Signature> buffers(static_cast<std::size_t>(mpi.size()) + 1, signature);  // everybody's, and ours to send
-  const std::span<Signature> all(buffers.data(), buffers.size() - 1);
   MPI_Request request = MPI_REQUEST_NULL;
   constexpr int bytes = static_cast<int>(sizeof(Signature));
-  check_mpi(MPI_Iallgather(&buffers.back(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, mpi.get(), &request),
+  check_mpi(MPI_Iallgather(&buffers.back(), bytes, MPI_BYTE, buffers.data(), bytes, MPI_BYTE, mpi.get(), &request),
             "MPI_Iallgather");
-  wait_or_keep(buffers, [&] {
-    mpi.wait(request, timeout, describe(signature) + ", waiting for the other ranks to make the same call,");
-  });
-  for (const Signature& other : all) {
-    if (!(other == signature)) {
-      std::vector<int> ranks(all.size());
-      std::iota(ranks.begin(), ranks.end(), 0);
-      throw transport::mismatch_error(all, ranks);
-    }
-  }
+  wait_or_keep(buffers, [&] { mpi.wait(request, timeout, describe(signature) + ", comparing it between ranks,"); });
+  buffers.pop_back();
+  return buffers;
 }
 
 void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout) {

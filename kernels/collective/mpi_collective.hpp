@@ -4,13 +4,17 @@
 // rounded once; mean divides the sum; waiting is polite and ends after the timeout.
 #pragma once
 
+#include <vector>
+
 #include "../transport/mpi.hpp"
 #include "call.hpp"
 
 namespace gradientflow::collective {
 
-// Throws Error(mismatch) unless all ranks of `mpi` make the same call.
-void agree_over_mpi(const transport::MpiCommunicator& mpi, const transport::Signature& signature, double timeout);
+// The signatures of all ranks, by rank.
+[[nodiscard]] std::vector<transport::Signature> allgather_over_mpi(const transport::MpiCommunicator& mpi,
+                                                                   const transport::Signature& signature,
+                                                                   double timeout);
 
 void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout);
 

@@ -10,6 +10,13 @@ namespace {
 
 using transport::CallKind;
 
+// Bytes of a peer's input and of the output.
+struct Piece {
+  std::size_t from;
+  std::size_t to;
+  std::size_t bytes;
+};
+
 // The longest stretch, in elements, of which every rank's part fits into one rank's staging memory.
 std::size_t buffered_elements(const transport::Node& node, std::size_t element) {
   const std::size_t share = 2 * node.staging_bytes() / static_cast<std::size_t>(node.size());
@@ -44,6 +51,14 @@ void pull(const transport::Node& node, const Call& call, const PeerMemory& input
   const auto ranks = static_cast<std::size_t>(node.size());
   const auto rank = static_cast<std::size_t>(node.rank());
   const std::array<std::byte*, 1> output = {call.output};
+  // `piece_of(peer)`: which bytes of the peer's input go where in the output.
+  const auto fetch_from_all = [&](auto piece_of) {
+    for (std::size_t i = 0; i < ranks; ++i) {
+      const std::size_t peer = (rank + i) % ranks;  // every rank begins with itself: not all read one at a time
+      const Piece part = piece_of(peer);
+      inputs.fetch(static_cast<int>(peer), part.from, part.bytes, call.output + part.to, store);
+    }
+  };
   switch (call.signature.kind) {
     case CallKind::broadcast:
       if (node.rank() != root) {
@@ -51,10 +66,23 @@ void pull(const transport::Node& node, const Call& call, const PeerMemory& input
       }
       return;
     case CallKind::allgather:
-      for (std::size_t i = 0; i < ranks; ++i) {
-        const std::size_t peer = (rank + i) % ranks;  // every rank begins with itself: not all read one at a time
-        inputs.fetch(static_cast<int>(peer), 0, call.bytes(), call.output + peer * call.bytes(), store);
+      fetch_from_all([&](std::size_t peer) { return Piece{0, peer * call.bytes(), call.bytes()}; });
+      return;
+    case CallKind::allgatherv:
+      fetch_from_all([&](std::size_t peer) {
+        return Piece{0, displacement(call, peer) * call.element(), call.counts[peer] * call.element()};
+      });
+      return;
+    case CallKind::alltoall:
+      fetch_from_all([&](std::size_t peer) { return Piece{rank * call.bytes(), peer * call.bytes(), call.bytes()}; });
+      return;
+    case CallKind::gather:
+      if (node.rank() == root) {
+        fetch_from_all([&](std::size_t peer) { return Piece{0, peer * call.bytes(), call.bytes()}; });
       }
+      return;
+    case CallKind::scatter:
+      inputs.fetch(root, rank * call.bytes(), call.bytes(), call.output, store);
       return;
     case CallKind::reduce_scatter: {
       const Range mine = block(call.signature.count, ranks, rank);
@@ -71,6 +99,7 @@ void pull(const transport::Node& node, const Call& call, const PeerMemory& input
       return;
     case CallKind::barrier:
     case CallKind::allocate:
+    case CallKind::split:
       return;
   }
 }

@@ -1,15 +1,23 @@
 // Which way a call goes. Pure: the same answer on every rank, from what all ranks know.
 //
-//   alone         one rank: a copy at most
-//   announcement  small tensors travel inside the announcements
-//   node_memory   all tensors lie in one segment of node memory: no copy at all
-//   direct        large ordinary arrays, read from the other processes
-//   staged        ordinary arrays, through staging slots
-//   mpi           the MPI library's own collectives: across nodes, or where the user asks for them
+//   alone               one rank: a copy at most
+// inside a node:
+//   announcement        small tensors travel inside the announcements
+//   node_memory         all tensors lie in one segment of node memory: no copy at all
+//   direct              large ordinary arrays, read from the other processes
+//   staged              ordinary arrays, through staging slots
+// between nodes, or where the user asks for them:
+//   agreement           small tensors are reduced along with the agreement on the call; a barrier is nothing else
+//   recursive_doubling  small tensors, and all between two ranks
+//   ring                large ones, also reduce_scatter and allgather
+//   hierarchical        nodes of several ranks: reduce in the node, one rank of it in the exchange between nodes
+//   hierarchical_lanes  the same with every local rank in the exchange, for a slice of its own
+//   binomial, chain     broadcast and reduce, small and large
+//   pairwise            alltoall, gather, scatter, and allgather of small tensors
+//   mpi                 the MPI library's own collectives
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <string_view>
 
 #include "../base/config.hpp"
@@ -17,22 +25,51 @@
 
 namespace gradientflow::collective {
 
-enum class Path { alone, announcement, node_memory, direct, staged, mpi };
+enum class Between { ring, recursive_doubling };  // the algorithm between nodes
+
+enum class Path {
+  alone,
+  announcement,
+  node_memory,
+  direct,
+  staged,
+  agreement,
+  recursive_doubling,
+  ring,
+  hierarchical,
+  hierarchical_lanes,
+  binomial,
+  chain,
+  pairwise,
+  mpi
+};
 
 [[nodiscard]] std::string_view name_of(Path path);
+
+// Whether a path uses nothing but the node's memory.
+[[nodiscard]] bool is_inside_node(Path path);
 
 // What the selector knows about a call.
 struct Situation {
   transport::CallKind kind;
   transport::Algorithm algorithm;
-  std::size_t bytes;  // that each rank puts in
+  std::size_t bytes;  // that a rank puts in, at most
+  bool wire = false;  // values are rounded on their way between nodes
   int ranks;
   int nodes;
+  int smallest_node;  // ranks of it
+  int largest_node;
   bool in_node_memory;       // the tensors of all ranks lie in one segment
   bool direct_read_allowed;  // by the kernel, on every rank
 };
 
+struct Choice {
+  Path path;
+  const char* reason;
+  Between between = Between::ring;  // the nodes, where there are two levels
+};
+
 // Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
-[[nodiscard]] Path select(const Situation& situation, const Config& config);
+[[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
 }  // namespace gradientflow::collective

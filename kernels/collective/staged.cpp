@@ -5,33 +5,12 @@
 
 #include "../base/error.hpp"
 #include "partition.hpp"
+#include "pipeline.hpp"
 
 namespace gradientflow::collective {
 namespace {
 
 using transport::CallKind;
-
-// The pipeline of the three stages. A rank fills the slot of piece k + 1 before it waits for piece k. That is safe
-// with two slots: piece k - 1 used the same slot, and all ranks have finished working on it (awaited before its `out`);
-// their results of piece k - 1 are overwritten in `work` of piece k + 1 only, after all have come in with it, which
-// they do after their `out` of piece k - 1.
-template <class In, class Work, class Out>
-void pipeline(transport::Node& node, std::size_t pieces, In in, Work work, Out out) {
-  in(std::size_t{0});
-  std::uint32_t all_in = node.advance();
-  for (std::size_t k = 0; k < pieces; ++k) {
-    std::uint32_t next_in = 0;
-    if (k + 1 < pieces) {
-      in(k + 1);
-      next_in = node.advance();
-    }
-    node.wait_all(all_in);
-    work(k);
-    node.wait_all(node.advance());
-    out(k);
-    all_in = next_in;
-  }
-}
 
 constexpr auto nothing = [](std::size_t) {};
 
@@ -153,33 +132,68 @@ void staged_reduce_scatter(const Context& c) {
   pipeline(c.node, pieces(longest, slots.length()), in, work, nothing);
 }
 
-// A whole slot is one piece, filled by the root (broadcast) or by everybody (allgather).
+// A whole slot is one piece of its rank's input, filled by the root (broadcast) or by everybody, and copied out by the
+// root (gather) or by everybody.
 void staged_copy(const Context& c) {
+  const CallKind kind = c.call.signature.kind;
   const std::size_t length = c.node.staging_bytes() / c.element;
-  const bool from_all = c.call.signature.kind == CallKind::allgather;
+  const bool from_all = kind != CallKind::broadcast;
+  const bool receives = kind == CallKind::broadcast ? c.rank != c.root : kind != CallKind::gather || c.rank == c.root;
+  const auto count_of = [&](std::size_t rank) { return kind == CallKind::allgatherv ? c.call.counts[rank] : c.count; };
+  const auto place_of = [&](std::size_t rank) {
+    return kind == CallKind::allgatherv ? displacement(c.call, rank) : from_all ? rank * c.count : 0;
+  };
   const auto in = [&](std::size_t k) {
     if (from_all || c.rank == c.root) {
-      const Range r = piece({0, c.count}, length, k);
+      const Range r = piece({0, count_of(c.rank)}, length, k);
       copy_bytes(c.node.staging(c.node.rank(), k), c.call.input + r.begin * c.element, r.size() * c.element);
     }
   };
   const auto work = [&](std::size_t k) {
-    const Range r = piece({0, c.count}, length, k);
-    const std::size_t bytes = r.size() * c.element;
-    if (!from_all) {
-      if (c.rank != c.root) {
-        copy_bytes(c.call.output + r.begin * c.element, c.node.staging(static_cast<int>(c.root), k), bytes);
-      }
-      return;
-    }
-    for (std::size_t i = 0; i < c.ranks; ++i) {
+    for (std::size_t i = 0; receives && i < c.ranks; ++i) {
       const std::size_t peer = (c.rank + i) % c.ranks;
-      std::byte* const to = c.call.output + (peer * c.count + r.begin) * c.element;
-      copy_bytes(to, peer == c.rank ? c.call.input + r.begin * c.element : c.node.staging(static_cast<int>(peer), k),
-                 bytes);
+      if (!from_all && peer != c.root) {
+        continue;
+      }
+      const Range r = piece({0, count_of(peer)}, length, k);
+      const std::byte* const from =
+          peer == c.rank ? c.call.input + r.begin * c.element : c.node.staging(static_cast<int>(peer), k);
+      copy_bytes(c.call.output + (place_of(peer) + r.begin) * c.element, from, r.size() * c.element);
     }
   };
-  pipeline(c.node, pieces(c.count, length), in, work, nothing);
+  std::size_t longest = 0;
+  for (std::size_t rank = 0; rank < c.ranks; ++rank) {
+    longest = std::max(longest, count_of(rank));
+  }
+  pipeline(c.node, pieces(longest, length), in, work, nothing);
+}
+
+// alltoall and scatter: piece k holds, for every rank, piece k of the block that goes to it.
+void staged_exchange(const Context& c) {
+  const Slots slots(c.node, c.element);
+  const bool from_all = c.call.signature.kind == CallKind::alltoall;
+  const auto share = [&](std::size_t k) { return piece({0, c.count}, slots.length(), k); };
+  const auto in = [&](std::size_t k) {
+    for (std::size_t i = 1; (from_all || c.rank == c.root) && i < c.ranks; ++i) {
+      const std::size_t part = (c.rank + i) % c.ranks;
+      copy_bytes(slots.at(c.rank, k, part), c.call.input + (part * c.count + share(k).begin) * c.element,
+                 share(k).size() * c.element);
+    }
+  };
+  const auto work = [&](std::size_t k) {
+    for (std::size_t i = 0; i < c.ranks; ++i) {
+      const std::size_t peer = (c.rank + i) % c.ranks;
+      if (!from_all && peer != c.root) {
+        continue;
+      }
+      const std::byte* const from = peer == c.rank
+                                        ? c.call.input + (c.rank * c.count + share(k).begin) * c.element
+                                        : static_cast<const std::byte*>(slots.at(peer, k, c.rank));
+      copy_bytes(c.call.output + ((from_all ? peer * c.count : 0) + share(k).begin) * c.element, from,
+                 share(k).size() * c.element);
+    }
+  };
+  pipeline(c.node, pieces(c.count, slots.length()), in, work, nothing);
 }
 
 }  // namespace
@@ -196,10 +210,17 @@ void staged(transport::Node& node, const Call& call) {
       return;
     case CallKind::broadcast:
     case CallKind::allgather:
+    case CallKind::allgatherv:
+    case CallKind::gather:
       staged_copy(context);
+      return;
+    case CallKind::alltoall:
+    case CallKind::scatter:
+      staged_exchange(context);
       return;
     case CallKind::barrier:
     case CallKind::allocate:
+    case CallKind::split:
       throw Error(ErrorKind::internal, "a call without tensors was sent through staging slots");
   }
 }

@@ -107,6 +107,10 @@ void copy_with(const KernelTable& table, void* destination, const void* source, 
   }
 }
 
+std::size_t count_with(const KernelTable& table, const void* source, std::size_t count) {
+  return count == 0 ? 0 : table.count_nonfinite(source, count);
+}
+
 }  // namespace
 
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
@@ -118,6 +122,8 @@ void cast(void* destination, DType destination_dtype, const void* source, DType 
           float scale) {
   cast_with(active_table(), destination, destination_dtype, source, source_dtype, count, scale);
 }
+
+std::size_t count_nonfinite(const void* source, std::size_t count) { return count_with(active_table(), source, count); }
 
 void copy(void* destination, const void* source, std::size_t bytes, Store store) {
   copy_with(active_table(), destination, source, bytes, store);
@@ -131,6 +137,10 @@ void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<c
 void cast_at(SimdLevel level, void* destination, DType destination_dtype, const void* source, DType source_dtype,
              std::size_t count, float scale) {
   cast_with(table_at(level), destination, destination_dtype, source, source_dtype, count, scale);
+}
+
+std::size_t count_nonfinite_at(SimdLevel level, const void* source, std::size_t count) {
+  return count_with(table_at(level), source, count);
 }
 
 void copy_at(SimdLevel level, void* destination, const void* source, std::size_t bytes, Store store) {

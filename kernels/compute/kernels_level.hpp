@@ -3,6 +3,7 @@
 
 #include "cast_kernel.hpp"
 #include "copy_kernel.hpp"
+#include "nonfinite_kernel.hpp"
 #include "reduce_kernel.hpp"
 #include "table.hpp"
 
@@ -38,6 +39,7 @@ const KernelTable kernels = {
             {cast<BFloat16, Float16>, cast<BFloat16, BFloat16>, cast<BFloat16, Float32>},
             {cast<Float32, Float16>, cast<Float32, BFloat16>, cast<Float32, Float32>},
         },
+    .count_nonfinite = count_nonfinite,
     .copy_streaming = copy_streaming,
 };
 

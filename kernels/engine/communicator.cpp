@@ -40,10 +40,34 @@ int count_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
+bool uses_mpi(collective::Path path) { return !collective::is_inside_node(path); }
+
+void check_counts(const collective::Call& call, int ranks) {
+  if (call.counts.size() != static_cast<std::size_t>(ranks)) {
+    throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) +
+                                      " ranks, not " + std::to_string(call.counts.size()));
+  }
+}
+
+void check_wire(const transport::Signature& signature) {
+  if (!signature.wire) {
+    return;
+  }
+  const std::string wire(name_of(*signature.wire));
+  if (signature.kind != CallKind::allreduce) {
+    throw Error(ErrorKind::value, std::string(name_of(signature.kind)) + " has no wire dtype, only allreduce has");
+  }
+  if (signature.dtype != DType::float32 ||
+      (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
+    throw Error(ErrorKind::type, "a tensor of " + std::string(name_of(signature.dtype)) + " cannot travel as " + wire +
+                                     ": float32 can, as float16 or bfloat16");
+  }
+}
+
 }  // namespace
 
 Communicator::Communicator(MPI_Comm comm, const Config& config)
-    : group_(std::make_unique<collective::Group>(comm, config)), forks_(count_forks()) {}
+    : group_(std::make_unique<collective::Group>(comm, config)), point_to_point_(group_->messages()), forks_(count_forks()) {}
 
 // In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
 // condition variable that was in use at the fork stays so.
@@ -75,18 +99,30 @@ void Communicator::check(const collective::Call& call) const {
       check_reducible(signature.dtype, signature.op);
       [[fallthrough]];
     case CallKind::broadcast:
-      if (signature.root < 0 || signature.root >= size()) {
-        throw Error(ErrorKind::value, "root " + std::to_string(signature.root) + " is not a rank: ranks are 0 to " +
-                                          std::to_string(size() - 1));
-      }
+    case CallKind::gather:
+    case CallKind::scatter:
+      check_rank(signature.root, "root");
+      break;
+    case CallKind::allgatherv:
+      check_counts(call, size());
       break;
     case CallKind::allgather:
+    case CallKind::alltoall:
     case CallKind::barrier:
     case CallKind::allocate:
+    case CallKind::split:
       break;
   }
-  if (group_->path_of(signature, false) == collective::Path::mpi) {  // throws where the algorithm cannot serve it
+  check_wire(signature);
+  if (uses_mpi(group_->choose(signature, false).path)) {  // throws where the algorithm cannot serve it
     group_->mpi().check_not_finalized();
+  }
+}
+
+void Communicator::check_rank(int rank, const char* what) const {
+  if (rank < 0 || rank >= size()) {
+    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) +
+                                      " is not a rank: ranks are 0 to " + std::to_string(size() - 1));
   }
 }
 
@@ -111,7 +147,7 @@ auto Communicator::guarded(Work work) {
     }
   } catch (const Error& error) {
     if (breaks(error.kind())) {
-      group_->node().fail();
+      group_->fail(error);
       const std::lock_guard lock(mutex_);
       if (!broken_) {
         broken_ = error;
@@ -153,9 +189,50 @@ void Communicator::leave_turn() {
   }
 }
 
-collective::Path Communicator::run(const collective::Call& call) {
+collective::Outcome Communicator::run(const collective::Call& call) {
   check(call);
   return in_turn([&] { return group_->run(call); });
+}
+
+MPI_Comm Communicator::split(int color, int key) {
+  check_process();
+  return in_turn([&] { return group_->split(color, key); });
+}
+
+template <class Work>
+void Communicator::apart(int peer, Work work) {
+  check_process();
+  check_rank(peer, "peer");
+  if (peer == rank()) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " cannot send to itself, nor receive from itself");
+  }
+  group_->mpi().check_not_finalized();
+  if (!transport::mpi_thread_multiple()) {
+    in_turn(std::move(work));
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    ++apart_;
+  }
+  struct Leave {
+    void operator()(Communicator* self) const {
+      const std::lock_guard lock(self->mutex_);
+      --self->apart_;
+      self->turn_.notify_all();
+    }
+  };
+  const std::unique_ptr<Communicator, Leave> leave(this);
+  guarded(std::move(work));
+}
+
+void Communicator::send(int to, const void* data, std::size_t count, DType dtype) {
+  apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
+}
+
+void Communicator::receive(int from, void* data, std::size_t count, DType dtype) {
+  apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
@@ -165,7 +242,7 @@ std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   check(call);
-  if (group_->path_of(call.signature, false) == collective::Path::mpi && !transport::mpi_thread_multiple()) {
+  if (uses_mpi(group_->choose(call.signature, false).path) && !transport::mpi_thread_multiple()) {
     throw Error(ErrorKind::value,
                 "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
   }
@@ -193,10 +270,11 @@ void Communicator::progress() {
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
     std::optional<Error> failure;
+    collective::Outcome outcome{};
     try {
       check_usable();
       lock.unlock();
-      guarded([&] { group_->run(next.call); });
+      outcome = guarded([&] { return group_->run(next.call); });
       lock.lock();
     } catch (const Error& error) {
       failure = error;
@@ -206,7 +284,7 @@ void Communicator::progress() {
     }
     ++serving_;
     turn_.notify_all();
-    next.handle->finish(std::move(failure));
+    next.handle->finish(outcome, std::move(failure));
   }
 }
 
@@ -222,7 +300,7 @@ void Communicator::close(bool drain) noexcept {
     }
     if (drain) {
       ++waiting_;
-      turn_.wait(lock, [&] { return serving_ == next_ticket_; });
+      turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });
       --waiting_;
     } else {
       group_->interrupt();
@@ -236,9 +314,9 @@ void Communicator::close(bool drain) noexcept {
   }
   std::unique_lock lock(mutex_);
   ++waiting_;
-  turn_.wait(lock, [&] { return serving_ == next_ticket_; });  // blocking calls of other threads
+  turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });  // blocking calls of other threads
   --waiting_;
-  group_->node().close();
+  group_->close();
 }
 
 bool Communicator::closed() const {

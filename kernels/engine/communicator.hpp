@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "../collective/group.hpp"
+#include "../collective/point_to_point.hpp"
 #include "handle.hpp"
 
 namespace gradientflow::engine {
@@ -36,11 +37,20 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
-  // Serves the call and returns which way it went. The tensors must stay as they are until then.
-  collective::Path run(const collective::Call& call);
+  // Serves the call. The tensors must stay as they are until then.
+  collective::Outcome run(const collective::Call& call);
 
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
+
+  // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
+  // for each other, where the MPI library can be called from several threads at once.
+  void send(int to, const void* data, std::size_t count, DType dtype);
+  void receive(int from, void* data, std::size_t count, DType dtype);
+
+  // A communicator of the ranks with the same color, in the order of `key`; MPI_COMM_NULL for a negative color. The
+  // caller frees it. Collective.
+  MPI_Comm split(int color, int key);
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
@@ -61,15 +71,19 @@ class Communicator {
   Communicator(MPI_Comm comm, const Config& config);
   void check(const collective::Call& call) const;
   void check_process() const;
+  void check_rank(int rank, const char* what) const;
   void check_usable() const;  // with mutex_ held
   template <class Work>
   auto in_turn(Work work);
   template <class Work>
   auto guarded(Work work);
+  template <class Work>
+  void apart(int peer, Work work);
   void progress();
   void leave_turn();
 
   std::unique_ptr<collective::Group> group_;
+  collective::PointToPoint point_to_point_;
   int forks_;  // how often the process had forked when this was made
   mutable std::mutex mutex_;
   std::condition_variable turn_;
@@ -77,6 +91,7 @@ class Communicator {
   std::uint64_t serving_ = 0;
   std::deque<Pending> pending_;
   int waiting_ = 0;  // threads that wait for their turn
+  int apart_ = 0;    // threads that send or receive a tensor, out of turn
   bool closed_ = false;
   std::optional<Error> broken_;
   std::thread progress_thread_;

@@ -21,8 +21,14 @@ void Handle::wait(std::optional<double> timeout) {
   }
 }
 
-void Handle::finish(std::optional<Error> error) {
+collective::Outcome Handle::outcome() const {
   const std::lock_guard lock(mutex_);
+  return outcome_;
+}
+
+void Handle::finish(const collective::Outcome& outcome, std::optional<Error> error) {
+  const std::lock_guard lock(mutex_);
+  outcome_ = outcome;
   error_ = std::move(error);
   done_.store(true, std::memory_order_release);
   changed_.notify_all();

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "../base/error.hpp"
+#include "../collective/group.hpp"
 
 namespace gradientflow::engine {
 
@@ -18,14 +19,18 @@ class Handle {
   // more) that passes first: throws Error(timeout); the call goes on and can be waited for again.
   void wait(std::optional<double> timeout);
 
+  // Of a call that has ended: how it was served.
+  [[nodiscard]] collective::Outcome outcome() const;
+
   // By the engine, once.
-  void finish(std::optional<Error> error);
+  void finish(const collective::Outcome& outcome, std::optional<Error> error);
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
   std::optional<Error> error_;
+  collective::Outcome outcome_{};
 };
 
 }  // namespace gradientflow::engine

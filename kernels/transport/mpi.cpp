@@ -1,14 +1,10 @@
 #include "mpi.hpp"
 
-#include <sched.h>
-
-#include <algorithm>
 #include <array>
-#include <chrono>
-#include <thread>
 
 #include "../base/error.hpp"
 #include "../base/text.hpp"
+#include "patience.hpp"
 
 namespace gradientflow::transport {
 
@@ -33,9 +29,7 @@ MpiCommunicator::MpiCommunicator(MPI_Comm original) {
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (comm_ != MPI_COMM_NULL && finalized == 0 && !stuck_) {
+  if (comm_ != MPI_COMM_NULL && !finalized() && !stuck_) {
     MPI_Comm_free(&comm_);
   }
 }
@@ -47,45 +41,62 @@ std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t 
   return all;
 }
 
-void MpiCommunicator::check_not_finalized() const {
+bool MpiCommunicator::finalized() const noexcept {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized != 0) {
+  return finalized != 0;
+}
+
+void MpiCommunicator::check_not_finalized() const {
+  if (finalized()) {
     throw Error(ErrorKind::closed,
                 "MPI has been finalized on rank " + std::to_string(rank_) + ", and the call needs it");
   }
 }
 
 void MpiCommunicator::wait(MPI_Request& request, double timeout, const std::string& what) const {
-  using Clock = std::chrono::steady_clock;
-  constexpr int spins = 100;
-  constexpr int yields = 1000;
-  const auto start = Clock::now();
-  auto nap = std::chrono::microseconds(20);
-  for (int round = 0;; ++round) {
+  Patience patience(timeout);
+  while (true) {
     int done = 0;
     check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what.c_str());
     if (done != 0) {
       return;
     }
-    if (round < spins) {
+    if (!patience.pause()) {
       continue;
     }
-    if (round < spins + yields) {
-      sched_yield();
-      continue;
-    }
-    if (std::chrono::duration<double>(Clock::now() - start).count() > timeout) {
+    if (patience.over()) {
       stuck_ = true;
       throw Error(ErrorKind::timeout,
                   what + " timed out after " + format_number(timeout) + " s on rank " + std::to_string(rank_));
     }
-    if (interrupted_.load()) {
+    if (interrupted()) {
       stuck_ = true;
       throw Error(ErrorKind::closed, "the communicator was closed during " + what);
     }
-    std::this_thread::sleep_for(nap);
-    nap = std::min(nap * 2, std::chrono::microseconds(500));
+  }
+}
+
+MPI_Comm MpiCommunicator::split(int color, int key) const {
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part), "MPI_Comm_split");
+  return part;
+}
+
+void MpiCommunicator::give_up(MPI_Request& request, bool receives) const noexcept {
+  if (finalized()) {
+    return;
+  }
+  if (receives) {
+    int done = 0;
+    if (MPI_Cancel(&request) == MPI_SUCCESS && MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
+        done != 0) {
+      return;
+    }
+  }
+  stuck_ = true;
+  if (request != MPI_REQUEST_NULL) {
+    MPI_Request_free(&request);
   }
 }
 

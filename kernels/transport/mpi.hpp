@@ -30,11 +30,19 @@ class MpiCommunicator {
   // Every rank's `bytes` bytes, in rank order. Collective.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
 
+  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective.
+  [[nodiscard]] MPI_Comm split(int color, int key) const;
+
   // Whether a request was given up: MPI may still read and write its buffers.
   [[nodiscard]] bool stuck() const noexcept { return stuck_.load(); }
 
+  // Gives up a request that is still under way. Only a receive can be cancelled; of a send MPI may still read the
+  // memory, and the communicator is stuck.
+  void give_up(MPI_Request& request, bool receives) const noexcept;
+
   // Makes a wait, now or later, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
+  [[nodiscard]] bool interrupted() const noexcept { return interrupted_.load(); }
 
   template <class T>
   [[nodiscard]] std::vector<T> allgather(const T& mine) const {
@@ -46,9 +54,10 @@ class MpiCommunicator {
 
   // Throws Error(closed) where MPI has ended: calling it then would end the process.
   void check_not_finalized() const;
+  [[nodiscard]] bool finalized() const noexcept;
 
-  // Waits for `request` at most `timeout` seconds: polls, then yields, then sleeps between polls. Throws
-  // Error(timeout) naming `what`; the request is then still under way, and the communicator is never freed.
+  // Waits for `request` at most `timeout` seconds. Throws Error(timeout) naming `what`; the request is then still under
+  // way, and the communicator is never freed.
   void wait(MPI_Request& request, double timeout, const std::string& what) const;
 
  private:

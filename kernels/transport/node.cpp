@@ -163,6 +163,17 @@ std::byte* Node::staging(int local, std::size_t slot) const noexcept {
 
 void Node::exchange(const Signature& signature, const Location& input, const Location& output,
                     std::span<const std::byte> payload) {
+  if (!try_exchange(signature, input, output, payload)) {
+    std::vector<Signature> signatures;
+    for (int local = 0; local < size_; ++local) {
+      signatures.push_back(announcement(local).signature);
+    }
+    throw mismatch_error(signatures, world_ranks_);
+  }
+}
+
+bool Node::try_exchange(const Signature& signature, const Location& input, const Location& output,
+                        std::span<const std::byte> payload) {
   ++sequence_;
   signature_ = signature;
   Announcement& mine = *announcement_at(rank_, sequence_);
@@ -180,13 +191,7 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
   for (int local = 0; local < size_; ++local) {
     same = same && announcement(local).signature == signature;
   }
-  if (!same) {
-    std::vector<Signature> signatures;
-    for (int local = 0; local < size_; ++local) {
-      signatures.push_back(announcement(local).signature);
-    }
-    throw mismatch_error(signatures, world_ranks_);
-  }
+  return same;
 }
 
 std::uint32_t Node::advance() {
@@ -254,8 +259,11 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
 void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline) {
   using Clock = std::chrono::steady_clock;
   const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // what the clock can count, with room
-  if (!deadline) {
-    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+  const auto extend = [&] {
+    deadline = {Clock::now() + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
+  };
+  if (!deadline.at) {
+    extend();
   }
   std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
@@ -273,8 +281,11 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
       throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
     }
     check_peers(event, target);
-    if (Clock::now() > *deadline) {
-      raise_timeout(event, target);
+    if (Clock::now() > *deadline.at) {
+      if (pulse_of_all() == deadline.pulse) {
+        raise_timeout(event, target);
+      }
+      extend();
     }
   }
 }
@@ -296,16 +307,32 @@ void Node::check_peers(Event event, std::uint32_t target) const {
     }
     throw state == State::open ? death_of(local)
     : state == State::closed   ? loss_of(local, "has closed its communicator")
-                               : loss_of(local, "has given up after an error");
+                               : failure_of(local);
   }
 }
 
 void Node::check_nobody_failed() const {
   for (int local = 0; local < size_; ++local) {
     if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
-      throw loss_of(local, "has given up after an error");
+      throw failure_of(local);
     }
   }
+}
+
+// With several nodes the others wait on behalf of a rank that knows better what went wrong.
+Error Node::failure_of(int local) const {
+  const Flags& theirs = flags(local);
+  const Error lost = loss_of(local, "has given up after an error");
+  return {theirs.reason_kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
+          std::string(lost.what()) + ": " + theirs.reason.data()};
+}
+
+std::uint64_t Node::pulse_of_all() const noexcept {
+  std::uint64_t sum = 0;
+  for (int local = 0; local < size_; ++local) {
+    sum += flags(local).pulse.load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 Error Node::loss_of(int local, const char* how) const {
@@ -328,6 +355,15 @@ void Node::read(int local, void* destination, const void* address, std::size_t b
     }
     throw;
   }
+}
+
+void Node::fail(const Error& reason) noexcept {
+  Flags& mine = flags(rank_);
+  if (mine.state.load(std::memory_order_relaxed) == State::open) {
+    mine.reason_kind = reason.kind();
+    std::strncpy(mine.reason.data(), reason.what(), mine.reason.size() - 1);
+  }
+  leave(State::failed);
 }
 
 void Node::leave(State state) noexcept {

@@ -15,6 +15,7 @@
 // raise too.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -99,6 +100,9 @@ class Node {
   // this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
+  // The same without the comparison: returns whether all signatures are alike.
+  [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
+                                  std::span<const std::byte> payload);
   [[nodiscard]] const Announcement& announcement(int local) const noexcept {
     return *announcement_at(local, sequence_);
   }
@@ -109,6 +113,23 @@ class Node {
   std::uint32_t advance();
   void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
+
+  // What this rank has to say about the call under way: numbers, one on each topic, which the others read after the next
+  // step and before this rank's next exchange.
+  enum class Topic : std::size_t { agreement, result };
+  void tell(Topic topic, std::uint64_t word) noexcept {
+    flags(rank_).words[static_cast<std::size_t>(topic)].store(word, std::memory_order_release);
+  }
+  [[nodiscard]] std::uint64_t told(Topic topic, int local) const noexcept {
+    return flags(local).words[static_cast<std::size_t>(topic)].load(std::memory_order_acquire);
+  }
+
+  // This rank makes progress outside of the node: the others, who wait for it, are patient.
+  void pulse() noexcept {
+    if (size_ > 1) {
+      flags(rank_).pulse.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
 
   // Work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for those that this rank
   // takes, and returns once all are done. A rank begins with its own and goes on with those that others have not taken
@@ -138,7 +159,7 @@ class Node {
 
   // After close() or fail() the others do not wait for this rank any more.
   void close() noexcept { leave(State::closed); }
-  void fail() noexcept { leave(State::failed); }
+  void fail(const Error& reason) noexcept;
   // Makes a call that waits right now, in another thread, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
 
@@ -148,7 +169,11 @@ class Node {
   // What a rank waits for, and thereby which word of the others it looks at.
   enum class Event { announcement, step, tasks };
 
-  using Deadline = std::optional<std::chrono::steady_clock::time_point>;  // set by the first sleep of a wait
+  // Set by the first sleep of a wait, and again when the pulse of the others has changed.
+  struct Deadline {
+    std::optional<std::chrono::steady_clock::time_point> at;
+    std::uint64_t pulse = 0;
+  };
 
   struct Tasks {
     alignas(64) std::atomic<std::uint32_t> taken;
@@ -159,6 +184,10 @@ class Node {
     alignas(64) std::atomic<std::uint32_t> progress;
     alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
     alignas(64) std::atomic<State> state;
+    ErrorKind reason_kind;  // of a rank that failed
+    std::array<char, 200> reason;
+    alignas(64) std::atomic<std::uint64_t> pulse;
+    std::atomic<std::uint64_t> words[2];  // by topic
     std::uint64_t token;  // of the leader: proves that the right memory was opened
     Tasks tasks[2];       // for the same reason as two announcements
   };
@@ -189,6 +218,8 @@ class Node {
   void leave(State state) noexcept;
   [[nodiscard]] Error death_of(int local) const;
   [[nodiscard]] Error loss_of(int local, const char* how) const;
+  [[nodiscard]] Error failure_of(int local) const;
+  [[nodiscard]] std::uint64_t pulse_of_all() const noexcept;
   [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
 
   Layout layout_;

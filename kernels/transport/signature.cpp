@@ -6,39 +6,52 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::array<std::string_view, 7> kinds = {"barrier",   "allreduce",      "broadcast", "reduce",
-                                                   "allgather", "reduce_scatter", "allocate"};
-constexpr std::array<std::string_view, 3> algorithms = {"auto", "shared", "mpi"};
+constexpr std::array<std::string_view, call_kind_count> kinds = {
+    "barrier",  "allreduce", "broadcast", "reduce",     "allgather", "reduce_scatter",
+    "alltoall", "gather",    "scatter",   "allgatherv", "allocate",  "split"};
+constexpr std::array<std::string_view, algorithm_count> algorithms = {
+    "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi"};
 
 bool has_op(CallKind kind) {
   return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
 }
 
-bool has_root(CallKind kind) { return kind == CallKind::broadcast || kind == CallKind::reduce; }
+bool has_root(CallKind kind) {
+  return kind == CallKind::broadcast || kind == CallKind::reduce || kind == CallKind::gather ||
+         kind == CallKind::scatter;
+}
+
+template <class Choice, std::size_t size>
+Choice from_name(const std::array<std::string_view, size>& names, std::string_view name, const char* what) {
+  std::string known;
+  for (std::size_t i = 0; i < size; ++i) {
+    if (names.at(i) == name) {
+      return static_cast<Choice>(i);
+    }
+    known += (i == 0 ? "" : ", ") + std::string(names.at(i));
+  }
+  throw Error(ErrorKind::value,
+              "unknown " + std::string(what) + " '" + std::string(name) + "'; choose from " + known);
+}
 
 }  // namespace
 
 std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
 std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
 
-Algorithm algorithm_from_name(std::string_view name) {
-  std::string known;
-  for (std::size_t i = 0; i < algorithms.size(); ++i) {
-    if (algorithms[i] == name) {
-      return static_cast<Algorithm>(i);
-    }
-    known += (i == 0 ? "" : ", ") + std::string(algorithms[i]);
-  }
-  throw Error(ErrorKind::value, "unknown algorithm '" + std::string(name) + "'; choose from " + known);
-}
+CallKind kind_from_name(std::string_view name) { return from_name<CallKind>(kinds, name, "kind of call"); }
+Algorithm algorithm_from_name(std::string_view name) { return from_name<Algorithm>(algorithms, name, "algorithm"); }
 
 std::string describe(const Signature& signature) {
   std::string text(name_of(signature.kind));
-  if (signature.kind == CallKind::barrier) {
+  if (signature.kind == CallKind::barrier || signature.kind == CallKind::split) {
     return text;
   }
   if (signature.kind == CallKind::allocate) {
     return text + " of " + std::to_string(signature.count) + " bytes";
+  }
+  if (signature.kind == CallKind::allgatherv) {  // every rank has a count of its own
+    return text + " of " + std::string(name_of(signature.dtype));
   }
   text += " of " + std::to_string(signature.count) + " " + std::string(name_of(signature.dtype));
   if (has_op(signature.kind)) {
@@ -49,6 +62,9 @@ std::string describe(const Signature& signature) {
   }
   if (signature.algorithm != Algorithm::automatic) {
     text += ", algorithm " + std::string(name_of(signature.algorithm));
+  }
+  if (signature.wire) {
+    text += ", wire " + std::string(name_of(*signature.wire));
   }
   return text;
 }

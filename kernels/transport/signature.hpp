@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,21 +12,47 @@
 
 namespace gradientflow::transport {
 
-enum class CallKind : std::uint8_t { barrier, allreduce, broadcast, reduce, allgather, reduce_scatter, allocate };
-enum class Algorithm : std::uint8_t { automatic, shared, mpi };
+enum class CallKind : std::uint8_t {
+  barrier,
+  allreduce,
+  broadcast,
+  reduce,
+  allgather,
+  reduce_scatter,
+  alltoall,
+  gather,
+  scatter,
+  allgatherv,
+  allocate,
+  split
+};
+inline constexpr int call_kind_count = 12;
+
+enum class Algorithm : std::uint8_t {
+  automatic,
+  ring,
+  hierarchical,
+  hierarchical_lanes,
+  recursive_doubling,
+  shared,
+  mpi
+};
+inline constexpr int algorithm_count = 7;
 
 [[nodiscard]] std::string_view name_of(CallKind kind);
 [[nodiscard]] std::string_view name_of(Algorithm algorithm);
+[[nodiscard]] CallKind kind_from_name(std::string_view name);        // throws Error(value)
 [[nodiscard]] Algorithm algorithm_from_name(std::string_view name);  // throws Error(value)
 
 // The part of a call on which all ranks must agree.
 struct Signature {
-  std::uint64_t count = 0;  // elements that each rank puts in; bytes for allocate
+  std::uint64_t count = 0;  // elements, see collective::Call; bytes for allocate
   std::int32_t root = 0;
   CallKind kind = CallKind::barrier;
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
+  std::optional<DType> wire = {};  // what values are rounded to on their way between nodes; empty: not at all
 
   friend bool operator==(const Signature&, const Signature&) = default;
 };

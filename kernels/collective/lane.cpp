@@ -1,0 +1,131 @@
+#include "lane.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+
+namespace gradientflow::collective {
+
+Lane lane_of_all(transport::Messages& messages, const Segments& segments) {
+  std::vector<int> ranks(static_cast<std::size_t>(messages.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return {messages, std::move(ranks), static_cast<std::size_t>(messages.rank()), segments};
+}
+
+std::byte* Scratch::at(std::size_t index, std::size_t bytes) {
+  constexpr std::size_t cache_line = 64;
+  if (buffers_.size() <= index) {
+    buffers_.resize(index + 1);
+  }
+  std::vector<std::byte>& buffer = buffers_[index];
+  if (buffer.size() < bytes + cache_line) {
+    buffer.resize(bytes + cache_line);
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(buffer.data());
+  return buffer.data() + (cache_line - address % cache_line) % cache_line;
+}
+
+Operands::Operands(std::vector<const std::byte*> inputs, std::vector<std::byte*> outputs, std::size_t count,
+                   const How& how)
+    : inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)),
+      count_(count),
+      how_(how),
+      element_(size_of(how.dtype)),
+      sources_(std::max<std::size_t>(inputs_.size() + 1, 2)),
+      targets_(outputs_.size()) {}
+
+compute::Reduction Operands::partly() const {
+  return {how_.dtype, how_.op == ReduceOp::mean ? ReduceOp::sum : how_.op};
+}
+
+compute::Reduction Operands::finally() const {
+  return {how_.dtype, how_.op, how_.op == ReduceOp::mean ? how_.ranks : 1};
+}
+
+void Operands::reduce_sources(const Range& range, std::size_t sources, bool final) {
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    targets_[i] = outputs_[i] + range.begin * element_;
+  }
+  compute::reduce({targets_.data(), final ? targets_.size() : 1}, {sources_.data(), sources}, range.size(),
+                  final ? finally() : partly());
+}
+
+void Operands::conclude_alone() {
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    sources_[i] = inputs_[i];
+  }
+  reduce_sources({0, count_}, inputs_.size(), true);
+}
+
+void Operands::merge(const Range& range, const std::byte* first, const std::byte* second, bool final) {
+  sources_[0] = first;
+  sources_[1] = second;
+  reduce_sources(range, 2, final);
+}
+
+void Operands::add_inputs(const Range& range, const std::byte* received, bool final) {
+  sources_[0] = received;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    sources_[i + 1] = inputs_[i] + range.begin * element_;
+  }
+  reduce_sources(range, sources_.size(), final);
+}
+
+const std::byte* Operands::own(const Range& range) const {
+  return inputs_.size() == 1 ? inputs_.front() + range.begin * element_ : partial(range);
+}
+
+const std::byte* Operands::bring(const Range& range) {
+  if (inputs_.size() > 1) {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      sources_[i] = inputs_[i] + range.begin * element_;
+    }
+    reduce_sources(range, inputs_.size(), false);
+  }
+  return own(range);
+}
+
+void Operands::combine(const Range& range, const std::byte* received, std::byte* scratch) {
+  if (cast()) {
+    decode(scratch, received, range.size(), false);
+    received = scratch;
+  }
+  add_inputs(range, received, false);
+}
+
+// With a cast the owner keeps what the others get.
+void Operands::conclude(const Range& range, const std::byte* received, std::byte* scratch) {
+  if (!cast()) {
+    add_inputs(range, received, true);
+    return;
+  }
+  combine(range, received, scratch);
+  encode(scratch, partial(range), range.size(), false);
+  deliver(range, scratch);
+}
+
+void Operands::deliver(const Range& range, const std::byte* received) {
+  if (received != nullptr) {
+    decode(partial(range), received, range.size(), true);
+    nonfinite_ += compute::count_nonfinite(partial(range), range.size());
+  }
+  for (std::size_t i = 1; i < outputs_.size(); ++i) {
+    compute::copy(outputs_[i] + range.begin * element_, partial(range), range.size() * element_,
+                  compute::Store::cached);
+  }
+}
+
+void Operands::encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const {
+  const bool predivide = how_.op == ReduceOp::mean && !final;
+  compute::cast(wire, how_.wire, values, how_.dtype, count,
+                predivide ? 1.0F / static_cast<float>(how_.ranks) : 1.0F);
+}
+
+void Operands::decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const {
+  const bool predivided = how_.op == ReduceOp::mean && !final;
+  compute::cast(values, how_.dtype, wire, how_.wire, count, predivided ? static_cast<float>(how_.ranks) : 1.0F);
+}
+
+}  // namespace gradientflow::collective

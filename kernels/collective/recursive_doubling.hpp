@@ -1,0 +1,29 @@
+// Allreduce by recursive doubling: in every round each rank exchanges all it has with a partner, twice as far away as
+// in the round before, and combines the two. After log2 P rounds all have everything.
+//
+// Every rank sends the whole tensor log2 P times, so it is for small tensors; between two ranks it is the fastest for
+// all, because nothing waits for anything. With P not a power of two the ranks beyond it give what they have to a
+// partner first, and get the result from it in the end. Segments follow each other from round to round as in a ring.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "lane.hpp"
+
+namespace gradientflow::collective {
+
+// What one member does in a round: exchange with `peer`, or only send to it, or only receive from it. Pure.
+struct Round {
+  std::size_t peer;  // index in the lane
+  bool sends;
+  bool receives;
+};
+
+[[nodiscard]] std::vector<Round> doubling_rounds(std::size_t size, std::size_t index);
+
+// All members of the lane call it. The result has the same bits on all of them: two partners combine the same operands
+// in the same order.
+void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch);
+
+}  // namespace gradientflow::collective

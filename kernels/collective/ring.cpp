@@ -1,0 +1,179 @@
+#include "ring.hpp"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "stream.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+using transport::Message;
+using transport::Purpose;
+
+// Which elements are segment t of the stream. In step s a rank receives the chunk `s + 1` places before its own, and
+// sends what it received in the step before. `shift` turns the ring: with 0 rank r ends the reduce-scatter with chunk
+// r + 1, with 1 it ends with chunk r.
+class Stream {
+ public:
+  Stream(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)
+      : chunks_(std::move(chunks)), segment_(segment), start_(lane.index + 2 * chunks_.size() - shift) {
+    for (const Range& chunk : chunks_) {
+      segments_ = std::max(segments_, pieces(chunk.size(), segment));
+    }
+  }
+
+  [[nodiscard]] std::size_t segments() const { return segments_; }  // of a chunk
+  [[nodiscard]] std::size_t step(std::size_t t) const { return t / segments_; }
+  [[nodiscard]] Range sent(std::size_t t) const { return at(start_ - step(t), t); }
+  [[nodiscard]] Range received(std::size_t t) const { return at(start_ - step(t) - 1, t); }
+
+ private:
+  [[nodiscard]] Range at(std::size_t chunk, std::size_t t) const {
+    return piece(chunks_[chunk % chunks_.size()], segment_, t % segments_);
+  }
+
+  std::vector<Range> chunks_;
+  std::size_t segment_;
+  std::size_t start_;
+  std::size_t segments_ = 1;
+};
+
+Message receive_into(const Lane& lane, std::byte* data, std::size_t bytes) {
+  return bytes == 0 ? Message() : lane.messages.receive(lane.left(), Purpose::data, data, bytes);
+}
+
+Message send_from(const Lane& lane, const std::byte* data, std::size_t bytes) {
+  return bytes == 0 ? Message() : lane.messages.send(lane.right(), Purpose::data, data, bytes);
+}
+
+}  // namespace
+
+void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
+  const std::size_t n = lane.size();
+  const std::size_t element = operands.element();
+  const std::size_t wire_element = operands.wire_element();
+  std::vector<Range> chunks;
+  for (std::size_t c = 0; c < n; ++c) {
+    chunks.push_back(slice(operands.count(), n, c, 64 / element));
+  }
+  const std::size_t segment = lane.segments.bytes / wire_element;
+  const Stream stream(lane, std::move(chunks), segment, 0);
+  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const std::size_t last_sum = n - 2;  // the step in which sums become complete
+
+  // Partial sums, and whatever travels in another dtype, arrive in slots; results arrive in place. What is sent from a
+  // place has left it before something is received there: the one comes (n - 1) chunks before the other.
+  const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
+  const auto sending_slot = [&](std::size_t t) { return scratch.at(window + t % window, lane.segments.bytes); };
+  std::byte* const values = scratch.at(2 * window, segment * element);
+
+  const auto post = [&](std::size_t t) {
+    const Range range = stream.received(t);
+    const bool in_place = stream.step(t) > last_sum && !operands.cast();
+    return receive_into(lane, in_place ? operands.partial(range) : slot(t), range.size() * wire_element);
+  };
+  const auto take = [&](std::size_t t) {
+    const Range range = stream.received(t);
+    if (stream.step(t) < last_sum) {
+      operands.combine(range, slot(t), values);
+    } else if (stream.step(t) == last_sum) {
+      operands.conclude(range, slot(t), values);
+    } else {
+      operands.deliver(range, operands.cast() ? slot(t) : nullptr);
+    }
+  };
+  const auto send = [&](std::size_t t) {
+    const Range range = stream.sent(t);
+    const std::byte* from = stream.step(t) == 0 ? operands.bring(range) : operands.partial(range);
+    if (operands.cast()) {
+      operands.encode(sending_slot(t), from, range.size(), stream.step(t) > last_sum);
+      from = sending_slot(t);
+    }
+    return send_from(lane, from, range.size() * wire_element);
+  };
+  run_stream(lane.messages, 2 * (n - 1) * stream.segments(), window, post, take, send);
+}
+
+namespace {
+
+// Elements `chunks`, one chunk for each rank, of a reduce-scatter.
+void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range> chunks, std::byte* output,
+                           Scratch& scratch) {
+  const std::size_t n = lane.size();
+  const std::size_t element = call.element();
+  const Range mine = chunks[lane.index];
+  const Stream stream(lane, std::move(chunks), lane.segments.bytes / element, 1);
+  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const std::size_t last_sum = n - 2;
+  const std::size_t waiting = stream.segments() + window;  // sums that wait for their turn to be sent
+  const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
+  const auto sum_slot = [&](std::size_t t) { return scratch.at(window + t % waiting, lane.segments.bytes); };
+  const compute::Reduction partly = {call.signature.dtype,
+                                     call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op};
+  const compute::Reduction finally = reduction(call.signature, static_cast<int>(n), compute::Store::cached);
+
+  const auto post = [&](std::size_t t) { return receive_into(lane, slot(t), stream.received(t).size() * element); };
+  const auto take = [&](std::size_t t) {
+    const Range range = stream.received(t);
+    const bool complete = stream.step(t) == last_sum;
+    const std::array<const void*, 2> sources = {slot(t), call.input + range.begin * element};
+    void* const target =
+        complete ? output + (range.begin - mine.begin) * element : sum_slot(t + stream.segments());
+    compute::reduce({&target, 1}, sources, range.size(), complete ? finally : partly);
+  };
+  const auto send = [&](std::size_t t) {
+    const Range range = stream.sent(t);
+    return send_from(lane, stream.step(t) == 0 ? call.input + range.begin * element : sum_slot(t),
+                     range.size() * element);
+  };
+  run_stream(lane.messages, (n - 1) * stream.segments(), window, post, take, send);
+}
+
+}  // namespace
+
+// In rounds, each over a stretch of every block, so that the sums that wait do not need much memory.
+void ring_reduce_scatter(const Lane& lane, const Call& call, Scratch& scratch) {
+  constexpr std::size_t round_segments = 64;
+  const std::size_t length = round_segments * (lane.segments.bytes / call.element());
+  const auto block_of = [&](std::size_t rank) { return block(call.signature.count, lane.size(), rank); };
+  const std::size_t rounds = pieces(block_of(0).size(), length);
+  for (std::size_t k = 0; k < rounds; ++k) {
+    std::vector<Range> chunks;
+    for (std::size_t c = 0; c < lane.size(); ++c) {
+      chunks.push_back(piece(block_of(c), length, k));
+    }
+    reduce_scatter_chunks(lane, call, std::move(chunks), call.output + k * length * call.element(), scratch);
+  }
+}
+
+void ring_allgather(const Lane& lane, const Call& call) {
+  const std::size_t n = lane.size();
+  const std::size_t element = call.element();
+  std::vector<Range> chunks;
+  std::size_t begin = 0;
+  for (std::size_t c = 0; c < n; ++c) {
+    const std::size_t count =
+        call.signature.kind == transport::CallKind::allgatherv ? call.counts[c] : call.signature.count;
+    chunks.push_back({begin, begin + count});
+    begin += count;
+  }
+  const Range mine = chunks[lane.index];
+  compute::copy(call.output + mine.begin * element, call.input, mine.size() * element, compute::Store::cached);
+  const Stream stream(lane, std::move(chunks), lane.segments.bytes / element, 0);
+  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const auto place = [&](const Range& range) { return call.output + range.begin * element; };
+  const auto post = [&](std::size_t t) {
+    const Range range = stream.received(t);
+    return receive_into(lane, place(range), range.size() * element);
+  };
+  const auto take = [](std::size_t) {};
+  const auto send = [&](std::size_t t) {
+    const Range range = stream.sent(t);
+    return send_from(lane, place(range), range.size() * element);
+  };
+  run_stream(lane.messages, (n - 1) * stream.segments(), window, post, take, send);
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,275 @@
+#include "messages.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <random>
+
+#include "../base/text.hpp"
+#include "patience.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+constexpr double roll_call_seconds = 1.0;
+
+}  // namespace
+
+Message& Message::operator=(Message&& other) noexcept {
+  if (this != &other) {
+    abandon();
+    mpi_ = other.mpi_;
+    request_ = other.request_;
+    peer_ = other.peer_;
+    kind_ = other.kind_;
+    other.request_ = MPI_REQUEST_NULL;
+  }
+  return *this;
+}
+
+void Message::abandon() noexcept {
+  if (request_ != MPI_REQUEST_NULL) {
+    mpi_->give_up(request_, kind_ == Kind::receive);
+  }
+}
+
+Messages::Messages(const MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout)
+    : mpi_(&mpi), node_(&node), topology_(&topology), timeout_(timeout), words_(static_cast<std::size_t>(mpi.size())), acquainted_(words_.size()) {
+  std::random_device random;
+  token_ = mpi.allgather((std::uint64_t{random()} << 32) | random()).front();
+}
+
+Messages::~Messages() {
+  try {
+    if (!mpi_->finalized()) {
+      read_notices();
+    }
+  } catch (const Error&) {  // nobody is left to tell
+  }
+}
+
+void Messages::begin(const Signature& signature, const std::vector<int>& participants) {
+  ++call_;
+  signature_ = signature;
+  participants_ = participants;
+}
+
+Message Messages::send(int to, Purpose purpose, const void* data, std::size_t bytes) const {
+  acquainted_[static_cast<std::size_t>(to)] = true;
+  Message message;
+  message.mpi_ = mpi_;
+  message.peer_ = to;
+  message.kind_ = Message::Kind::send;
+  const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
+  check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, Tag(purpose, call).value(), mpi_->get(),
+                      &message.request_),
+            "MPI_Isend");
+  return message;
+}
+
+Message Messages::receive(int from, Purpose purpose, void* data, std::size_t bytes) const {
+  acquainted_[static_cast<std::size_t>(from)] = true;
+  Message message;
+  message.mpi_ = mpi_;
+  message.peer_ = from;
+  message.kind_ = Message::Kind::receive;
+  const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
+  check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, Tag(purpose, call).value(), mpi_->get(),
+                      &message.request_),
+            "MPI_Irecv");
+  return message;
+}
+
+bool Messages::done(Message& message, MPI_Status& status) const {
+  int done = 0;
+  const int code = MPI_Test(&message.request_, &done, &status);
+  if (code != MPI_SUCCESS) {
+    check_mpi(code, ("a message " + std::string(message.kind_ == Message::Kind::send ? "to" : "from") + " rank " +
+                     std::to_string(message.peer_) + " in " + describe(signature_))
+                        .c_str());
+  }
+  return done != 0;
+}
+
+std::size_t Messages::wait(Message& message) {
+  if (!message.under_way()) {
+    return 0;
+  }
+  MPI_Status status;
+  Patience patience(timeout_);
+  while (!done(message, status)) {
+    if (patience.pause()) {
+      look_out(message, describe(signature_), true);
+      if (patience.over()) {
+        raise_timeout(message.peer_);
+      }
+    }
+  }
+  node_->pulse();
+  int bytes = 0;
+  if (message.kind_ == Message::Kind::receive) {
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+std::size_t Messages::wait_apart(Message& message, const std::string& what) {
+  MPI_Status status;
+  Patience patience(timeout_);
+  while (!done(message, status)) {
+    if (patience.pause()) {
+      look_out(message, what, false);
+      if (patience.over()) {
+        throw Error(ErrorKind::timeout, what + " timed out after " + format_number(timeout_) +
+                                            " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) +
+                                            ": no sign of rank " + std::to_string(message.peer_));
+      }
+    }
+  }
+  int bytes = 0;
+  if (message.kind_ == Message::Kind::receive) {
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+// A rank that failed stops the collective call wherever it is awaited. One that closed is missed only by those who wait
+// for it; what it sent before it closed has arrived before its notice.
+void Messages::look_out(const Message& awaited, const std::string& what, bool collective) {
+  if (mpi_->interrupted()) {
+    throw Error(ErrorKind::closed, "the communicator was closed during " + what);
+  }
+  read_notices();
+  const std::lock_guard lock(words_mutex_);
+  for (std::size_t r = 0; r < words_.size(); ++r) {
+    const Word& word = words_[r];
+    const bool is_awaited = static_cast<int>(r) == awaited.peer_;
+    if (word.state == State::failed && (collective || is_awaited)) {
+      throw Error(word.kind, "rank " + std::to_string(r) + " has given up, while rank " + std::to_string(rank()) +
+                                 " waited in " + what + ": " + word.text);
+    }
+    if (word.state == State::closed && is_awaited) {
+      int arrived = 0;
+      MPI_Status status;
+      check_mpi(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
+      if (arrived == 0) {
+        throw Error(ErrorKind::peer, "rank " + std::to_string(r) + " has closed its communicator while rank " +
+                                         std::to_string(rank()) + " waited for it in " + what);
+      }
+    }
+  }
+  if (!collective) {
+    return;
+  }
+  node_->check_nobody_failed();
+}
+
+void Messages::read_notices() {
+  const std::lock_guard lock(words_mutex_);
+  while (true) {
+    int there = 0;
+    MPI_Status status;
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, Tag(Purpose::notice, 0).value(), mpi_->get(), &there, &status), "MPI_Iprobe");
+    if (there == 0) {
+      return;
+    }
+    Notice notice{};
+    check_mpi(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, Tag(Purpose::notice, 0).value(),
+                       mpi_->get(), MPI_STATUS_IGNORE),
+              "MPI_Recv of a notice");
+    if (notice.token != token_) {
+      continue;
+    }
+    Word& word = words_[static_cast<std::size_t>(status.MPI_SOURCE)];
+    if (notice.state == State::here) {
+      word.present = notice.call;
+    } else {
+      notice.text[sizeof notice.text - 1] = '\0';
+      word.state = notice.state;
+      word.kind = notice.kind;
+      word.text = static_cast<const char*>(notice.text);
+    }
+  }
+}
+
+void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text) {
+  // Small enough for MPI to take it at once; it is kept, because MPI does not say when it is done with it.
+  auto* const notice = new Notice{token_, state, kind, call_, {}};  // NOLINT(*-owning-memory)
+  std::strncpy(static_cast<char*>(notice->text), text, sizeof notice->text - 1);
+  for (const int r : ranks) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Isend(notice, sizeof *notice, MPI_BYTE, r, Tag(Purpose::notice, 0).value(), mpi_->get(), &request),
+              "MPI_Isend of a notice");
+    check_mpi(MPI_Request_free(&request), "MPI_Request_free");
+  }
+}
+
+void Messages::tell_closed() noexcept { tell_once(State::closed, ErrorKind::peer, ""); }
+
+void Messages::tell_failed(const Error& error) noexcept { tell_once(State::failed, error.kind(), error.what()); }
+
+void Messages::tell_once(State state, ErrorKind kind, const char* text) noexcept {
+  if (told_) {
+    return;
+  }
+  told_ = true;
+  try {
+    if (!mpi_->finalized()) {
+      std::vector<int> others;
+      for (int r = 0; r < size(); ++r) {
+        if (acquainted_[static_cast<std::size_t>(r)] && r != rank()) {
+          others.push_back(r);
+        }
+      }
+      tell(others, state, kind, text);
+    }
+  } catch (const Error&) {  // they will find out when their time is up
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+// The ranks that wait in the same call answer each other; who does not answer within a while is missing. Where a node
+// has none that answers, all of its ranks are.
+std::vector<int> Messages::missing_ranks(int awaited) {
+  std::vector<int> others;
+  std::copy_if(participants_.begin(), participants_.end(), std::back_inserter(others),
+               [&](int r) { return r != rank(); });
+  node_->pulse();
+  tell(others, State::here, ErrorKind::peer, "");
+  std::vector<int> missing;
+  Patience patience(std::min(roll_call_seconds, timeout_));
+  while (true) {
+    read_notices();
+    missing.clear();
+    std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
+                 [&](int r) { return words_[static_cast<std::size_t>(r)].present != call_; });
+    if (missing.empty() || (patience.pause() && patience.over())) {
+      break;
+    }
+  }
+  std::vector<bool> present(static_cast<std::size_t>(topology_->nodes()), false);
+  for (const int r : participants_) {
+    if (std::find(missing.begin(), missing.end(), r) == missing.end()) {
+      present[static_cast<std::size_t>(topology_->node_of[static_cast<std::size_t>(r)])] = true;
+    }
+  }
+  for (std::size_t node = 0; node < present.size(); ++node) {
+    if (!present[node]) {
+      missing.insert(missing.end(), topology_->members[node].begin(), topology_->members[node].end());
+    }
+  }
+  if (missing.empty()) {
+    missing.push_back(awaited);
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return missing;
+}
+
+void Messages::raise_timeout(int awaited) {
+  throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + format_number(timeout_) +
+                                      " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) +
+                                      ": no sign of " + name_ranks(missing_ranks(awaited)));
+}
+
+}  // namespace gradientflow::transport
