@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from gradientflow.launch import OPEN_MPI, Launcher, find_launcher, launch_environment, mpirun_command
+from gradientflow.launch import (
+    OPEN_MPI,
+    Launcher,
+    find_launcher,
+    launch_environment,
+    module_command,
+    mpirun_command,
+)
 
 RANK_PROGRAMS = Path(__file__).resolve().parent / "ranks"
 TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
@@ -43,7 +50,7 @@ class Finished:
 
 @dataclass
 class Job:
-    """One mpirun under way, in a session of its own."""
+    """One mpirun or netlab under way, in a session of its own."""
 
     process: subprocess.Popen[str]
     tag: str
@@ -97,6 +104,37 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _start(command: list[str], env: dict[str, str] | None, timeout: float, *, recover: bool = False) -> Job:
+    """Start a command under a tag of its own, without settings of the library from outside."""
+    tag = uuid.uuid4().hex
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
+    process = subprocess.Popen(
+        command,
+        env={**outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    return Job(process, tag, timeout, recover)
+
+
+def _rank_command(
+    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool
+) -> list[str]:
+    """Write the command line that starts tests/ranks/<program>.py."""
+    command = mpirun_command(
+        launcher, ranks, [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
+    )
+    if recover:
+        if launcher.library != OPEN_MPI:
+            pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
+        command.insert(1, "--enable-recovery")
+    return command
+
+
 def _command_of(pid: int) -> str:
     try:
         return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -126,25 +164,8 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
         timeout: float = 60,
         recover: bool = False,
     ) -> Job:
-        rank_command = [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
-        command = mpirun_command(launcher, ranks, rank_command)
-        if recover:
-            if launcher.library != OPEN_MPI:
-                pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
-            command.insert(1, "--enable-recovery")
-        tag = uuid.uuid4().hex
-        outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
-        process = subprocess.Popen(
-            command,
-            env={**outside, "OMP_NUM_THREADS": "1", **launch_environment(launcher), **(env or {}), TAG: tag},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        jobs.append(Job(process, tag, timeout, recover))
+        command = _rank_command(launcher, ranks, program, arguments, recover)
+        jobs.append(_start(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
         return jobs[-1]
 
     yield start
@@ -172,6 +193,62 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
         finished = start_job(ranks, program, *arguments, env=env, timeout=timeout, recover=recover).finish()
         if check and finished.returncode != 0:
             pytest.fail(f"{program} on {ranks} ranks failed: {finished.output}")
+        return finished
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _hosts_can_be_made() -> None:
+    """Skip where ``gradientflow netlab`` cannot work."""
+    command = module_command("gradientflow.cli", ["netlab", "--hosts", "1", "--shell", "--", "true"])
+    tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+    if tried.returncode == 2:
+        pytest.skip(f"no hosts can be made here: {tried.stderr.strip().removeprefix('gradientflow: ')}")
+
+
+@pytest.fixture
+def start_netlab(_hosts_can_be_made: None) -> Iterator[Callable[..., Job]]:
+    """Give ``start_netlab(*arguments, env=None, timeout=60)``, which starts ``gradientflow netlab`` with them."""
+    jobs: list[Job] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> Job:
+        jobs.append(_start(module_command("gradientflow.cli", ["netlab", *arguments]), env, timeout))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+        job.process.communicate()
+
+
+@pytest.fixture
+def netlab_run(launcher: Launcher, start_netlab: Callable[..., Job]) -> Callable[..., Finished]:
+    """Give ``netlab_run(hosts, ranks_per_host, program, *args, ...)``, which is ``mpirun`` across hosts made for it.
+
+    ``rate`` limits what each host can send (``1gbit``). ``link_down`` is a host and a time, ``host1@2.5``, counted from
+    before the ranks start. A rank takes its host's link down at a point of its choice with ``ip link set eth0 down``.
+    """
+
+    def run(
+        hosts: int,
+        ranks_per_host: int,
+        program: str,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        recover: bool = False,
+        check: bool = True,
+        rate: str = "none",
+        link_down: str | None = None,
+    ) -> Finished:
+        ranks = hosts * ranks_per_host
+        options = ["--hosts", str(hosts), "--ranks-per-host", str(ranks_per_host), "--rate", rate, "--shell"]
+        options += ["--link-down", link_down] if link_down is not None else []
+        command = _rank_command(launcher, ranks, program, arguments, recover)
+        finished = start_netlab(*options, "--", *command, env=env, timeout=timeout).finish()
+        if check and finished.returncode != 0:
+            pytest.fail(f"{program} on {ranks} ranks of {hosts} hosts failed: {finished.output}")
         return finished
 
     return run

@@ -17,6 +17,7 @@ from gradientflow.cli.bench import bench
 from gradientflow.cli.config import config
 from gradientflow.cli.doctor import doctor
 from gradientflow.cli.library import own_version
+from gradientflow.cli.netlab import netlab
 from gradientflow.cli.run import run
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import rank_of_this_process
@@ -30,7 +31,7 @@ def commands() -> None:
     """Gradient exchange for distributed training: start jobs, check this machine, measure."""
 
 
-for _command in (run, doctor, bench, config):
+for _command in (run, doctor, bench, netlab, config):
     commands.add_command(_command)
 
 

@@ -22,8 +22,8 @@ struct Config {
   std::size_t staging_bytes = 512 * kib;    // one staging slot; every rank has two
   std::size_t direct_read_bytes = 8 * mib;  // ordinary arrays from here on are read directly
   std::size_t streaming_bytes = 64 * mib;   // tensors from here on are written past the caches
-  std::size_t segment_bytes = 64 * kib;     // a message between nodes carries so much of a tensor at most
-  int window = 8;                           // messages that a rank has under way at once
+  std::size_t segment_bytes = 63 * kib;     // a message between nodes carries so much of a tensor at most
+  int window = 16;                          // messages that a rank has under way at once
   std::size_t stretch_bytes = 4 * mib;      // ordinary arrays pass through node memory so much at a time, between nodes
   std::size_t ring_bytes = 64 * kib;        // between more than two nodes: a ring from here on, else doubling
   bool debug = false;                       // say on standard error which way each call goes

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
-#include "lane.hpp"
+#include "../compute/kernels.hpp"
+#include "../transport/messages.hpp"
+#include "recursive_doubling.hpp"
 
 namespace gradientflow::collective {
 
@@ -17,13 +20,30 @@ struct Word {
   bool mapped = true;   // on every node the tensors of all ranks lie in memory that they share
 };
 
-// A small tensor that is to be reduced along with the agreement; `values` is empty if there is none.
-struct Payload {
-  std::vector<std::byte> values;
-  compute::Reduction how;  // without division
-};
+// What one of the nodes' first ranks does to agree.
+class Agreement {
+ public:
+  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any payload
+  // of any call can have.
+  Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest);
 
-// On the lane of the nodes' first ranks. `largest`: the bytes that any payload of any call can have.
-Word agree(const Lane& leaders, const Word& mine, Payload& payload, std::size_t largest);
+  [[nodiscard]] const std::vector<int>& leaders() const { return leaders_; }
+
+  // What all of them say. The payload becomes the sum over them, without division.
+  Word agree(Word word, std::span<std::byte> payload, const compute::Reduction& how);
+
+ private:
+  // Combines what came with what this rank has; `mine_first`: in the order of the operands. `finished`: what came is the
+  // end of the agreement, not a part of it.
+  void take_in(Word& word, std::span<std::byte> payload, const compute::Reduction& how, std::size_t bytes,
+               bool mine_first, bool finished) const;
+
+  transport::Messages& messages_;
+  std::vector<int> leaders_;
+  std::size_t index_;
+  std::vector<Round> rounds_;
+  std::vector<std::byte> outgoing_;  // a word, then the payload
+  std::vector<std::byte> incoming_;
+};
 
 }  // namespace gradientflow::collective

@@ -53,12 +53,14 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
   smallest_node_ = static_cast<int>(smallest->size());
   largest_node_ = static_cast<int>(largest->size());
   messages_ = std::make_unique<transport::Messages>(mpi_, *node_, topology_, config_.timeout);
-  if (node_->rank() == 0) {
-    const Lane leaders = lane_of_leaders();
-    for (const Round& round : doubling_rounds(leaders.size(), leaders.index)) {
-      messages_->acquaint(leaders.ranks[round.peer]);
-    }
+  std::vector<int> leaders;
+  for (const auto& members : topology_.members) {
+    leaders.push_back(members.front());
   }
+  agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()),
+                                           config_.inline_bytes);
+  everybody_.resize(static_cast<std::size_t>(mpi_.size()));
+  std::iota(everybody_.begin(), everybody_.end(), 0);
   probe_direct_reads();
 }
 
@@ -192,54 +194,47 @@ void Group::fail(const Error& reason) noexcept {
   messages_->tell_failed(reason);
 }
 
-Lane Group::lane_of_leaders() {
-  Lane lane{*messages_, {}, static_cast<std::size_t>(topology_.node()), {}};
-  for (const auto& members : topology_.members) {
-    lane.ranks.push_back(members.front());
-  }
-  return lane;
-}
-
-// The values that this node puts into a call that the agreement serves.
-Payload Group::payload_of(const Call& call) const {
+// The values that this node puts into a call that the agreement serves, where the others of the node see them later.
+std::span<std::byte> Group::payload_of(const Call& call) {
+  std::byte* const values = node_->staging(0, 0);
   const ReduceOp op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
-  Payload payload{std::vector<std::byte>(call.bytes()), {call.signature.dtype, op}};
   std::vector<const void*> sources;
   for (int local = 0; local < node_->size(); ++local) {
     sources.push_back(node_->payload(local));
   }
-  void* const target = payload.values.data();
-  compute::reduce({&target, 1}, sources, call.signature.count, payload.how);
-  return payload;
+  void* const target = values;
+  compute::reduce({&target, 1}, sources, call.signature.count, {call.signature.dtype, op});
+  return {values, call.bytes()};
 }
 
 bool Group::announce(const Call& call, bool with_payload) {
   const Signature& signature = call.signature;
   const std::size_t payload_bytes = with_payload ? call.bytes() : 0;
-  const auto input = node_->locate(call.input, input_count(call, mpi_.size(), mpi_.rank()) * call.element()).first;
-  const auto output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
+  transport::Location input;
+  transport::Location output;
+  if (node_->size() > 1) {
+    input = node_->locate(call.input, input_count(call, mpi_.size(), mpi_.rank()) * call.element()).first;
+    output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
+  }
   if (topology_.nodes() == 1) {
     node_->exchange(signature, input, output, {call.input, payload_bytes});
     messages_->begin(signature, topology_.local());
     return in_node_memory(signature);
   }
   enum Verdict : std::uint64_t { different, alike, alike_and_mapped };
-  const Lane leaders = lane_of_leaders();
-  messages_->begin(signature, leaders.ranks);
+  messages_->begin(signature, agreement_->leaders());
   const bool same = node_->try_exchange(signature, input, output, {call.input, payload_bytes});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
-    Payload payload;
-    if (same && payload_bytes > 0) {
-      payload = payload_of(call);
-    }
+    const std::span<std::byte> payload = same && payload_bytes > 0 ? payload_of(call) : std::span<std::byte>();
     const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
-    const Word word = agree(leaders, {signature, same, mapped}, payload, config_.inline_bytes);
+    const ReduceOp op = signature.op == ReduceOp::mean ? ReduceOp::sum : signature.op;
+    const Word word = agreement_->agree({signature, same, mapped}, payload, {signature.dtype, op});
     verdict = !word.same ? different : word.mapped ? alike_and_mapped : alike;
-    if (word.same && payload_bytes > 0) {
-      std::byte* const result = node_->size() == 1 ? call.output : node_->staging(0, 0);
+    if (word.same && !payload.empty()) {
+      std::byte* const result = node_->size() == 1 ? call.output : payload.data();
       void* const target = result;
-      const void* const source = payload.values.data();
+      const void* const source = payload.data();
       compute::reduce({&target, 1}, {&source, 1}, signature.count,
                       reduction(signature, mpi_.size(), compute::Store::cached));
     }
@@ -276,8 +271,8 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
     const std::size_t nonfinite = run_in_levels(call, choice, mapped);
     return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
   }
-  const Lane everybody = lane_of_all(*messages_, segments());
-  messages_->expect(everybody.ranks);
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  messages_->expect(everybody_);
   const bool reduces = call.signature.kind == CallKind::allreduce;
   Operands operands({call.input}, {call.output}, reduces ? call.signature.count : 0,
                     {call.signature.dtype, call.signature.op, mpi_.size(),
@@ -324,7 +319,8 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
 std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool mapped) {
   const bool lanes = choice.path == Path::hierarchical_lanes;
   const Levels levels{*messages_, *node_, topology_, segments(), lanes, choice.between};
-  messages_->expect(drivers(topology_, lanes));
+  const std::vector<int> participants = drivers(topology_, lanes);
+  messages_->expect(participants);
   if (node_->size() == 1 && mapped) {
     return hierarchical(levels, call, {{call.input}, {call.output}}, scratch_);
   }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,10 +73,9 @@ class Group {
   // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share. `with_payload`: the agreement serves it.
   bool announce(const Call& call, bool with_payload);
-  [[nodiscard]] Payload payload_of(const Call& call) const;
+  [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
   [[noreturn]] void raise_mismatch(const transport::Signature& signature);
   std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);
-  [[nodiscard]] Lane lane_of_leaders();
   [[nodiscard]] Segments segments() const;
 
   Config config_;
@@ -83,6 +83,8 @@ class Group {
   transport::Topology topology_;
   std::unique_ptr<transport::Node> node_;
   std::unique_ptr<transport::Messages> messages_;
+  std::unique_ptr<Agreement> agreement_;
+  std::vector<int> everybody_;
   int smallest_node_ = 1;
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;

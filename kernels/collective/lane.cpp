@@ -2,16 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <utility>
 
 namespace gradientflow::collective {
-
-Lane lane_of_all(transport::Messages& messages, const Segments& segments) {
-  std::vector<int> ranks(static_cast<std::size_t>(messages.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return {messages, std::move(ranks), static_cast<std::size_t>(messages.rank()), segments};
-}
 
 std::byte* Scratch::at(std::size_t index, std::size_t bytes) {
   constexpr std::size_t cache_line = 64;

@@ -32,9 +32,6 @@ struct Lane {
   [[nodiscard]] int left() const { return ranks[(index + ranks.size() - 1) % ranks.size()]; }
 };
 
-// The lane of all ranks of the communicator.
-[[nodiscard]] Lane lane_of_all(transport::Messages& messages, const Segments& segments);
-
 // Memory for segments on their way, kept from call to call.
 class Scratch {
  public:

@@ -51,7 +51,7 @@ Messages::~Messages() {
 void Messages::begin(const Signature& signature, const std::vector<int>& participants) {
   ++call_;
   signature_ = signature;
-  participants_ = participants;
+  participants_ = &participants;
 }
 
 Message Messages::send(int to, Purpose purpose, const void* data, std::size_t bytes) const {
@@ -232,7 +232,7 @@ void Messages::tell_once(State state, ErrorKind kind, const char* text) noexcept
 // has none that answers, all of its ranks are.
 std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
-  std::copy_if(participants_.begin(), participants_.end(), std::back_inserter(others),
+  std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),
                [&](int r) { return r != rank(); });
   node_->pulse();
   tell(others, State::here, ErrorKind::peer, "");
@@ -248,7 +248,7 @@ std::vector<int> Messages::missing_ranks(int awaited) {
     }
   }
   std::vector<bool> present(static_cast<std::size_t>(topology_->nodes()), false);
-  for (const int r : participants_) {
+  for (const int r : *participants_) {
     if (std::find(missing.begin(), missing.end(), r) == missing.end()) {
       present[static_cast<std::size_t>(topology_->node_of[static_cast<std::size_t>(r)])] = true;
     }

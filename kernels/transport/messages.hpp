@@ -80,10 +80,11 @@ class Messages {
 
   // The next collective call; its number becomes part of the tags. `participants`: the ranks that exchange messages in
   // it, which are called upon when it stalls.
+  // They must stay where they are during the call.
   void begin(const Signature& signature, const std::vector<int>& participants);
 
   // The data of the call pass between other ranks than those that agreed on it.
-  void expect(const std::vector<int>& participants) { participants_ = participants; }
+  void expect(const std::vector<int>& participants) { participants_ = &participants; }
 
   // `bytes` must be below 2^31. Throws Error(mpi).
   [[nodiscard]] Message send(int to, Purpose purpose, const void* data, std::size_t bytes) const;
@@ -139,7 +140,7 @@ class Messages {
   std::uint64_t token_ = 0;
   std::uint32_t call_ = 0;
   Signature signature_;
-  std::vector<int> participants_;
+  const std::vector<int>* participants_ = nullptr;
   std::vector<Word> words_;  // by rank
   std::mutex words_mutex_;
   mutable std::vector<std::atomic<bool>> acquainted_;  // by rank

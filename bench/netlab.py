@@ -1,0 +1,373 @@
+"""Hosts on one machine: namespaces with names, addresses and processes of their own, joined by links of a given rate.
+
+A host is a set of namespaces: network, host name, processes, mounts. The *control side*, from which jobs are started,
+is a network namespace. It holds two bridges::
+
+    host0   eth0 10.0.0.1 ---- rate ----+
+    host1   eth0 10.0.0.2 ---- rate ----+-- bridge "data"      what ranks send each other
+            ...
+    host0   ctl0 10.1.0.1 --------------+
+    host1   ctl0 10.1.0.2 --------------+-- bridge "control"   10.1.0.254: the launcher, and what ranks print
+            ...
+
+So neither starting a job nor its output takes anything from the rate, and a host whose ``eth0`` is down can still be
+told to end its ranks.
+
+Nothing here has a name outside the namespaces: netlabs that run at the same time never meet. And namespaces live as
+long as a process in them. The first process of each waits for the end of a pipe from this process. However this process
+ends, the pipe ends with it, then those first processes, and then the kernel ends all other processes of the hosts and
+removes links and bridges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from gradientflow.errors import GradientFlowError
+from gradientflow.launch import cores
+
+MOST_HOSTS = 250
+
+_MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value names the process that made them
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
+_LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
+_PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_SECONDS_TO_END = 5.0
+
+# After a pause a link lets so much pass at once. A large burst would make small messages faster than the link is; a
+# small one would make fast links slower than they are, because the kernel's timers are late by up to 0.1 milliseconds.
+# Below 64 KiB, the size of its largest packets, the kernel cuts every packet, at ten times the processor time.
+_BURST_SECONDS = 128e-6
+_LEAST_BURST = 70_000
+
+_CONTROL_SCRIPT = "ip link set lo up && echo made && read _"
+# The host's own /dev/shm also takes the files of the MPI library, so that they end with it.
+_HOST_SCRIPT = """
+echo "$1" > /proc/sys/kernel/hostname &&
+mount -t tmpfs netlab /dev/shm &&
+echo "$2" > /dev/shm/hosts &&
+{ [ ! -e /etc/hosts ] || mount --bind /dev/shm/hosts /etc/hosts; } &&
+ip link set lo up && echo made && read _
+"""
+_AGENT_SCRIPT = """
+case $1 in
+%s
+*) echo "this netlab has no host $1" >&2; exit 2 ;;
+esac
+shift
+exec nsenter --target $pid --net --uts --mount --pid=/proc/$pid/ns/pid_for_children -- \
+    sh -c 'cd "$0"; eval "$*"' "$PWD" "$@"
+"""
+
+
+class NetlabError(GradientFlowError):
+    """Hosts cannot be made; the message is one sentence for the user."""
+
+
+class Netlab:
+    """Hosts on this machine, from ``with Netlab(...) as lab`` to the end of the block.
+
+    Parameters
+    ----------
+    hosts : int
+        How many; they are called ``host0``, ``host1``, and so on.
+    rate : str
+        What each may send through its ``eth0``, as ``tc`` writes it (``1gbit``), or ``none`` for no limit.
+    ranks_per_host : int
+        How many ranks a host is meant for.
+    """
+
+    def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1) -> None:
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise NetlabError(f"--hosts takes 1 to {MOST_HOSTS}, not {hosts}")
+        if ranks_per_host < 1:
+            raise NetlabError(f"--ranks-per-host takes 1 or more, not {ranks_per_host}")
+        self.ranks = hosts * ranks_per_host
+        self.slots = ",".join(f"{_control_address(number)}:{ranks_per_host}" for number in range(hosts))
+        self._names = [f"host{number}" for number in range(hosts)]
+        self._limit = _limit(rate)
+        self._hosts: list[_Namespaces] = []
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> Netlab:
+        """Make the hosts; after an exception nothing is left of them."""
+        _check_machine()
+        with contextlib.ExitStack() as closing:
+            self._control = closing.enter_context(_Namespaces("--net", _CONTROL_SCRIPT))
+            addresses = (f"{_data_address(number)} {name}" for number, name in enumerate(self._names))
+            table = "\n".join(["127.0.0.1 localhost", *addresses])
+            kinds = "--net --uts --pid --fork --kill-child --mount-proc"
+            self._hosts = [closing.enter_context(_Namespaces(kinds, _HOST_SCRIPT, name, table)) for name in self._names]
+            for namespaces in (self._control, *self._hosts):
+                namespaces.wait_until_made()
+            self._join_hosts()
+            self._agent = closing.enter_context(_MemoryFile(self._agent_script()))
+            self._host_file = closing.enter_context(_MemoryFile(self.slots.replace(":", " slots=").replace(",", "\n")))
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the hosts, with all that still runs on them."""
+        self._closing.close()
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Put before a command what makes it run on the control side.
+
+        Parameters
+        ----------
+        command : sequence of str
+            The command.
+
+        Returns
+        -------
+        list of str
+            The longer command; its process becomes that of the given one.
+        """
+        return self._control.command(command)
+
+    def environment(self) -> dict[str, str]:
+        """Give the variables with which Open MPI's launcher starts jobs on the hosts from the control side.
+
+        Returns
+        -------
+        dict of str to str
+            The additions only. How Open MPI and Gloo work stays as it is where this process's environment says it.
+        """
+        agent = f"/bin/sh {self._agent.path}"
+        settings = {
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_osc": "^ucx",
+            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl_tcp_if_include": f"{_data_address(0)}/24",
+            "PRTE_MCA_hwloc_default_binding_policy": "none",  # the cores of all hosts are the same
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        if self.ranks >= cores():  # the network and the launcher's daemons need a core as well
+            settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        return {
+            _MARK: _mark(os.getpid()),
+            "NETLAB_HOSTS": self.slots,
+            "NETLAB_AGENT": agent,
+            "PRTE_MCA_plm_ssh_agent": agent,
+            "PRTE_MCA_prte_default_hostfile": self._host_file.path,
+            "PRTE_MCA_prte_if_include": f"{_control_address(0)}/24",
+            "PRTE_MCA_prte_remote_tmpdir_base": "/dev/shm",
+            **{name: value for name, value in settings.items() if name not in os.environ},
+        }
+
+    def take_link_down(self, host: int, seconds: float) -> None:
+        """Set a host's ``eth0`` down, so many seconds from now.
+
+        Parameters
+        ----------
+        host : int
+            The host's number.
+        seconds : float
+            How long it stays up.
+        """
+        self._hosts[host].start(["sh", "-c", f"sleep {seconds:f}; ip link set eth0 down"])
+
+    def _join_hosts(self) -> None:
+        links = [f"link add {bridge} up type bridge" for bridge in ("data", "control")]
+        for number, host in enumerate(self._hosts):
+            for bridge, interface in (("data", "eth0"), ("control", "ctl0")):
+                port = f"{bridge}{number}"
+                links.append(f"link add {port} type veth peer name {interface} netns {host.pid}")
+                links.append(f"link set {port} master {bridge} up")
+        self._control.run_ip([*links, f"address add {_control_address(253)}/24 dev control"])
+        for number, host in enumerate(self._hosts):
+            steps = []
+            for interface, address in (("eth0", _data_address(number)), ("ctl0", _control_address(number))):
+                steps += [f"address add {address}/24 dev {interface}", f"link set {interface} up"]
+            host.run_ip(steps)
+            if self._limit is not None:
+                host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *self._limit.split()])
+
+    def _agent_script(self) -> str:
+        """Write what starts a command on a host, as ``ssh HOST COMMAND`` would."""
+        lines = (
+            f"{name}|{_data_address(number)}|{_control_address(number)}) pid={host.pid} ;;"
+            for number, (name, host) in enumerate(zip(self._names, self._hosts, strict=True))
+        )
+        return _AGENT_SCRIPT % "\n".join(lines)
+
+
+def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
+    """Read ``HOST@SECONDS``, such as ``host1@2.5`` or ``1@2.5``.
+
+    Parameters
+    ----------
+    text : str
+        What was given.
+    hosts : int
+        How many hosts there are.
+
+    Returns
+    -------
+    tuple of int and float
+        The host's number and the seconds.
+    """
+    match = _LINK_DOWN.fullmatch(text)
+    if match is None or int(match[1]) >= hosts:
+        last = f" (hosts are host0 to host{hosts - 1})" if match else ""
+        raise NetlabError(f"--link-down takes HOST@SECONDS, such as host0@2.5, not {text!r}{last}")
+    return int(match[1]), float(match[2])
+
+
+def end_leftovers() -> int:
+    """End what is left of netlabs whose own process was killed.
+
+    Returns
+    -------
+    int
+        How many processes that were.
+    """
+    ended: set[int] = set()
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while (found := set(_leftovers())) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= found
+        time.sleep(0.02)
+    return len(ended)
+
+
+class _Namespaces:
+    """Namespaces that live until they are closed or this process ends."""
+
+    def __init__(self, kinds: str, script: str, *arguments: str) -> None:
+        self._first = subprocess.Popen(
+            ["unshare", *kinds.split(), "sh", "-c", script, "sh", *arguments],
+            env={**_environment(), _MARK: _mark(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C at a terminal is not for it
+        )
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.pid = self._first.pid
+
+    def wait_until_made(self) -> None:
+        assert self._first.stdout is not None
+        said = self._first.stdout.readline()
+        if said != "made\n":
+            raise NetlabError(f"the kernel does not let this process make hosts ({said.strip()})")
+
+    def command(self, command: Sequence[str], *further: str) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *further, "--", *command]
+
+    def run(self, command: Sequence[str], lines: Iterable[str] = ()) -> None:
+        done = subprocess.run(
+            self.command(command),
+            env=_environment(),
+            input="\n".join(lines),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise NetlabError(f"the hosts cannot be joined ({command[0]}: {'; '.join(done.stdout.splitlines())})")
+
+    def run_ip(self, lines: Iterable[str]) -> None:
+        self.run(["ip", "-batch", "-"], lines)
+
+    def start(self, command: Sequence[str]) -> None:
+        """Start what ends with the namespaces, of which one has to be for processes."""
+        inside = self.command(command, f"--pid=/proc/{self.pid}/ns/pid_for_children")
+        self._started.append(
+            subprocess.Popen(inside, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True)
+        )
+
+    def __enter__(self) -> _Namespaces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe it waits for
+        self._first.kill()
+        self._first.wait()
+        for process in self._started:
+            process.wait()
+
+
+class _MemoryFile:
+    """A file that has no name in a folder, and that ends with this process."""
+
+    def __init__(self, text: str) -> None:
+        self._descriptor = os.memfd_create("netlab")
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        Path(self.path).write_text(text + "\n", encoding="utf-8")
+
+    def __enter__(self) -> _MemoryFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _check_machine() -> None:
+    """Refuse a machine on which no host can be made."""
+    if os.geteuid() != 0:
+        raise NetlabError("only root can make hosts: run this command with sudo or as root")
+    for name, package in _PROGRAMS.items():
+        if shutil.which(name, path=_environment()["PATH"]) is None:
+            raise NetlabError(f"making hosts needs the program {name}, which is not on the PATH: install {package}")
+
+
+def _environment() -> dict[str, str]:
+    """Add to the PATH where the programs lie; as root without a login shell it may lack them."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    return {**os.environ, "PATH": path}
+
+
+def _limit(rate: str) -> str | None:
+    """Write the limit of a link as ``tc ... tbf`` takes it."""
+    if rate == "none":
+        return None
+    match = _RATE.fullmatch(rate)
+    bits = float(match[1]) * 1000 ** " kmgt".index(match[2] or " ") if match else 0
+    if bits < 1:
+        raise NetlabError(f"--rate takes a rate such as 1gbit or 200mbit, or none, not {rate!r}")
+    return f"rate {rate} burst {max(_LEAST_BURST, round(bits / 8 * _BURST_SECONDS))} latency 100ms"
+
+
+def _data_address(number: int) -> str:
+    return f"10.0.0.{number + 1}"
+
+
+def _control_address(number: int) -> str:
+    return f"10.1.0.{number + 1}"
+
+
+def _mark(pid: int) -> str:
+    """Name a process so that no later one has the same name; empty where there is none."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return f"{pid}-{status.rpartition(')')[2].split()[19]}"  # the time it was started
+
+
+def _leftovers() -> Iterable[int]:
+    """List the processes whose netlab is gone."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            found = re.search(rf"(?:^|\0){_MARK}=(\d+)-\d+\0", (folder / "environ").read_text(errors="replace"))
+            if found and not found[0].endswith(f"{_MARK}={_mark(int(found[1]))}\0"):
+                yield int(folder.name)

@@ -1,0 +1,74 @@
+"""``gradientflow netlab``: run a job across hosts that are made on this machine for as long as it runs."""
+
+from __future__ import annotations
+
+import click
+
+from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
+from gradientflow.cli.job import Job, run_job
+from gradientflow.cli.library import built_with
+from gradientflow.cli.run import _executable
+from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment, mpirun_command, ranks_of_this_job
+
+# The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
+_NOT_TOO_SHORT = ("sh", "-c", 'sleep 0.1; exec "$@"', "sh")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--hosts", type=int, metavar="N", help="How many hosts to make.")
+@click.option(
+    "--rate",
+    default="1gbit",
+    show_default=True,
+    metavar="RATE",
+    help="What each host can send: a rate as tc writes it, or none for no limit.",
+)
+@click.option(
+    "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="How many ranks each host gets."
+)
+@click.option("--shell", is_flag=True, help="Run COMMAND once, on no host: mpirun in it starts jobs on the hosts.")
+@click.option(
+    "--link-down",
+    "links_down",
+    multiple=True,
+    metavar="HOST@SECONDS",
+    help="Set the link of a host down (host1@2.5) so long after the start; may be repeated.",
+)
+@click.option("--clean", is_flag=True, help="Only end what netlabs that were killed have left.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
+def netlab(
+    hosts: int | None,
+    rate: str,
+    ranks_per_host: int,
+    shell: bool,
+    links_down: tuple[str, ...],
+    clean: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Make N hosts on this machine, run COMMAND across them as an MPI job, and remove them.
+
+    Hosts have addresses and names (host0, host1, ...) of their own and links of a limited rate. Needs root. The exit
+    status is the job's; Ctrl-C ends all.
+    """
+    if clean:
+        if program:
+            raise NetlabError("--clean runs nothing: leave the command out")
+        click.echo(f"processes ended: {end_leftovers()}")
+        return 0
+    if (outer := ranks_of_this_job()) is not None:
+        raise NetlabError(f"this is already a rank of an MPI job of {outer}: start netlab outside mpirun")
+    if hosts is None or not program:
+        raise NetlabError("say how many hosts to make and what to run, for example --hosts 2 -- hostname")
+    lab = Netlab(hosts, rate, ranks_per_host)
+    downs = [parse_link_down(text, hosts) for text in links_down]
+    command = _executable(program, elsewhere=False)
+    launcher = find_launcher(built_with())
+    if launcher.library != OPEN_MPI:
+        raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")
+    if not shell:
+        command = mpirun_command(launcher, lab.ranks, [*_NOT_TOO_SHORT, *command], lab.slots)
+    with lab:
+        for host, seconds in downs:
+            lab.take_link_down(host, seconds)
+        environment = {**launch_environment(launcher), **lab.environment()}
+        return run_job(Job(lab.command(command), environment, reads_input=True))

@@ -1,0 +1,333 @@
+"""Hosts made on this machine: jobs run across them, links are what they should be, and nothing of them stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradientflow.bench.netlab import Netlab, NetlabError, parse_link_down
+from gradientflow.launch import module_command
+
+Start = Callable[..., Any]
+
+PLACES = """
+import socket
+from mpi4py import MPI
+import gradientflow as gf
+name = socket.gethostname()
+places = MPI.COMM_WORLD.gather(f"{name}={socket.gethostbyname(name)}")
+with gf.init() as comm:
+    if places is not None:
+        print(*places, *comm.describe()["nodes"], sep="|")
+"""
+SILENT = """
+import subprocess, time
+from mpi4py import MPI
+shown = ["ip", "-brief", "link", "show", "eth0"]
+host = MPI.Get_processor_name()
+end = time.monotonic() + 20
+while "DOWN" not in subprocess.check_output(shown, text=True) and host == "host1" and time.monotonic() < end:
+    time.sleep(0.05)
+print(host, subprocess.check_output(shown, text=True).split()[1], flush=True)
+"""
+
+
+def complaint(*arguments: str) -> str:
+    """Run a netlab that has to be refused, and return what it says."""
+    ended = subprocess.run(
+        module_command("gradientflow.cli", ["netlab", *arguments]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    return ended.stderr.strip()
+
+
+def sleeping(number: int) -> int:
+    """Count the processes on this machine that sleep by a command of ours."""
+    found = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                found += (folder / "cmdline").read_bytes() == b"sleep\0%s\0" % a_while(number).encode()
+    return found
+
+
+def a_while(number: int) -> str:
+    """Give seconds to sleep that no other test has."""
+    return f"{100 + number}.{os.getpid()}"
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Check that this machine's interfaces stay as they are, and that no namespace has got a name."""
+
+    def look() -> tuple[list[str], list[str]]:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+        return sorted(os.listdir("/sys/class/net")), [mount for mount in mounts if "nsfs" in mount]
+
+    before = look()
+    yield
+    assert look() == before
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_are_nodes_and_have_names_and_addresses(start_netlab: Start, tmp_path: Path) -> None:
+    program = tmp_path / "with space.py"
+    program.write_text(PLACES)
+    finished = start_netlab("--hosts", "3", "--ranks-per-host", "2", str(program)).finish()
+    assert finished.returncode == 0, finished.output
+    places = finished.stdout.strip().split("|")
+    assert places[:6] == [f"host{number}=10.0.0.{number + 1}" for number in (0, 0, 1, 1, 2, 2)]
+    assert places[6:] == ["[0, 1]", "[2, 3]", "[4, 5]"]
+
+
+def test_the_library_is_right_across_hosts(netlab_run: Start) -> None:
+    netlab_run(2, 2, "collectives", "wrapping", "auto", rate="1gbit")
+
+
+def test_ranks_have_the_environment_of_the_command(start_netlab: Start, tmp_path: Path) -> None:
+    program = tmp_path / "places.py"
+    program.write_text(PLACES)
+    arguments = ("--hosts", "1", "--ranks-per-host", "2", str(program))
+    finished = start_netlab(*arguments, env={"GRADIENTFLOW_NODE_SIZE": "1"}).finish()
+    assert finished.stdout.strip() == "host0=10.0.0.1|host0=10.0.0.1|[0]|[1]", finished.output
+
+
+def test_the_exit_status_is_passed_on(start_netlab: Start) -> None:
+    assert start_netlab("--hosts", "2", "--", "sh", "-c", "exit 7").finish().returncode == 7
+    assert start_netlab("--hosts", "2", "--shell", "--", "sh", "-c", "exit 8").finish().returncode == 8
+
+
+def test_programs_that_end_at_once_do_not_hang(start_netlab: Start) -> None:
+    for _ in range(4):
+        assert start_netlab("--hosts", "3", "true", timeout=20).finish().returncode == 0
+
+
+@pytest.mark.usefixtures("_hosts_can_be_made")
+def test_rank_0_reads_standard_input() -> None:
+    command = module_command("gradientflow.cli", ["netlab", "--hosts", "2", "--", "sh", "-c", "read x; echo $x"])
+    ended = subprocess.run(command, input="a b\n", capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(ended.stdout.splitlines()) == ["", "a b"]
+
+
+def test_benchmarks_run_on_hosts(start_netlab: Start) -> None:
+    bench = module_command("gradientflow.cli", ["bench", "allreduce", "--sizes", "64K", "--iterations", "2"])
+    finished = start_netlab("--hosts", "2", "--", *bench).finish()
+    assert finished.returncode == 0, finished.output
+    assert "2 ranks on 2 nodes" in finished.stdout
+
+
+# ---- hosts and links -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "limit"),
+    [
+        ("1gbit", "rate 1Gbit burst 70000b "),
+        ("200mbit", "rate 200Mbit burst 70000b "),
+        ("10gbit", "rate 10Gbit burst 1[56]....b "),  # tc rounds it
+        ("none", None),
+    ],
+)
+def test_links_have_the_rate(start_netlab: Start, rate: str, limit: str | None) -> None:
+    look = "tc qdisc show dev eth0; tc qdisc show dev ctl0"
+    finished = start_netlab("--hosts", "2", "--rate", rate, "--", "sh", "-c", look).finish()
+    assert finished.returncode == 0, finished.output
+    limits = [line for line in finished.stdout.splitlines() if "noqueue" not in line]
+    assert len(limits) == (2 if limit else 0)
+    assert all(re.search(f"qdisc tbf .* {limit}", line) for line in limits)
+
+
+def test_the_shell_starts_jobs_and_single_commands_on_hosts(start_netlab: Start) -> None:
+    steps = """
+        echo "$NETLAB_HOSTS"
+        mpirun -n 4 sh -c 'sleep 0.1; hostname' | sort | tr '\\n' ' '; echo
+        mpirun -n 1 sh -c 'sleep 0.1; grep Cpus_allowed: /proc/self/status'
+        $NETLAB_AGENT host1 'hostname; pwd'
+        $NETLAB_AGENT host2 true || echo status $?
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    allowed = next(line for line in status.splitlines() if line.startswith("Cpus_allowed:"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    arguments = ("--hosts", "2", "--ranks-per-host", "2", "--shell", "--", "sh", "-c", steps)
+    finished = start_netlab(*arguments, env={"PATH": path}).finish()
+    assert finished.stdout.splitlines() == [
+        "10.1.0.1:2,10.1.0.2:2",
+        "host0 host0 host1 host1 ",
+        allowed,
+        "host1",
+        os.getcwd(),
+        "status 2",
+    ], finished.output
+    assert "this netlab has no host host2" in finished.stderr
+
+
+def test_a_link_goes_down(start_netlab: Start, tmp_path: Path) -> None:
+    program = tmp_path / "silent.py"
+    program.write_text(SILENT)
+    finished = start_netlab("--hosts", "3", "--link-down", "host1@0.5", str(program)).finish()
+    assert finished.returncode == 0, finished.output
+    assert sorted(finished.stdout.splitlines()) == ["host0 UP", "host1 DOWN", "host2 UP"]
+
+
+def test_several_at_once_do_not_meet(start_netlab: Start, tmp_path: Path) -> None:
+    program = tmp_path / "places.py"
+    program.write_text(PLACES.replace("name = ", "import time; time.sleep(1); name = ", 1))
+    jobs = [start_netlab("--hosts", "2", str(program)) for _ in range(2)]
+    for finished in [job.finish() for job in jobs]:
+        assert finished.returncode == 0, finished.output
+        assert finished.stdout.strip() == "host0=10.0.0.1|host1=10.0.0.2|[0]|[1]"
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+# What runs on a host carries the tag of its job, so that ``finish`` finds whatever is left. A namespace without a name
+# is gone with the last process in it.
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_removes_everything(start_netlab: Start, sent: signal.Signals, status: int) -> None:
+    job = start_netlab("--hosts", "3", "sleep", a_while(1))
+    wait_until(lambda: sleeping(1) == 3)
+    job.process.send_signal(sent)
+    assert job.finish().returncode == status
+
+
+def test_a_signal_at_any_time_removes_everything(start_netlab: Start) -> None:
+    for tenths in range(1, 8):
+        job = start_netlab("--hosts", "3", "sleep", a_while(2))
+        time.sleep(tenths / 10)
+        job.process.terminate()
+        assert job.finish().returncode in (143, -signal.SIGTERM)
+
+
+def test_ctrl_c_at_a_terminal_removes_everything(start_netlab: Start) -> None:
+    other = start_netlab("--hosts", "1", "--shell", "sleep", a_while(3))
+    script = f"echo begun; sleep {a_while(4)}"
+    command = module_command("gradientflow.cli", ["netlab", "--hosts", "2", "sh", "-c", script])
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], command)
+    wait_until(lambda: sleeping(4) == 2)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # how Linux says that nobody is left at the other end
+        while os.read(terminal, 4096):
+            pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert (sleeping(3), sleeping(4)) == (1, 0)
+    other.process.terminate()
+    assert other.finish().returncode == 143
+
+
+def test_what_a_killed_netlab_left_can_be_removed(start_netlab: Start) -> None:
+    other = start_netlab("--hosts", "1", "--shell", "sleep", a_while(5))
+    job = start_netlab("--hosts", "2", "--shell", "--", "sh", "-c", f"setsid sleep {a_while(6)} & wait")
+    wait_until(lambda: (sleeping(5), sleeping(6)) == (1, 1))
+    job.process.kill()
+    job.process.wait()
+    wait_until(lambda: len(job.processes()) == 1)  # the hosts went at once; what was started beside them goes on
+    assert start_netlab("--clean").finish().stdout == "processes ended: 1\n"
+    assert job.processes() == []
+    assert sleeping(5) == 1
+    other.process.terminate()
+    assert other.finish().returncode == 143
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--hosts", "0", "true"), "--hosts takes 1 to 250, not 0"),
+        (("--hosts", "251", "true"), "--hosts takes 1 to 250, not 251"),
+        (("--hosts", "2", "--ranks-per-host", "0", "true"), "--ranks-per-host takes 1 or more, not 0"),
+        (("--hosts", "2", "--rate", "fast", "true"), "not 'fast'"),
+        (("--hosts", "2", "--rate", "0gbit", "true"), "not '0gbit'"),
+        (("--hosts", "2", "--link-down", "1", "true"), "HOST@SECONDS, such as host0@2.5, not '1'"),
+        (("--hosts", "2", "--link-down", "2@1", "true"), "hosts are host0 to host1"),
+        (("--hosts", "2", "no-such-program"), "there is no program no-such-program"),
+        (("--hosts", "2", "no-such-file.py"), "there is no file no-such-file.py"),
+        (("--hosts", "2"), "say how many hosts to make and what to run"),
+        (("true",), "say how many hosts to make and what to run"),
+        (("--clean", "true"), "--clean runs nothing"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: tuple[str, ...], fragment: str) -> None:
+    assert fragment in complaint(*arguments)
+
+
+def test_a_rank_cannot_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert "this is already a rank of an MPI job of 2" in complaint("--hosts", "2", "true")
+
+
+def test_only_root_can_make_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NetlabError, match="only root can make hosts"), Netlab(2):
+        pass
+
+
+@pytest.mark.parametrize(("program", "package"), [("tc", "iproute2"), ("nsenter", "util-linux")])
+def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, program: str, package: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name, path: None if name == program else name)
+    with pytest.raises(NetlabError, match=f"the program {program}, which is not on the PATH: install {package}"):
+        Netlab(2).__enter__()
+
+
+def test_a_kernel_that_refuses_is_quoted() -> None:
+    weak = ("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
+    if os.geteuid() != 0 or shutil.which(weak[0]) is None:
+        pytest.skip("needs root, and setpriv to give up a capability")
+    command = [*weak, *module_command("gradientflow.cli", ["netlab", "--hosts", "2", "true"])]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert "the kernel does not let this process make hosts (unshare: " in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_nothing_is_left_when_hosts_cannot_be_joined(start_netlab: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_netlab("--clean").finish()  # skips where hosts cannot be made
+    lab = Netlab(2, "1gbit")
+    monkeypatch.setattr(lab, "_limit", "rate nonsense")
+    with pytest.raises(NetlabError, match=r"the hosts cannot be joined \(tc: "), lab:
+        pass
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    commands = [Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip() for child in children]
+    assert "unshare" not in commands
+
+
+def test_link_down_is_read() -> None:
+    assert parse_link_down("host1@2.5", 2) == (1, 2.5)
+    assert parse_link_down("0@10", 2) == (0, 10)
