@@ -61,8 +61,7 @@ py::tuple select(const std::string& kind, const std::string& algorithm, std::siz
                           .in_node_memory = in_node_memory,
                           .direct_read_allowed = direct_read_allowed},
                          config);
-  const bool doubles = choice.between == collective::Between::recursive_doubling;
-  return py::make_tuple(collective::name_of(choice.path), doubles ? "recursive_doubling" : "ring");
+  return py::make_tuple(collective::name_of(choice.path), collective::name_of(choice.between));
 }
 
 std::pair<std::optional<std::size_t>, std::vector<std::size_t>> branch(const std::string& shape, std::size_t ranks,

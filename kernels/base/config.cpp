@@ -136,17 +136,24 @@ const std::vector<Accessor>& accessors() {
         "A message between nodes carries so much of a tensor at most."},
        [](const Config& c) { return std::to_string(c.segment_bytes); },
        [](Config& c, const std::string& t) { c.segment_bytes = parse_segment(t); }},
-      {{"window", "GRADIENTFLOW_WINDOW", "count", "How many messages of a collective call a rank has under way at once."},
+      {{"window", "GRADIENTFLOW_WINDOW", "count",
+        "How many messages of a collective call a rank has under way at once."},
        [](const Config& c) { return std::to_string(c.window); },
        [](Config& c, const std::string& t) { c.window = parse_window(t); }},
       {{"stretch_bytes", "GRADIENTFLOW_STRETCH_BYTES", "bytes",
-        "Between nodes of several ranks, ordinary arrays pass through node memory in stretches of this size; every rank "
+        "Between nodes of several ranks, ordinary arrays pass through node memory in stretches of this size; every "
+        "rank "
         "has three, from the first such call on."},
        [](const Config& c) { return std::to_string(c.stretch_bytes); },
        [](Config& c, const std::string& t) { c.stretch_bytes = parse_slot(t); }},
+      {{"doubling_bytes", "GRADIENTFLOW_DOUBLING_BYTES", "bytes",
+        "Between three or more nodes, tensors below this size are reduced by recursive doubling."},
+       [](const Config& c) { return std::to_string(c.doubling_bytes); },
+       [](Config& c, const std::string& t) { c.doubling_bytes = parse_bytes(t); }},
       {{"ring_bytes", "GRADIENTFLOW_RING_BYTES", "bytes",
-        "Tensors of this size and above go around a ring between three or more nodes, smaller ones by recursive "
-        "doubling."},
+        "Between three or more nodes, tensors of this size and above go around a ring; those between doubling_bytes "
+        "and "
+        "ring_bytes are exchanged pairwise."},
        [](const Config& c) { return std::to_string(c.ring_bytes); },
        [](Config& c, const std::string& t) { c.ring_bytes = parse_bytes(t); }},
       {{"debug", "GRADIENTFLOW_DEBUG", "choice",

@@ -16,15 +16,15 @@ namespace gradientflow::collective {
 // What is told about a call, combined over all ranks.
 struct Word {
   transport::Signature signature;
-  bool same = true;     // no rank has made another call
-  bool mapped = true;   // on every node the tensors of all ranks lie in memory that they share
+  bool same = true;    // no rank has made another call
+  bool mapped = true;  // on every node the tensors of all ranks lie in memory that they share
 };
 
 // What one of the nodes' first ranks does to agree.
 class Agreement {
  public:
-  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any payload
-  // of any call can have.
+  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any
+  // payload of any call can have.
   Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest);
 
   [[nodiscard]] const std::vector<int>& leaders() const { return leaders_; }
@@ -33,8 +33,8 @@ class Agreement {
   Word agree(Word word, std::span<std::byte> payload, const compute::Reduction& how);
 
  private:
-  // Combines what came with what this rank has; `mine_first`: in the order of the operands. `finished`: what came is the
-  // end of the agreement, not a part of it.
+  // Combines what came with what this rank has; `mine_first`: in the order of the operands. `finished`: what came is
+  // the end of the agreement, not a part of it.
   void take_in(Word& word, std::span<std::byte> payload, const compute::Reduction& how, std::size_t bytes,
                bool mine_first, bool finished) const;
 

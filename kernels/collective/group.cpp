@@ -14,6 +14,7 @@
 #include "mpi_collective.hpp"
 #include "one_pass.hpp"
 #include "pairwise.hpp"
+#include "pairwise_allreduce.hpp"
 #include "peer_memory.hpp"
 #include "pull.hpp"
 #include "recursive_doubling.hpp"
@@ -28,11 +29,9 @@ using transport::CallKind;
 using transport::Signature;
 
 // Every rank decides alone which way a call goes, so these settings must be the same everywhere.
-constexpr std::array<std::string_view, 10> agreed_fields = {
-    "node_size",       "direct_read",   "inline_bytes", "staging_bytes", "direct_read_bytes",
-    "streaming_bytes", "segment_bytes", "window",       "stretch_bytes", "ring_bytes"};
-
-std::string_view name_of(Between between) { return between == Between::ring ? "a ring" : "recursive doubling"; }
+constexpr std::array<std::string_view, 11> agreed_fields = {
+    "node_size",     "direct_read", "inline_bytes",  "staging_bytes",  "direct_read_bytes", "streaming_bytes",
+    "segment_bytes", "window",      "stretch_bytes", "doubling_bytes", "ring_bytes"};
 
 }  // namespace
 
@@ -58,7 +57,7 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
     leaders.push_back(members.front());
   }
   agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()),
-                                           config_.inline_bytes);
+                                           agreement_limit(topology_.nodes(), largest_node_, config_));
   everybody_.resize(static_cast<std::size_t>(mpi_.size()));
   std::iota(everybody_.begin(), everybody_.end(), 0);
   probe_direct_reads();
@@ -75,9 +74,9 @@ void Group::check_configuration() const {
     const auto other =
         std::find_if(all.begin(), all.end(), [&](const auto& theirs) { return theirs.at(i) != all.front().at(i); });
     if (other != all.end()) {
-      throw Error(ErrorKind::mismatch, "setting " + std::string(agreed_fields.at(i)) + " differs between ranks: " +
-                                           all.front().at(i).data() + " on rank 0, " + other->at(i).data() +
-                                           " on rank " + std::to_string(other - all.begin()));
+      throw Error(ErrorKind::mismatch, "setting " + std::string(agreed_fields.at(i)) +
+                                           " differs between ranks: " + all.front().at(i).data() + " on rank 0, " +
+                                           other->at(i).data() + " on rank " + std::to_string(other - all.begin()));
     }
   }
 }
@@ -196,6 +195,11 @@ void Group::fail(const Error& reason) noexcept {
 
 // The values that this node puts into a call that the agreement serves, where the others of the node see them later.
 std::span<std::byte> Group::payload_of(const Call& call) {
+  if (node_->size() == 1) {
+    std::byte* const values = scratch_.at(0, call.bytes());
+    compute::copy(values, call.input, call.bytes(), compute::Store::cached);
+    return {values, call.bytes()};
+  }
   std::byte* const values = node_->staging(0, 0);
   const ReduceOp op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
   std::vector<const void*> sources;
@@ -223,7 +227,7 @@ bool Group::announce(const Call& call, bool with_payload) {
   }
   enum Verdict : std::uint64_t { different, alike, alike_and_mapped };
   messages_->begin(signature, agreement_->leaders());
-  const bool same = node_->try_exchange(signature, input, output, {call.input, payload_bytes});
+  const bool same = node_->try_exchange(signature, input, output, {call.input, node_->size() > 1 ? payload_bytes : 0});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
     const std::span<std::byte> payload = same && payload_bytes > 0 ? payload_of(call) : std::span<std::byte>();
@@ -274,14 +278,16 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
   const bool reduces = call.signature.kind == CallKind::allreduce;
-  Operands operands({call.input}, {call.output}, reduces ? call.signature.count : 0,
-                    {call.signature.dtype, call.signature.op, mpi_.size(),
-                     call.signature.wire.value_or(call.signature.dtype)});
+  Operands operands(
+      {call.input}, {call.output}, reduces ? call.signature.count : 0,
+      {call.signature.dtype, call.signature.op, mpi_.size(), call.signature.wire.value_or(call.signature.dtype)});
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
     case CallKind::allreduce:
       if (choice.path == Path::ring) {
         ring_allreduce(everybody, operands, scratch_);
+      } else if (choice.path == Path::pairwise) {
+        pairwise_allreduce(everybody, operands, scratch_);
       } else {
         recursive_doubling(everybody, operands, scratch_);
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pairwise_allreduce.hpp"
 #include "pipeline.hpp"
 #include "recursive_doubling.hpp"
 #include "ring.hpp"
@@ -12,9 +13,9 @@ namespace {
 std::size_t number_of_lanes(const transport::Topology& topology, bool lanes) {
   std::size_t smallest = 1;
   if (lanes) {
-    smallest = std::min_element(topology.members.begin(), topology.members.end(),
-                                [](const auto& a, const auto& b) { return a.size() < b.size(); })
-                   ->size();
+    smallest = std::min_element(topology.members.begin(), topology.members.end(), [](const auto& a, const auto& b) {
+                 return a.size() < b.size();
+               })->size();
   }
   return smallest;
 }
@@ -52,10 +53,8 @@ class Driver {
     }
     if (lane.size() == 1) {
       operands.conclude_alone();
-    } else if (levels_.between == Between::ring) {
-      ring_allreduce(lane, operands, scratch);
     } else {
-      recursive_doubling(lane, operands, scratch);
+      run_between(lane, operands, scratch);
     }
     nonfinite_ += operands.nonfinite();
   }
@@ -72,6 +71,20 @@ class Driver {
   }
 
  private:
+  void run_between(const Lane& lane, Operands& operands, Scratch& scratch) const {
+    switch (levels_.between) {
+      case Between::ring:
+        ring_allreduce(lane, operands, scratch);
+        return;
+      case Between::recursive_doubling:
+        recursive_doubling(lane, operands, scratch);
+        return;
+      case Between::pairwise:
+        pairwise_allreduce(lane, operands, scratch);
+        return;
+    }
+  }
+
   const Levels& levels_;
   std::size_t lanes_;
   std::size_t index_;

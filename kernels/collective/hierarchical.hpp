@@ -42,8 +42,9 @@ struct NodeTensors {
 // Returns the number of elements of the result that are not finite, as far as they were rounded for the wire.
 std::size_t hierarchical(const Levels& levels, const Call& call, const NodeTensors& tensors, Scratch& scratch);
 
-// The same through `staging`, which has as many slots for every rank of the node. Three, because a stretch and its result
-// share a slot: stretch k + 3 is copied in when all ranks have worked on k + 1, and so copied the result of k out.
+// The same through `staging`, which has as many slots for every rank of the node. Three, because a stretch and its
+// result share a slot: stretch k + 3 is copied in when all ranks have worked on k + 1, and so copied the result of k
+// out.
 inline constexpr std::size_t staging_slots = 3;
 std::size_t hierarchical_staged(const Levels& levels, const Call& call, const transport::Segment& staging,
                                 Scratch& scratch);

@@ -63,7 +63,7 @@ void Operands::add_inputs(const Range& range, const std::byte* received, bool fi
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     sources_[i + 1] = inputs_[i] + range.begin * element_;
   }
-  reduce_sources(range, sources_.size(), final);
+  reduce_sources(range, inputs_.size() + 1, final);
 }
 
 const std::byte* Operands::own(const Range& range) const {
@@ -99,6 +99,19 @@ void Operands::conclude(const Range& range, const std::byte* received, std::byte
   deliver(range, scratch);
 }
 
+void Operands::conclude_all(const Range& range, std::span<const std::byte* const> operands, std::byte* wire) {
+  if (range.size() == 0) {
+    return;
+  }
+  sources_.resize(std::max(sources_.size(), operands.size()));
+  std::copy(operands.begin(), operands.end(), sources_.begin());
+  reduce_sources(range, operands.size(), !cast());
+  if (cast()) {
+    encode(wire, partial(range), range.size(), false);
+    deliver(range, wire);
+  }
+}
+
 void Operands::deliver(const Range& range, const std::byte* received) {
   if (received != nullptr) {
     decode(partial(range), received, range.size(), true);
@@ -112,8 +125,7 @@ void Operands::deliver(const Range& range, const std::byte* received) {
 
 void Operands::encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const {
   const bool predivide = how_.op == ReduceOp::mean && !final;
-  compute::cast(wire, how_.wire, values, how_.dtype, count,
-                predivide ? 1.0F / static_cast<float>(how_.ranks) : 1.0F);
+  compute::cast(wire, how_.wire, values, how_.dtype, count, predivide ? 1.0F / static_cast<float>(how_.ranks) : 1.0F);
 }
 
 void Operands::decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const {

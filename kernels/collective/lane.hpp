@@ -81,6 +81,10 @@ class Operands {
   // outputs = (first op second), divided for a mean if `final`, else partial = first op second.
   void merge(const Range& range, const std::byte* first, const std::byte* second, bool final);
 
+  // outputs = all of `operands`, values of all members, reduced and divided. With a cast the result is rounded as it
+  // will be sent, and left in `wire` as it travels.
+  void conclude_all(const Range& range, std::span<const std::byte* const> operands, std::byte* wire);
+
   // Brings the result, which came as `received` or lies in this rank's output already (nullptr), to all outputs.
   void deliver(const Range& range, const std::byte* received);
 

@@ -254,11 +254,10 @@ class Rounds {
     const int count = checked_count(call_.signature.count);
     const int root = call_.signature.root;
     start_and_wait([&](MPI_Request* request) {
-      return call_.signature.kind == CallKind::gather
-                 ? MPI_Igather(call_.input, count, opaque_type(), call_.output, count, opaque_type(), root, mpi_.get(),
-                               request)
-                 : MPI_Iscatter(call_.input, count, opaque_type(), call_.output, count, opaque_type(), root,
-                                mpi_.get(), request);
+      return call_.signature.kind == CallKind::gather ? MPI_Igather(call_.input, count, opaque_type(), call_.output,
+                                                                    count, opaque_type(), root, mpi_.get(), request)
+                                                      : MPI_Iscatter(call_.input, count, opaque_type(), call_.output,
+                                                                     count, opaque_type(), root, mpi_.get(), request);
     });
   }
 

@@ -73,9 +73,9 @@ void pairwise(const Lane& lane, const Call& call) {
   const auto post = [&](std::size_t t) {
     const std::size_t from = (me + n - (1 + t / segments)) % n;
     const Range range = part(blocks.in_output(from, me), t);
-    return range.size() == 0 ? Message()
-                             : lane.messages.receive(lane.ranks[from], Purpose::data, call.output + range.begin,
-                                                     range.size());
+    return range.size() == 0
+               ? Message()
+               : lane.messages.receive(lane.ranks[from], Purpose::data, call.output + range.begin, range.size());
   };
   const auto send = [&](std::size_t t) {
     const std::size_t to = (me + 1 + t / segments) % n;

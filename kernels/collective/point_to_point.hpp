@@ -24,7 +24,7 @@ class PointToPoint {
 
  private:
   transport::Messages& messages_;
-  std::vector<std::mutex> to_;    // by rank: what one tensor consists of goes out, and comes in, in one go
+  std::vector<std::mutex> to_;  // by rank: what one tensor consists of goes out, and comes in, in one go
   std::vector<std::mutex> from_;
 };
 

@@ -1,8 +1,8 @@
 // Collectives in which every rank takes what it needs straight from the inputs of the others.
 //
 // broadcast, scatter: everybody reads the root. allgather, alltoall: everybody reads everybody. gather: the root reads
-// everybody. reduce_scatter: rank r reduces block r of all inputs. With small tensors in the announcements, also reduce (the root reduces) and allreduce (every rank
-// computes the same sum in the same order, so all get the same bits).
+// everybody. reduce_scatter: rank r reduces block r of all inputs. With small tensors in the announcements, also reduce
+// (the root reduces) and allreduce (every rank computes the same sum in the same order, so all get the same bits).
 //
 // The caller has exchanged announcements; nobody may change its input before all have read it: the caller
 // synchronises afterwards, except with payloads, which the next exchange but one protects.

@@ -119,8 +119,7 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
     const Range range = stream.received(t);
     const bool complete = stream.step(t) == last_sum;
     const std::array<const void*, 2> sources = {slot(t), call.input + range.begin * element};
-    void* const target =
-        complete ? output + (range.begin - mine.begin) * element : sum_slot(t + stream.segments());
+    void* const target = complete ? output + (range.begin - mine.begin) * element : sum_slot(t + stream.segments());
     compute::reduce({&target, 1}, sources, range.size(), complete ? finally : partly);
   };
   const auto send = [&](std::size_t t) {

@@ -13,10 +13,9 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::array<std::string_view, 14> paths = {"alone",     "announcement",       "node_memory", "direct",
-                                                    "staged",    "agreement",          "recursive_doubling",
-                                                    "ring",      "hierarchical",       "hierarchical_lanes",
-                                                    "binomial",  "chain",              "pairwise",    "mpi"};
+constexpr std::array<std::string_view, 14> paths = {
+    "alone", "announcement", "node_memory",        "direct",   "staged", "agreement", "recursive_doubling",
+    "ring",  "hierarchical", "hierarchical_lanes", "binomial", "chain",  "pairwise",  "mpi"};
 
 constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
 constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here
@@ -35,21 +34,25 @@ Choice choose_inside_node(const Situation& s, const Config& config) {
 }
 
 // What goes on between the nodes: between two of them doubling moves as many bytes as a ring, and no step waits for
-// another; between more it has fewer steps, and a ring has fewer bytes.
+// another; between more it has fewer steps, and the others have fewer bytes. Of these, pairwise has fewer steps, and a
+// ring does not send from everybody to everybody.
 Choice choose_between(const Situation& s, const Config& config) {
   if (s.nodes == 2) {
     return {Path::recursive_doubling, "two nodes", Between::recursive_doubling};
   }
+  if (s.bytes < config.doubling_bytes) {
+    return {Path::recursive_doubling, "below doubling_bytes", Between::recursive_doubling};
+  }
   if (s.bytes < config.ring_bytes) {
-    return {Path::recursive_doubling, "below ring_bytes", Between::recursive_doubling};
+    return {Path::pairwise, "between doubling_bytes and ring_bytes", Between::pairwise};
   }
   return {Path::ring, "from ring_bytes on", Between::ring};
 }
 
 // The table of allreduce between nodes, as measured (docs/benchmarks.md).
 Choice choose_allreduce(const Situation& s, const Config& config) {
-  if (s.bytes <= std::min(config.inline_bytes, config.staging_bytes) && !s.wire) {
-    return {Path::agreement, "small enough to travel along with the agreement (inline_bytes)"};
+  if (s.bytes <= agreement_limit(s.nodes, s.largest_node, config) && !s.wire) {
+    return {Path::agreement, "small enough to travel along with the agreement"};
   }
   Choice choice = choose_between(s, config);
   if (s.largest_node > 1 && s.smallest_node == 1) {
@@ -103,6 +106,27 @@ void check_serves(const Situation& s, std::initializer_list<CallKind> kinds) {
 }  // namespace
 
 std::string_view name_of(Path path) { return paths.at(static_cast<std::size_t>(path)); }
+
+std::string_view name_of(Between between) {
+  switch (between) {
+    case Between::ring:
+      return "a ring";
+    case Between::recursive_doubling:
+      return "recursive doubling";
+    case Between::pairwise:
+      return "pairwise exchange";
+  }
+  return "?";
+}
+
+// With one rank on each node it is recursive doubling itself, in one message a round. With more, the announcements
+// inside the nodes must hold it, too.
+std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
+  if (largest_node > 1) {
+    return std::min(config.inline_bytes, config.staging_bytes);
+  }
+  return nodes == 2 ? config.segment_bytes : std::min(config.segment_bytes, config.doubling_bytes);
+}
 
 bool is_inside_node(Path path) {
   return path == Path::alone || path == Path::announcement || path == Path::node_memory || path == Path::direct ||

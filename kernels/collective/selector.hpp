@@ -13,7 +13,7 @@
 //   hierarchical        nodes of several ranks: reduce in the node, one rank of it in the exchange between nodes
 //   hierarchical_lanes  the same with every local rank in the exchange, for a slice of its own
 //   binomial, chain     broadcast and reduce, small and large
-//   pairwise            alltoall, gather, scatter, and allgather of small tensors
+//   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of middle-sized ones
 //   mpi                 the MPI library's own collectives
 #pragma once
 
@@ -25,7 +25,7 @@
 
 namespace gradientflow::collective {
 
-enum class Between { ring, recursive_doubling };  // the algorithm between nodes
+enum class Between { ring, recursive_doubling, pairwise };  // the algorithm between nodes
 
 enum class Path {
   alone,
@@ -45,6 +45,7 @@ enum class Path {
 };
 
 [[nodiscard]] std::string_view name_of(Path path);
+[[nodiscard]] std::string_view name_of(Between between);
 
 // Whether a path uses nothing but the node's memory.
 [[nodiscard]] bool is_inside_node(Path path);
@@ -68,6 +69,9 @@ struct Choice {
   const char* reason;
   Between between = Between::ring;  // the nodes, where there are two levels
 };
+
+// The most bytes that the agreement on a call carries along.
+[[nodiscard]] std::size_t agreement_limit(int nodes, int largest_node, const Config& config);
 
 // Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);

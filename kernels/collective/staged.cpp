@@ -186,9 +186,8 @@ void staged_exchange(const Context& c) {
       if (!from_all && peer != c.root) {
         continue;
       }
-      const std::byte* const from = peer == c.rank
-                                        ? c.call.input + (c.rank * c.count + share(k).begin) * c.element
-                                        : static_cast<const std::byte*>(slots.at(peer, k, c.rank));
+      const std::byte* const from = peer == c.rank ? c.call.input + (c.rank * c.count + share(k).begin) * c.element
+                                                   : static_cast<const std::byte*>(slots.at(peer, k, c.rank));
       copy_bytes(c.call.output + ((from_all ? peer * c.count : 0) + share(k).begin) * c.element, from,
                  share(k).size() * c.element);
     }

@@ -77,10 +77,9 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
     stream.resize(window);
   }
   const auto post = [&](std::size_t t) {
-    return relatives.parent && t < segments
-               ? lane.messages.receive(*relatives.parent, Purpose::data, call.output + range_of(t).begin,
-                                       range_of(t).size())
-               : Message();
+    return relatives.parent && t < segments ? lane.messages.receive(*relatives.parent, Purpose::data,
+                                                                    call.output + range_of(t).begin, range_of(t).size())
+                                            : Message();
   };
   for (std::size_t t = 0; t < window; ++t) {
     incoming[t] = post(t);
@@ -91,8 +90,8 @@ void tree_broadcast(const Lane& lane, const Call& call, const transport::Topolog
     incoming[t % window] = post(t + window);
     for (std::size_t child = 0; child < outgoing.size(); ++child) {
       lane.messages.wait(outgoing[child][t % window]);
-      outgoing[child][t % window] = lane.messages.send(relatives.children[child], Purpose::data,
-                                                       source + range_of(t).begin, range_of(t).size());
+      outgoing[child][t % window] =
+          lane.messages.send(relatives.children[child], Purpose::data, source + range_of(t).begin, range_of(t).size());
     }
   }
   for (auto& stream : outgoing) {
@@ -141,8 +140,8 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
     }
     lane.messages.wait(outgoing[t % window]);
     const bool leaf = relatives.parent && children == 0;
-    std::byte* const sum = relatives.parent ? scratch.at(t % window, lane.segments.bytes)
-                                            : call.output + range.begin * element;
+    std::byte* const sum =
+        relatives.parent ? scratch.at(t % window, lane.segments.bytes) : call.output + range.begin * element;
     if (!leaf) {
       void* const target = sum;
       compute::reduce({&target, 1}, sources, range.size(), how);
@@ -151,10 +150,9 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
       incoming[child][t % window] = post(child, t + window);
     }
     if (relatives.parent) {
-      outgoing[t % window] =
-          lane.messages.send(*relatives.parent, Purpose::data,
-                             leaf ? call.input + range.begin * element : static_cast<const std::byte*>(sum),
-                             range.size() * element);
+      outgoing[t % window] = lane.messages.send(
+          *relatives.parent, Purpose::data,
+          leaf ? call.input + range.begin * element : static_cast<const std::byte*>(sum), range.size() * element);
     }
   }
   for (Message& message : outgoing) {

@@ -24,7 +24,7 @@ using CopyKernel = void (*)(void* destination, const void* source, std::size_t b
 // Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined.
 struct KernelTable {
   ReduceKernel reduce[9][5];
-  CastKernel cast[3][3];  // [destination][source], of float16, bfloat16, float32
+  CastKernel cast[3][3];        // [destination][source], of float16, bfloat16, float32
   CountKernel count_nonfinite;  // of float32
   CopyKernel copy_streaming;
 };

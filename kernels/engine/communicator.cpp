@@ -44,8 +44,8 @@ bool uses_mpi(collective::Path path) { return !collective::is_inside_node(path);
 
 void check_counts(const collective::Call& call, int ranks) {
   if (call.counts.size() != static_cast<std::size_t>(ranks)) {
-    throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) +
-                                      " ranks, not " + std::to_string(call.counts.size()));
+    throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) + " ranks, not " +
+                                      std::to_string(call.counts.size()));
   }
 }
 
@@ -57,8 +57,7 @@ void check_wire(const transport::Signature& signature) {
   if (signature.kind != CallKind::allreduce) {
     throw Error(ErrorKind::value, std::string(name_of(signature.kind)) + " has no wire dtype, only allreduce has");
   }
-  if (signature.dtype != DType::float32 ||
-      (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
+  if (signature.dtype != DType::float32 || (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
     throw Error(ErrorKind::type, "a tensor of " + std::string(name_of(signature.dtype)) + " cannot travel as " + wire +
                                      ": float32 can, as float16 or bfloat16");
   }
@@ -67,7 +66,9 @@ void check_wire(const transport::Signature& signature) {
 }  // namespace
 
 Communicator::Communicator(MPI_Comm comm, const Config& config)
-    : group_(std::make_unique<collective::Group>(comm, config)), point_to_point_(group_->messages()), forks_(count_forks()) {}
+    : group_(std::make_unique<collective::Group>(comm, config)),
+      point_to_point_(group_->messages()),
+      forks_(count_forks()) {}
 
 // In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
 // condition variable that was in use at the fork stays so.
@@ -121,8 +122,8 @@ void Communicator::check(const collective::Call& call) const {
 
 void Communicator::check_rank(int rank, const char* what) const {
   if (rank < 0 || rank >= size()) {
-    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) +
-                                      " is not a rank: ranks are 0 to " + std::to_string(size() - 1));
+    throw Error(ErrorKind::value, std::string(what) + " " + std::to_string(rank) + " is not a rank: ranks are 0 to " +
+                                      std::to_string(size() - 1));
   }
 }
 

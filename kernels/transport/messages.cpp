@@ -1,9 +1,7 @@
 #include "messages.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <random>
 
 #include "../base/text.hpp"
 #include "patience.hpp"
@@ -33,18 +31,30 @@ void Message::abandon() noexcept {
   }
 }
 
-Messages::Messages(const MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout)
-    : mpi_(&mpi), node_(&node), topology_(&topology), timeout_(timeout), words_(static_cast<std::size_t>(mpi.size())), acquainted_(words_.size()) {
-  std::random_device random;
-  token_ = mpi.allgather((std::uint64_t{random()} << 32) | random()).front();
-}
+Messages::Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout)
+    : mpi_(&mpi),
+      node_(&node),
+      topology_(&topology),
+      timeout_(timeout),
+      words_(static_cast<std::size_t>(mpi.size())),
+      acquainted_(words_.size()) {}
 
 Messages::~Messages() {
   try {
     if (!mpi_->finalized()) {
       read_notices();
     }
-  } catch (const Error&) {  // nobody is left to tell
+    std::vector<int> awaited;
+    for (int r = 0; r < size(); ++r) {
+      const auto index = static_cast<std::size_t>(r);
+      const State state = words_[index].state;
+      if (acquainted_[index] && state != State::closed && state != State::failed) {
+        awaited.push_back(r);
+      }
+    }
+    mpi_->await_last_messages(std::move(awaited), Tag(Purpose::leave, 0).value());
+  } catch (const Error&) {  // MPI does not work any more
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -165,23 +175,25 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
 }
 
 void Messages::read_notices() {
+  read_notices(Purpose::roll_call);
+  read_notices(Purpose::leave);
+}
+
+void Messages::read_notices(Purpose purpose) {
   const std::lock_guard lock(words_mutex_);
+  const int tag = Tag(purpose, 0).value();
   while (true) {
     int there = 0;
     MPI_Status status;
-    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, Tag(Purpose::notice, 0).value(), mpi_->get(), &there, &status), "MPI_Iprobe");
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi_->get(), &there, &status), "MPI_Iprobe");
     if (there == 0) {
       return;
     }
     Notice notice{};
-    check_mpi(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, Tag(Purpose::notice, 0).value(),
-                       mpi_->get(), MPI_STATUS_IGNORE),
+    check_mpi(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, tag, mpi_->get(), MPI_STATUS_IGNORE),
               "MPI_Recv of a notice");
-    if (notice.token != token_) {
-      continue;
-    }
     Word& word = words_[static_cast<std::size_t>(status.MPI_SOURCE)];
-    if (notice.state == State::here) {
+    if (purpose == Purpose::roll_call) {
       word.present = notice.call;
     } else {
       notice.text[sizeof notice.text - 1] = '\0';
@@ -193,12 +205,13 @@ void Messages::read_notices() {
 }
 
 void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text) {
+  const Purpose purpose = state == State::here ? Purpose::roll_call : Purpose::leave;
   // Small enough for MPI to take it at once; it is kept, because MPI does not say when it is done with it.
-  auto* const notice = new Notice{token_, state, kind, call_, {}};  // NOLINT(*-owning-memory)
+  auto* const notice = new Notice{state, kind, call_, {}};  // NOLINT(*-owning-memory)
   std::strncpy(static_cast<char*>(notice->text), text, sizeof notice->text - 1);
   for (const int r : ranks) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Isend(notice, sizeof *notice, MPI_BYTE, r, Tag(Purpose::notice, 0).value(), mpi_->get(), &request),
+    check_mpi(MPI_Isend(notice, sizeof *notice, MPI_BYTE, r, Tag(purpose, 0).value(), mpi_->get(), &request),
               "MPI_Isend of a notice");
     check_mpi(MPI_Request_free(&request), "MPI_Request_free");
   }
@@ -268,8 +281,8 @@ std::vector<int> Messages::missing_ranks(int awaited) {
 
 void Messages::raise_timeout(int awaited) {
   throw Error(ErrorKind::timeout, describe(signature_) + " timed out after " + format_number(timeout_) +
-                                      " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) +
-                                      ": no sign of " + name_ranks(missing_ranks(awaited)));
+                                      " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) + ": no sign of " +
+                                      name_ranks(missing_ranks(awaited)));
 }
 
 }  // namespace gradientflow::transport

@@ -24,18 +24,20 @@
 namespace gradientflow::transport {
 
 // What a message is for.
-enum class Purpose : std::uint8_t { agreement, data, user, notice };
+enum class Purpose : std::uint8_t { agreement, data, user, roll_call, leave };
 
-// The tag of a message. It fits into the 15 bits that every MPI library has (MPI_TAG_UB is at least 32767): 2 for the
-// purpose, 13 for the number of the call.
+// The tag of a message. It fits into the 15 bits that every MPI library has (MPI_TAG_UB is at least 32767): 3 for the
+// purpose, 12 for the number of the call.
 class Tag {
  public:
   Tag(Purpose purpose, std::uint32_t call) : call_(call), purpose_(purpose) {}
-  [[nodiscard]] int value() const { return static_cast<int>(call_ % calls << purpose_bits | static_cast<int>(purpose_)); }
+  [[nodiscard]] int value() const {
+    return static_cast<int>(call_ % calls << purpose_bits | static_cast<int>(purpose_));
+  }
 
  private:
-  static constexpr std::uint32_t purpose_bits = 2;
-  static constexpr std::uint32_t calls = 1U << 13;
+  static constexpr std::uint32_t purpose_bits = 3;
+  static constexpr std::uint32_t calls = 1U << 12;
 
   std::uint32_t call_;
   Purpose purpose_;
@@ -46,7 +48,8 @@ class Tag {
 class Message {
  public:
   Message() = default;
-  Message(Message&& other) noexcept : mpi_(other.mpi_), request_(other.request_), peer_(other.peer_), kind_(other.kind_) {
+  Message(Message&& other) noexcept
+      : mpi_(other.mpi_), request_(other.request_), peer_(other.peer_), kind_(other.kind_) {
     other.request_ = MPI_REQUEST_NULL;
   }
   Message& operator=(Message&& other) noexcept;
@@ -70,12 +73,13 @@ class Message {
 class Messages {
  public:
   // Collective. `node`: this rank's, told about progress, and told apart from other nodes.
-  Messages(const MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout);
+  Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
   ~Messages();
 
-  // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one leaves.
+  // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one
+  // leaves.
   void acquaint(int peer) { acquainted_[static_cast<std::size_t>(peer)] = true; }
 
   // The next collective call; its number becomes part of the tags. `participants`: the ranks that exchange messages in
@@ -110,11 +114,10 @@ class Messages {
 
   // What a rank says about itself.
   struct Notice {
-    std::uint64_t token;  // of the communicator: a notice that MPI delivers to a later one is not taken
     State state;
     ErrorKind kind;
     std::uint32_t call;
-    char text[236];
+    char text[244];
   };
   static_assert(sizeof(Notice) == 256);
 
@@ -128,16 +131,16 @@ class Messages {
   [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
   void look_out(const Message& message, const std::string& what, bool collective);
   void read_notices();
+  void read_notices(Purpose purpose);
   void tell_once(State state, ErrorKind kind, const char* text) noexcept;
   void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
   [[noreturn]] void raise_timeout(int awaited);
 
-  const MpiCommunicator* mpi_;
+  MpiCommunicator* mpi_;
   Node* node_;
   const Topology* topology_;
   double timeout_;
-  std::uint64_t token_ = 0;
   std::uint32_t call_ = 0;
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;

@@ -5,6 +5,7 @@
 #include "../base/error.hpp"
 #include "../base/text.hpp"
 #include "patience.hpp"
+#include "retirement.hpp"
 
 namespace gradientflow::transport {
 
@@ -22,6 +23,7 @@ void check_mpi(int code, const char* what) {
 }
 
 MpiCommunicator::MpiCommunicator(MPI_Comm original) {
+  free_retired();
   check_mpi(MPI_Comm_dup(original, &comm_), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
@@ -30,7 +32,7 @@ MpiCommunicator::MpiCommunicator(MPI_Comm original) {
 
 MpiCommunicator::~MpiCommunicator() {
   if (comm_ != MPI_COMM_NULL && !finalized() && !stuck_) {
-    MPI_Comm_free(&comm_);
+    retire(comm_, std::move(awaited_), awaited_tag_);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gradientflow::transport {
@@ -32,6 +33,12 @@ class MpiCommunicator {
 
   // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective.
   [[nodiscard]] MPI_Comm split(int color, int key) const;
+
+  // Before it is freed, a last message with `tag` has to come from each of `ranks`.
+  void await_last_messages(std::vector<int> ranks, int tag) noexcept {
+    awaited_ = std::move(ranks);
+    awaited_tag_ = tag;
+  }
 
   // Whether a request was given up: MPI may still read and write its buffers.
   [[nodiscard]] bool stuck() const noexcept { return stuck_.load(); }
@@ -66,6 +73,8 @@ class MpiCommunicator {
   int size_ = 1;
   std::atomic<bool> interrupted_{false};
   mutable std::atomic<bool> stuck_{false};
+  std::vector<int> awaited_;
+  int awaited_tag_ = 0;
 };
 
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).

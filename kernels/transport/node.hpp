@@ -114,8 +114,8 @@ class Node {
   void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
 
-  // What this rank has to say about the call under way: numbers, one on each topic, which the others read after the next
-  // step and before this rank's next exchange.
+  // What this rank has to say about the call under way: numbers, one on each topic, which the others read after the
+  // next step and before this rank's next exchange.
   enum class Topic : std::size_t { agreement, result };
   void tell(Topic topic, std::uint64_t word) noexcept {
     flags(rank_).words[static_cast<std::size_t>(topic)].store(word, std::memory_order_release);
@@ -188,8 +188,8 @@ class Node {
     std::array<char, 200> reason;
     alignas(64) std::atomic<std::uint64_t> pulse;
     std::atomic<std::uint64_t> words[2];  // by topic
-    std::uint64_t token;  // of the leader: proves that the right memory was opened
-    Tasks tasks[2];       // for the same reason as two announcements
+    std::uint64_t token;                  // of the leader: proves that the right memory was opened
+    Tasks tasks[2];                       // for the same reason as two announcements
   };
 
   // Offsets inside a rank's part of the control block.

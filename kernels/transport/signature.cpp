@@ -6,9 +6,9 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::array<std::string_view, call_kind_count> kinds = {
-    "barrier",  "allreduce", "broadcast", "reduce",     "allgather", "reduce_scatter",
-    "alltoall", "gather",    "scatter",   "allgatherv", "allocate",  "split"};
+constexpr std::array<std::string_view, call_kind_count> kinds = {"barrier",   "allreduce",      "broadcast", "reduce",
+                                                                 "allgather", "reduce_scatter", "alltoall",  "gather",
+                                                                 "scatter",   "allgatherv",     "allocate",  "split"};
 constexpr std::array<std::string_view, algorithm_count> algorithms = {
     "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi"};
 
@@ -30,8 +30,7 @@ Choice from_name(const std::array<std::string_view, size>& names, std::string_vi
     }
     known += (i == 0 ? "" : ", ") + std::string(names.at(i));
   }
-  throw Error(ErrorKind::value,
-              "unknown " + std::string(what) + " '" + std::string(name) + "'; choose from " + known);
+  throw Error(ErrorKind::value, "unknown " + std::string(what) + " '" + std::string(name) + "'; choose from " + known);
 }
 
 }  // namespace

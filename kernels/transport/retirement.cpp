@@ -1,0 +1,74 @@
+#include "retirement.hpp"
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+#include <utility>
+
+namespace gradientflow::transport {
+namespace {
+
+struct Retired {
+  MPI_Comm comm;
+  std::vector<int> awaited;
+  int tag;
+};
+
+// Of the process, as the identities that MPI gives to communicators are.
+struct Waiting {
+  std::mutex mutex;
+  std::list<Retired> list;
+};
+
+Waiting& waiting() {
+  static Waiting all;
+  return all;
+}
+
+bool is_there(MPI_Comm comm, int source, int tag) {
+  int there = 0;
+  MPI_Iprobe(source, tag, comm, &there, MPI_STATUS_IGNORE);
+  return there != 0;
+}
+
+bool try_free(Retired& retired) {
+  std::erase_if(retired.awaited, [&](int rank) {
+    if (!is_there(retired.comm, rank, retired.tag)) {
+      return false;
+    }
+    std::vector<char> message(4096);
+    MPI_Recv(message.data(), static_cast<int>(message.size()), MPI_BYTE, rank, retired.tag, retired.comm,
+             MPI_STATUS_IGNORE);
+    return true;
+  });
+  // What nobody has received, a tensor for example, is older than the notices. It would block the communicator for
+  // good.
+  if (!retired.awaited.empty() || is_there(retired.comm, MPI_ANY_SOURCE, MPI_ANY_TAG)) {
+    return false;
+  }
+  MPI_Comm_free(&retired.comm);
+  return true;
+}
+
+}  // namespace
+
+void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept {
+  try {
+    Waiting& all = waiting();
+    const std::lock_guard lock(all.mutex);
+    all.list.push_back({comm, std::move(awaited), tag});
+  } catch (const std::bad_alloc&) {  // then it stays
+  }
+  free_retired();
+}
+
+void free_retired() noexcept {
+  try {
+    Waiting& all = waiting();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.list, try_free);
+  } catch (const std::bad_alloc&) {  // another time
+  }
+}
+
+}  // namespace gradientflow::transport
