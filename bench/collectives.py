@@ -1,8 +1,8 @@
 """The collectives as the benchmark sees them: how bytes are counted and what the right result is.
 
-Byte counts and bus factors are those of nccl-tests, so that figures can be compared with published ones: the size of an
-allgather or a reduce-scatter is that of the whole array (all ranks' blocks together), and bus bandwidth is algorithm
-bandwidth times the share of the data that has to cross the slowest link.
+Byte counts and bus factors are those of nccl-tests, so that figures can be compared with published ones: where a rank
+has one block of an array and somebody has the whole, the size is that of the whole array, and bus bandwidth is
+algorithm bandwidth times the share of the data that has to cross the slowest link.
 """
 
 from __future__ import annotations
@@ -24,26 +24,54 @@ class Collective:
     ----------
     name : str
         As on the command line and in results.
-    reduces : bool
-        Whether it takes an op.
     bus_factor : callable
         From the number of ranks to bus bandwidth over algorithm bandwidth.
+    host_factor : callable
+        From the number of hosts and that of the ranks on each to what the busiest host has to send at least, over the
+        size.
+    reduces : bool
+        Whether it takes an op.
+    in_place : bool
+        Whether the result is where the input was.
+    equal_blocks : bool
+        Whether the size has to divide by the number of ranks; it is rounded down.
     """
 
     name: str
-    reduces: bool
     bus_factor: Callable[[int], float]
+    host_factor: Callable[[int, int], float]
+    reduces: bool = False
+    in_place: bool = False
+    equal_blocks: bool = False
+
+
+def _all_but_own(ranks: int, _: int = 1) -> float:
+    """Give the share of the data that is not one's own."""
+    return (ranks - 1) / ranks
+
+
+def _all(ranks: int, _: int = 1) -> float:
+    return 1.0
 
 
 COLLECTIVES = {
     collective.name: collective
     for collective in (
-        Collective("allreduce", reduces=True, bus_factor=lambda ranks: 2 * (ranks - 1) / ranks),
-        Collective("broadcast", reduces=False, bus_factor=lambda _: 1.0),
-        Collective("reduce", reduces=True, bus_factor=lambda _: 1.0),
-        Collective("allgather", reduces=False, bus_factor=lambda ranks: (ranks - 1) / ranks),
-        Collective("reduce-scatter", reduces=True, bus_factor=lambda ranks: (ranks - 1) / ranks),
-        Collective("barrier", reduces=False, bus_factor=lambda _: 0.0),
+        Collective(
+            "allreduce",
+            lambda ranks: 2 * _all_but_own(ranks),
+            lambda hosts, _: 2 * _all_but_own(hosts),
+            reduces=True,
+            in_place=True,
+        ),
+        Collective("broadcast", _all, _all, in_place=True),
+        Collective("reduce", _all, _all, reduces=True, in_place=True),
+        Collective("allgather", _all_but_own, _all_but_own, equal_blocks=True),
+        Collective("reduce-scatter", _all_but_own, _all_but_own, reduces=True),
+        Collective("alltoall", _all_but_own, lambda hosts, ranks: ranks * _all_but_own(hosts), equal_blocks=True),
+        Collective("gather", _all_but_own, lambda hosts, _: 1 / hosts, equal_blocks=True),
+        Collective("scatter", _all_but_own, _all_but_own, equal_blocks=True),
+        Collective("barrier", lambda _: 0.0, lambda *_: 0.0, in_place=True),
     )
 }
 
@@ -82,6 +110,8 @@ class Case:
         Element type and reduction.
     ranks, rank : int
         The job's number of ranks, and which one this is.
+    wires : tuple of str
+        Other dtypes that contestants round values to on their way.
     """
 
     collective: str
@@ -90,6 +120,7 @@ class Case:
     op: str
     ranks: int
     rank: int
+    wires: tuple[str, ...] = ()
 
     @property
     def item(self) -> DTypeLike:
@@ -97,46 +128,59 @@ class Case:
         return np.dtype(self.dtype)
 
     @property
-    def input_count(self) -> int:
-        """Elements that this rank puts in (for a broadcast: the elements of its buffer)."""
+    def count(self) -> int:
+        """Elements as the size counts them, rounded down where they have to divide by the number of ranks."""
         if self.collective == "barrier":
             return 0
         count = self.size // np.dtype(self.dtype).itemsize
-        return count // self.ranks if self.collective == "allgather" else count
+        return count - count % self.ranks if COLLECTIVES[self.collective].equal_blocks else count
+
+    @property
+    def input_count(self) -> int:
+        """Elements that this rank puts in (for a broadcast: the elements of its buffer)."""
+        if self.collective in ("allgather", "gather"):
+            return self.count // self.ranks
+        return 0 if self.collective == "scatter" and self.rank != ROOT else self.count
 
     @property
     def result_count(self) -> int:
         """Elements of the array that this rank's result is written to."""
-        if self.collective == "allgather":
-            return self.input_count * self.ranks
+        if self.collective == "scatter":
+            return self.count // self.ranks
         if self.collective == "reduce-scatter":
-            begin, end = block(self.input_count, self.ranks, self.rank)
+            begin, end = block(self.count, self.ranks, self.rank)
             return end - begin
-        return self.input_count
+        return 0 if self.collective == "gather" and self.rank != ROOT else self.count
 
     @property
     def bytes(self) -> int:
-        """The bytes really handled: an allgather's blocks are equal, so its size is rounded down to fit."""
-        count = self.result_count if self.collective == "allgather" else self.input_count
-        return count * np.dtype(self.dtype).itemsize
+        """The bytes really handled."""
+        return self.count * np.dtype(self.dtype).itemsize
 
     @property
     def contributes(self) -> bool:
         """Whether this rank's input reaches any result."""
-        return self.rank == ROOT if self.collective == "broadcast" else self.collective != "barrier"
+        if self.collective in ("broadcast", "scatter"):
+            return self.rank == ROOT
+        return self.collective != "barrier"
 
     def segments(self) -> list[Segment]:
         """Describe the right result of this rank; empty where it has none."""
-        count = self.input_count
-        if self.collective == "broadcast":
-            return [Segment(0, ROOT, 0, count)]
-        if self.collective == "allgather":
-            return [Segment(source * count, source, 0, count) for source in range(self.ranks)]
-        if self.collective == "reduce-scatter":
-            return [Segment(0, None, *block(count, self.ranks, self.rank))]
-        if self.collective == "barrier" or (self.collective == "reduce" and self.rank != ROOT):
+        share = self.count // self.ranks
+        own = (self.rank * share, (self.rank + 1) * share)  # this rank's block
+        if self.collective == "barrier" or (self.collective in ("reduce", "gather") and self.rank != ROOT):
             return []
-        return [Segment(0, None, 0, count)]
+        if self.collective == "broadcast":
+            return [Segment(0, ROOT, 0, self.count)]
+        if self.collective == "scatter":
+            return [Segment(0, ROOT, *own)]
+        if self.collective == "alltoall":
+            return [Segment(source * share, source, *own) for source in range(self.ranks)]
+        if self.collective in ("allgather", "gather"):
+            return [Segment(source * share, source, 0, share) for source in range(self.ranks)]
+        if self.collective == "reduce-scatter":
+            return [Segment(0, None, *block(self.count, self.ranks, self.rank))]
+        return [Segment(0, None, 0, self.count)]
 
 
 def block(count: int, ranks: int, rank: int) -> tuple[int, int]:

@@ -7,13 +7,13 @@ of ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .collectives import ROOT, Case, block
+from .collectives import COLLECTIVES, ROOT, Case, block
 from .data import Values
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OURS = "gradientflow"
 
+Key = tuple[str, str, str, str]  # backend, algorithm, memory, wire
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -30,8 +32,8 @@ class Contestant:
 
     Attributes
     ----------
-    backend, algorithm, memory : str
-        What it is, as results name it.
+    backend, algorithm, memory, wire : str
+        What it is, as results name it. The wire is what values are rounded to on their way.
     source : array
         Flat; this rank's input is written here before each call.
     result : array
@@ -43,19 +45,23 @@ class Contestant:
     backend: str
     algorithm: str
     memory: str
+    wire: str
     source: Values
     result: Values
     call: Callable[[], object]
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         """What tells this contestant from the others."""
-        return self.backend, self.algorithm, self.memory
+        return self.backend, self.algorithm, self.memory, self.wire
 
     @property
     def name(self) -> str:
         """The contestant in words."""
-        return f"ours ({self.algorithm}, {self.memory})" if self.backend == OURS else self.backend
+        if self.backend != OURS:
+            return self.backend
+        wire = "" if self.wire == self.source.dtype.name else f", {self.wire} on the wire"
+        return f"ours ({self.algorithm}, {self.memory}{wire})"
 
 
 class Peer(Protocol):
@@ -74,7 +80,7 @@ class NotServedError(Exception):
     """A contestant cannot run a case; the message says why. All ranks come to the same conclusion."""
 
 
-def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str) -> Contestant:
+def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str, wire: str) -> Contestant:
     """Make one of our own variants.
 
     Parameters
@@ -87,32 +93,44 @@ def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str) 
         Which algorithm.
     memory : str
         "pool" for node memory, "array" for ordinary memory.
+    wire : str
+        What values are rounded to on their way between nodes; the element type: to nothing.
 
     Returns
     -------
     Contestant
         With fresh buffers.
     """
+    largest = replace(case, rank=ROOT)  # node memory is allocated by all ranks alike
 
-    def allocate(count: int) -> Values:
-        return comm.empty(count, case.dtype) if memory == "pool" else np.empty(count, case.dtype)
+    def allocate(count: int, count_on_root: int) -> Values:
+        array = comm.empty(count_on_root, case.dtype) if memory == "pool" else np.empty(count, case.dtype)
+        return array[:count]
 
-    source = allocate(case.input_count) if case.input_count else np.empty(0, case.dtype)
-    result = source
-    call: Callable[[], object] = comm.barrier
+    source = allocate(case.input_count, largest.input_count) if case.count else np.empty(0, case.dtype)
+    in_place = COLLECTIVES[case.collective].in_place
+    result = source if in_place else allocate(case.result_count, largest.result_count)
+    call: Callable[[], object]
     if case.collective == "allreduce":
-        call = partial(comm.allreduce, source, case.op, algorithm)
+        rounding = {"wire": wire} if wire != case.dtype else {}
+        call = partial(comm.allreduce, source, case.op, algorithm, **rounding)
     elif case.collective == "broadcast":
         call = partial(comm.broadcast, source, ROOT, algorithm)
     elif case.collective == "reduce":
         call = partial(comm.reduce, source, ROOT, case.op, algorithm)
     elif case.collective == "allgather":
-        result = allocate(case.result_count)
         call = partial(comm.allgather, source, algorithm, result)
     elif case.collective == "reduce-scatter":
-        result = allocate(case.result_count)
         call = partial(comm.reduce_scatter, source, case.op, algorithm, result)
-    return Contestant(OURS, algorithm, memory, source, result, call)
+    elif case.collective == "alltoall":
+        call = partial(comm.alltoall, source, algorithm, result)
+    elif case.collective == "gather":
+        call = partial(comm.gather, source, ROOT, algorithm, result)
+    elif case.collective == "scatter":
+        call = partial(comm.scatter, source, ROOT, algorithm, result)
+    else:
+        call = comm.barrier
+    return Contestant(OURS, algorithm, memory, wire, source, result, call)
 
 
 class MpiPeer:
@@ -133,32 +151,37 @@ class MpiPeer:
 
         comm = self._comm
         source = np.empty(case.input_count, case.dtype)
-        result = source
-        if case.collective == "barrier":
-            return Contestant("mpi", "mpi", "array", source, result, comm.Barrier)
+        result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         datatype = MPI.Datatype.fromcode(np.dtype(case.dtype).char)
         if datatype == MPI.DATATYPE_NULL:
             raise NotServedError(f"this MPI library has no {case.dtype}")
-        sent = [source, len(source), datatype]
         operation = {"max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}.get(case.op, MPI.SUM)
+        is_root = case.rank == ROOT
+        sent, share = [source, len(source), datatype], case.count // case.ranks
+        blocks_sent, blocks_received = [source, share, datatype], [result, share, datatype]  # a block for each rank
         call: Callable[[], object]
         if case.collective == "allreduce":
             call = partial(comm.Allreduce, MPI.IN_PLACE, sent, operation)
         elif case.collective == "broadcast":
             call = partial(comm.Bcast, sent, ROOT)
         elif case.collective == "reduce":
-            is_root = case.rank == ROOT
             call = partial(comm.Reduce, MPI.IN_PLACE if is_root else sent, sent if is_root else None, operation, ROOT)
         elif case.collective == "allgather":
-            result = np.empty(case.result_count, case.dtype)
-            call = partial(comm.Allgather, sent, [result, len(source), datatype])
-        else:
-            result = np.empty(case.result_count, case.dtype)
+            call = partial(comm.Allgather, sent, blocks_received)
+        elif case.collective == "reduce-scatter":
             counts = [end - begin for begin, end in (block(len(source), case.ranks, r) for r in range(case.ranks))]
             call = partial(comm.Reduce_scatter, sent, [result, len(result), datatype], counts, operation)
-        if case.op == "mean" and _reduces(case) and len(result):
+        elif case.collective == "alltoall":
+            call = partial(comm.Alltoall, blocks_sent, blocks_received)
+        elif case.collective == "gather":
+            call = partial(comm.Gather, sent, blocks_received if is_root else None, ROOT)
+        elif case.collective == "scatter":
+            call = partial(comm.Scatter, blocks_sent if is_root else None, [result, len(result), datatype], ROOT)
+        else:
+            call = comm.Barrier
+        if case.op == "mean" and has_reduction(case):
             call = then_divide(call, result, case.ranks)
-        return Contestant("mpi", "mpi", "array", source, result, call)
+        return Contestant("mpi", "mpi", "array", case.dtype, source, result, call)
 
     def close(self) -> None:
         """Nothing to give back: the communicator is the caller's."""
@@ -175,5 +198,6 @@ def then_divide(call: Callable[[], object], result: Values, ranks: int) -> Calla
     return mean
 
 
-def _reduces(case: Case) -> bool:
-    return case.collective in ("allreduce", "reduce-scatter") or (case.collective == "reduce" and case.rank == ROOT)
+def has_reduction(case: Case) -> bool:
+    """Tell whether this rank gets a reduced result."""
+    return any(segment.source is None and segment.end > segment.begin for segment in case.segments())

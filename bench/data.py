@@ -89,25 +89,28 @@ def alphabet(case: Case) -> Values:
     Parameters
     ----------
     case : Case
-        Its element type, op and number of ranks count.
+        Its element type, op, wires and number of ranks count.
 
     Returns
     -------
     array
-        At most 4095 values. For a mean they are multiples of the number of ranks, so that it is an integer as well.
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that it is an integer as well, and
+        so is what travels, which is divided before. Partial results are exact on every wire too.
     """
     dtype = np.dtype(case.dtype)
     unsigned = dtype.kind == "u"
     if case.op == "prod":
-        largest = float(np.finfo(dtype).max) if dtype.kind == "f" else float(np.iinfo(dtype).max)
+        largest = min(_largest(name) for name in (case.dtype, *case.wires))
         factors = [1, 2] if 2.0**case.ranks <= largest else [1]
         return np.array(factors if unsigned else [-value for value in factors] + factors, dtype)
-    exact = 1 << (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else int(np.iinfo(dtype).max)
     terms = case.ranks if case.op in ("sum", "mean") else 1
     step = case.ranks if case.op == "mean" else 1
-    bound = min(exact // (terms * step), 2047)
+    bounds = [(_exact(case.dtype) // (terms * step), case.dtype, "--dtype")]
+    bounds += [(_exact(wire) // terms, wire, "--wire") for wire in case.wires]
+    bound, narrowest, option = min(bounds)
     if bound < 1:
-        raise PlanError(f"a {case.op} over {case.ranks} ranks is not exact in {case.dtype}: choose a wider --dtype")
+        raise PlanError(f"a {case.op} over {case.ranks} ranks is not exact in {narrowest}: choose a wider {option}")
+    bound = min(bound, 2047)
     return (np.arange(0 if unsigned else -bound, bound + 1) * step).astype(dtype)
 
 
@@ -141,6 +144,20 @@ def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
             part = result[offset : offset + len(expected)]
             wrong[contestant] += len(expected) - int(np.count_nonzero(part == expected[: len(part)]))
     return wrong
+
+
+def _exact(dtype: str) -> int:
+    """Give the number up to which a dtype has all integers."""
+    if dtype == "bfloat16":  # NumPy does not know it
+        return 1 << 8
+    return 1 << (np.finfo(dtype).nmant + 1) if np.dtype(dtype).kind == "f" else int(np.iinfo(dtype).max)
+
+
+def _largest(dtype: str) -> float:
+    """Give the number up to which a dtype has all powers of two."""
+    if dtype == "bfloat16":
+        return _largest("float32")
+    return float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else float(np.iinfo(dtype).max)
 
 
 def _reference(case: Case, source: Source) -> Iterator[tuple[int, Values]]:

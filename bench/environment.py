@@ -20,10 +20,13 @@ from gradientflow.launch import control_group_values, cores
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
+    from .hosts import Hosts
     from .load import Load
 
 
-def describe_environment(comm: Communicator, arguments: list[str], load: Load | None = None) -> dict[str, Any]:
+def describe_environment(
+    comm: Communicator, arguments: list[str], hosts: Hosts, load: Load | None = None
+) -> dict[str, Any]:
     """Describe this run, as rank 0 sees it.
 
     Parameters
@@ -32,6 +35,8 @@ def describe_environment(comm: Communicator, arguments: list[str], load: Load | 
         The ranks.
     arguments : list of str
         The command line, without the program's name.
+    hosts : Hosts
+        Where the ranks are.
     load : Load, optional
         What else the machine was busy with.
 
@@ -49,6 +54,10 @@ def describe_environment(comm: Communicator, arguments: list[str], load: Load | 
         "ranks": comm.size,
         "nodes": comm.nodes,
         "ranks_on_this_node": comm.local_size,
+        "hosts": hosts.number,
+        "ranks_per_host": hosts.ranks_per_host,
+        "ranks_on_this_machine": hosts.ranks_on_this_machine,
+        "link_rate": hosts.rate or None,
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -59,24 +68,24 @@ def describe_environment(comm: Communicator, arguments: list[str], load: Load | 
     }
     if load is not None:
         environment |= {"processors_taken_by_others": load.others, "processors_stolen": load.stolen}
-        if warning := load.remark(comm.local_size):
+        if warning := load.remark(hosts.ranks_on_this_machine):
             environment["warning"] = warning  # so that figures passed on keep it
     return environment
 
 
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     """Say where figures were measured in a few lines, ending with a remark where ranks had to share cores."""
-    count = environment["ranks"], environment["nodes"]
+    ranks = environment["ranks_on_this_machine"]
     lines = [
         f"{environment['cpu']}, {_plural(environment['cores'], 'core')}, {environment['memory_GiB']} GiB; "
-        f"{_plural(count[0], 'rank')} on {_plural(count[1], 'node')}",
+        f"{_plural(environment['ranks'], 'rank')} on {_place(environment)}",
         f"GradientFlow {environment['gradientflow']}, {environment['mpi']}, Python {environment['python']}, "
         f"NumPy {environment['numpy']}, {environment['kernel']}",
     ]
-    if environment["ranks_on_this_node"] > environment["cores"]:
+    if ranks > environment["cores"]:
         lines.append(
-            f"{_plural(environment['ranks_on_this_node'], 'rank')} share {_plural(environment['cores'], 'core')}: "
-            "every time here includes waiting for a turn."
+            f"{_plural(ranks, 'rank')} share {_plural(environment['cores'], 'core')}: every time here includes waiting "
+            "for a turn."
         )
     return lines
 
@@ -123,6 +132,17 @@ def package_version(name: str) -> str | None:
         return version(name)
     module = sys.modules.get(name)
     return getattr(module, "__version__", None)
+
+
+def _place(environment: Mapping[str, Any]) -> str:
+    """Name the nodes, and the hosts where there are several or they are not the same."""
+    nodes, hosts = environment["nodes"], environment["hosts"]
+    if nodes == hosts == 1:
+        return "1 node"
+    place = f"{_plural(nodes, 'node')}: {_plural(hosts, 'host')} with {_plural(environment['ranks_per_host'], 'rank')}"
+    if hosts > 1:
+        place += " each"
+    return f"{place} at {environment['link_rate']}" if environment["link_rate"] else place
 
 
 def _plural(count: int, noun: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import socket
+import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +18,9 @@ import numpy as np
 import torch
 import torch.distributed
 
-from .collectives import ROOT, Case
-from .contestants import Contestant, NotServedError, then_divide
+from .collectives import COLLECTIVES, ROOT, Case
+from .contestants import Contestant, NotServedError, has_reduction, then_divide
+from .plan import PlanError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,17 +28,18 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # its annotations leave out the stores
 
 # The names since PyTorch 2.13, where the older ones warn.
-_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 
 
 class GlooPeer:
     """Gloo's collectives on CPU tensors.
 
-    The ranks find each other through a file where all are on one machine, and then talk over its loopback interface;
-    otherwise through a port of rank 0's host, over the interface that the host's name leads to (``GLOO_SOCKET_IFNAME``
-    overrides it).
+    The ranks find each other through a file where all are on one host, and then talk over its loopback interface;
+    otherwise through a port of rank 0's host, and over the interface that ``GLOO_SOCKET_IFNAME`` names, or that the
+    host's name leads to, or over which the host reaches others.
 
     Parameters
     ----------
@@ -51,7 +56,9 @@ class GlooPeer:
             folder = comm.bcast(tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None, ROOT)
             store = dist.FileStore(os.path.join(folder, "store"), size)
         else:
-            address = comm.bcast(socket.gethostbyname(socket.gethostname()), ROOT)
+            interface, own_address = _interface()
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+            address = comm.bcast(own_address, ROOT)
             server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
             port = comm.bcast(server.port if server is not None else None, ROOT)
             store = server if server is not None else dist.TCPStore(address, port, size)
@@ -63,32 +70,69 @@ class GlooPeer:
     def contestant(self, case: Case) -> Contestant:
         """Make it ready to run a case."""
         source = np.empty(case.input_count, case.dtype)
-        result = source
-        tensor = torch.from_numpy(source)
+        result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
+        sent, received = torch.from_numpy(source), torch.from_numpy(result)
         operation = _OPERATIONS.get(case.op, dist.ReduceOp.SUM)
-        call: Callable[[], object] = dist.barrier
+        is_root = case.rank == ROOT
+        call: Callable[[], object]
         if case.collective == "allreduce":
-            call = partial(dist.all_reduce, tensor, operation)
+            call = partial(dist.all_reduce, sent, operation)
         elif case.collective == "broadcast":
-            call = partial(dist.broadcast, tensor, ROOT)
+            call = partial(dist.broadcast, sent, ROOT)
         elif case.collective == "reduce":
-            call = partial(dist.reduce, tensor, ROOT, operation)
+            call = partial(dist.reduce, sent, ROOT, operation)
         elif case.collective == "allgather":
-            result = np.empty(case.result_count, case.dtype)
-            call = partial(_gather, torch.from_numpy(result), tensor)
+            call = partial(_all_gather, received, sent)
         elif case.collective == "reduce-scatter":
-            if case.input_count % case.ranks:
+            if case.count % case.ranks:
                 raise NotServedError("gloo's reduce-scatter needs a size that divides evenly among the ranks")
-            result = np.empty(case.result_count, case.dtype)
-            call = partial(_reduce_scatter, torch.from_numpy(result), tensor, operation)
-        reduced = case.collective in ("allreduce", "reduce-scatter") or (
-            case.collective == "reduce" and case.rank == ROOT
-        )
-        if case.op == "mean" and reduced:
+            call = partial(_reduce_scatter, received, sent, operation)
+        elif case.collective == "alltoall":
+            call = partial(dist.all_to_all_single, received, sent)
+        elif case.collective == "gather":
+            call = partial(dist.gather, sent, list(received.chunk(case.ranks)) if is_root else None, ROOT)
+        elif case.collective == "scatter":
+            call = partial(dist.scatter, received, list(sent.chunk(case.ranks)) if is_root else None, ROOT)
+        else:
+            call = dist.barrier
+        if case.op == "mean" and has_reduction(case):
             call = then_divide(call, result, case.ranks)
-        return Contestant("gloo", "gloo", "array", source, result, call)
+        return Contestant("gloo", "gloo", "array", case.dtype, source, result, call)
 
     def close(self) -> None:
         """End the process group."""
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _interface() -> tuple[str, str]:
+    """Name the interface that leads to other hosts, and its address."""
+    addresses = _addresses()
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if wanted in addresses:
+        return wanted, addresses[wanted]
+    names = {address: name for name, address in addresses.items() if not address.startswith("127.")}
+    for address in _candidates() if not wanted else ():
+        if address in names:
+            return names[address], address
+    raise PlanError("gloo does not know which interface leads to the other hosts: set GLOO_SOCKET_IFNAME to its name")
+
+
+def _candidates() -> Iterator[str]:
+    """Give what may be this host's address among others; its name may lead nowhere, or to itself only."""
+    with contextlib.suppress(OSError):
+        yield socket.gethostbyname(socket.gethostname())
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
+        yield probe.getsockname()[0]
+
+
+def _addresses() -> dict[str, str]:
+    """Give the address of every interface that has one."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses

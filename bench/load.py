@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _NOISE = 0.15  # processors that are always busy with something small
 _IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
+_INTERRUPT_FIELDS = (5, 6)  # of the hardware, and what the kernel does after them, such as the work for the network
 _STOLEN_FIELD = 7
 _FIELDS = 8  # the two that follow are part of the first two
 
@@ -63,10 +64,13 @@ class LoadMeter:
     ----------
     comm : Communicator
         The ranks; all of them make one and stop it together.
+    machine : str
+        The name of the machine that this rank is on.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, machine: str) -> None:
         self._comm = comm
+        self._machine = machine
         self._start = time.monotonic()
         self._own = time.process_time()
         self._busy, self._stolen = _processor_seconds()
@@ -75,20 +79,20 @@ class LoadMeter:
         """Give the load since the start."""
         elapsed = max(time.monotonic() - self._start, 1e-6)
         busy, stolen = _processor_seconds()
-        shares = self._comm.mpi.allgather((self._comm.node, time.process_time() - self._own))
-        ours = sum(seconds for node, seconds in shares if node == self._comm.node)
+        shares = self._comm.mpi.allgather((self._machine, time.process_time() - self._own))
+        ours = sum(seconds for machine, seconds in shares if machine == self._machine)
         others = max(busy - self._busy - ours, 0.0)
         return Load(round(others / elapsed, 2), round((stolen - self._stolen) / elapsed, 2), os.cpu_count() or 1)
 
 
 def _processor_seconds() -> tuple[float, float]:
-    """Give the seconds that all processors together have been busy, and those that were stolen."""
+    """Give the seconds that all processors together have been busy for programs, and those that were stolen."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     except (OSError, IndexError):
         return 0.0, 0.0
     ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
     stolen = ticks[_STOLEN_FIELD] if len(ticks) == _FIELDS else 0
-    idle = sum(ticks[field] for field in _IDLE_FIELDS)
+    not_for_programs = sum(ticks[field] for field in (*_IDLE_FIELDS, *_INTERRUPT_FIELDS) if field < len(ticks))
     rate = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - idle - stolen) / rate, stolen / rate
+    return (sum(ticks) - not_for_programs - stolen) / rate, stolen / rate

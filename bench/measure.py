@@ -9,6 +9,9 @@ iteration:
 Both matter. A call that leaves the buffer's cache lines with another core is fast itself and makes the next writes
 slow; a training step pays for both.
 
+A third, shorter series is like the first, with the processor time of each rank's process in place of the time that
+passed. It is apart because reading that clock enters the kernel, which makes the shortest calls slower.
+
 "Writing fresh values" imitates backpropagation, which writes gradients out of registers and the first-level cache and
 does not read them from memory first: a block of at most 64 KiB, at a random place of a pool of random numbers that fits
 the second-level cache and different in each iteration, is copied over the whole buffer again and again. It runs at the
@@ -30,6 +33,7 @@ from .contestants import Contestant
 from .data import RandomSource, TiledSource, Values
 
 Samples = NDArray[np.int64]  # nanoseconds, [contestant, iteration]
+Clock = Callable[[], int]
 
 MIN_ITERATIONS = 5
 MAX_ITERATIONS = 10_000
@@ -58,7 +62,7 @@ class FreshValues:
         self._seed = seed
         self._ranks = case.ranks
         item = np.dtype(case.dtype).itemsize
-        self.block_length = min(_BLOCK_BYTES // item, max(case.input_count, 1))
+        self.block_length = min(_BLOCK_BYTES // item, max(case.count, 1))  # the same on all ranks
         self._pool_length = _POOL_BYTES // item
         self._own = self._blocks(case.rank)
 
@@ -130,7 +134,7 @@ class Course:
     fresh: FreshValues
     barrier: Callable[[], object]
 
-    def run(self, iterations: int, *, with_refill: bool) -> Samples:
+    def run(self, iterations: int, *, with_refill: bool, clock: Clock = time.perf_counter_ns) -> Samples:
         """Take one series; all ranks together.
 
         Parameters
@@ -139,13 +143,15 @@ class Course:
             Timed calls of each contestant.
         with_refill : bool
             Whether writing the values is inside the timed stretch.
+        clock : callable
+            What times it, in nanoseconds.
 
         Returns
         -------
         array
             This rank's times.
         """
-        clock, barrier, fresh = time.perf_counter_ns, self.barrier, self.fresh
+        barrier, fresh = self.barrier, self.fresh
         entries = [
             (number, contestant.call, refiller(self.case, contestant.source, fresh.block_length))
             for number, contestant in enumerate(self.contestants)
@@ -187,3 +193,9 @@ def slowest(samples_of_ranks: list[Samples]) -> Samples:
     """Keep, for every timed call, the time of the rank that took longest."""
     slowest_samples: Samples = np.stack(samples_of_ranks).max(axis=0)
     return slowest_samples
+
+
+def together(samples_of_ranks: list[Samples]) -> Samples:
+    """Add up, for every call, what it took on all ranks."""
+    sums: Samples = np.stack(samples_of_ranks).sum(axis=0)
+    return sums

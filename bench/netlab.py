@@ -94,6 +94,7 @@ class Netlab:
         self.ranks = hosts * ranks_per_host
         self.slots = ",".join(f"{_control_address(number)}:{ranks_per_host}" for number in range(hosts))
         self._names = [f"host{number}" for number in range(hosts)]
+        self._rate = rate
         self._limit = _limit(rate)
         self._hosts: list[_Namespaces] = []
         self._closing = contextlib.ExitStack()
@@ -159,6 +160,7 @@ class Netlab:
             _MARK: _mark(os.getpid()),
             "NETLAB_HOSTS": self.slots,
             "NETLAB_AGENT": agent,
+            "NETLAB_RATE": "" if self._limit is None else self._rate,
             "PRTE_MCA_plm_ssh_agent": agent,
             "PRTE_MCA_prte_default_hostfile": self._host_file.path,
             "PRTE_MCA_prte_if_include": f"{_control_address(0)}/24",

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from .collectives import COLLECTIVES
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 OPS = ("sum", "mean", "max", "min", "prod")
 MEMORIES = ("pool", "array")
-ALGORITHMS = ("auto", "shared", "mpi")
+ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
+WIRES = ("float32", "float16", "bfloat16")
 PEERS = ("mpi", "gloo")
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
@@ -41,6 +43,8 @@ class Plan:
         Our variants (each memory with each algorithm) and whom to compare them with.
     dtype, op : str
         Element type and reduction.
+    wires : tuple of str
+        What ours rounds values to where they travel between nodes, each a variant; empty: the element type only.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -54,6 +58,7 @@ class Plan:
     peers: tuple[str, ...] = ("mpi",)
     dtype: str = "float32"
     op: str = "sum"
+    wires: tuple[str, ...] = ()
     iterations: int | None = None
     seconds: float = 1.0
 
@@ -73,6 +78,8 @@ class Plan:
                 _one_of(option, value, allowed)
         if self.op == "mean" and np.dtype(self.dtype).kind != "f":
             raise PlanError(f"--op mean needs a floating --dtype, not {self.dtype}")
+        for wire in self.wires:
+            self._check_wire(wire)
         if self.iterations is not None and self.iterations < 1:
             raise PlanError(f"--iterations needs at least 1, not {self.iterations}")
         if not self.seconds > 0:
@@ -84,10 +91,24 @@ class Plan:
             if size < item or size % item:
                 raise PlanError(f"{size} bytes is not a whole number of {self.dtype} elements ({item} bytes each)")
 
+    @property
+    def variants(self) -> list[tuple[str, str, str]]:
+        """Ours: every memory with every algorithm and wire. A barrier touches no memory, so one is enough."""
+        memories = self.memories if self.collective != "barrier" else ("array",)
+        return list(product(memories, self.algorithms, self.wires or (self.dtype,)))
+
     def check_peers(self) -> None:
         """Refuse peers that are not installed."""
         if "gloo" in self.peers and importlib.util.find_spec("torch") is None:
             raise PlanError("--compare gloo needs PyTorch, which is not installed: pip install torch")
+
+    def _check_wire(self, wire: str) -> None:
+        if self.collective != "allreduce":
+            raise PlanError(f"--wire is for allreduce, not {self.collective}")
+        if wire != self.dtype:
+            _one_of("--wire", wire, WIRES)
+            if self.dtype != "float32":
+                raise PlanError(f"--wire {wire} needs --dtype float32, not {self.dtype}")
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,12 @@ from .environment import environment_lines
 from .plan import format_size
 from .results import Result
 
-_OUR_COLOURS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#4c78a8", "#5f8a3c", "#946b2d")
+# A colour for each algorithm and memory of ours, a line style for each wire.
+_OUR_COLOURS = ("#0b5fa5", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
+_OUR_MARKERS = ("o", "^", "D", "v")  # the next one where the colours begin again
+_WIRE_STYLES = {"float16": "-.", "bfloat16": ":"}
 _PEER_COLOURS = {"mpi": "#d1495b", "gloo": "#e28413", "nccl": "#76b900"}
+_LEGEND_COLUMNS = 3
 
 
 def save_plot(path: str, results: Sequence[Result], environment: Mapping[str, Any]) -> None:
@@ -34,17 +39,14 @@ def save_plot(path: str, results: Sequence[Result], environment: Mapping[str, An
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(11, 4.8), layout="constrained")
+        keys = dict.fromkeys(result.key for result in right)
+        lines = [[result for result in right if result.key == key] for key in keys]
+        rows = math.ceil(len(lines) / _LEGEND_COLUMNS)
+        figure = Figure(figsize=(11, 4.8 + 0.2 * rows), layout="constrained")
         alone, filled = figure.subplots(1, 2, sharex=True, sharey=True)
-        ours = 0
-        for key in dict.fromkeys(result.key for result in right):
-            line = [result for result in right if result.key == key]
-            if key[0] == OURS:
-                style = {"color": _OUR_COLOURS[ours % len(_OUR_COLOURS)], "marker": "o", "linewidth": 2.0}
-                ours += 1
-            else:
-                style = {"color": _PEER_COLOURS.get(key[0], "#555555"), "marker": "s", "linestyle": "--"}
-            label = f"GradientFlow, {key[2]}, {key[1]}" if key[0] == OURS else key[0]
+        ours = list(dict.fromkeys((result.algorithm, result.memory) for result in right if result.backend == OURS))
+        for line in lines:
+            label, style = _appearance(line[0], ours)
             sizes = [result.bytes for result in line]
             for axes, times in (
                 (alone, [result.median_us or 0.0 for result in line]),
@@ -66,11 +68,37 @@ def save_plot(path: str, results: Sequence[Result], environment: Mapping[str, An
             axes.grid(visible=True, which="major", alpha=0.3)
         alone.set_ylabel("algorithm bandwidth, GB/s")
         if right:
-            alone.legend(frameon=False)
+            figure.legend(
+                *alone.get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=_LEGEND_COLUMNS,
+                fontsize=8,
+                frameon=False,
+                handlelength=3.5,
+                columnspacing=1,
+            )
         where = f"{environment_lines(environment)[0]}; {environment['mpi']}"
-        lines = [f"{where}. Medians of the slowest rank's times.", *textwrap.wrap(environment.get("warning", ""), 150)]
-        figure.suptitle("\n".join(lines), fontsize=9)
+        title_lines = [
+            f"{where}. Medians of the slowest rank's times.",
+            *textwrap.wrap(environment.get("warning", ""), 150),
+        ]
+        figure.suptitle("\n".join(title_lines), fontsize=9)
         figure.savefig(path, dpi=140)
+
+
+def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
+    """Choose the name and the look of the line that a result is on."""
+    if result.backend != OURS:
+        colour = _PEER_COLOURS.get(result.backend, "#555555")
+        return result.backend, {"color": colour, "marker": "s", "linestyle": "--"}
+    turn, number = divmod(ours.index((result.algorithm, result.memory)), len(_OUR_COLOURS))
+    wire = f", {result.wire}" if result.wire != result.dtype else ""
+    return f"GradientFlow, {result.memory}, {result.algorithm}{wire}", {
+        "color": _OUR_COLOURS[number],
+        "marker": _OUR_MARKERS[turn % len(_OUR_MARKERS)],
+        "linestyle": _WIRE_STYLES.get(result.wire if wire else "", "-"),
+        "linewidth": 2.0,
+    }
 
 
 def _steps(results: Sequence[Result]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .collectives import COLLECTIVES, Case
-from .contestants import Contestant
+from .contestants import Contestant, Key
 from .measure import Samples
 
 
@@ -31,6 +31,11 @@ class Result:
         Writing fresh values and the call, together.
     algbw_GBps, busbw_GBps : float or None
         Bandwidth at the median, in 10^9 bytes per second.
+    cpu_us : float or None
+        Processor time of a call, user and system, of all ranks' processes together; the mean.
+    link_share : float or None
+        The least time that the links between the hosts need for the call, over the median; None where their rate is not
+        known.
     wrong : int
         Wrong elements, summed over ranks and checks.
     """
@@ -52,31 +57,38 @@ class Result:
     refill_median_us: float | None
     algbw_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
     busbw_GBps: float | None  # noqa: N815
+    cpu_us: float | None
+    link_share: float | None
     wrong: int
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         """The contestant it belongs to."""
-        return self.backend, self.algorithm, self.memory
+        return self.backend, self.algorithm, self.memory, self.wire
 
 
 @dataclass(frozen=True)
 class Times:
-    """The slowest rank's time of every iteration, in nanoseconds.
+    """The times of every iteration, in nanoseconds.
 
     Attributes
     ----------
     call : array
-        Of the call alone.
+        Of the call alone, on the slowest rank.
     refill : array
-        Of writing fresh values and the call.
+        Of writing fresh values and the call, on the slowest rank.
+    processor : array
+        Processor time of the call alone, of all ranks together; of fewer iterations.
     """
 
     call: Samples
     refill: Samples
+    processor: Samples
 
 
-def summarise(case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None) -> Result:
+def summarise(
+    case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
+) -> Result:
     """Turn one contestant's times into its result.
 
     Parameters
@@ -91,6 +103,8 @@ def summarise(case: Case, contestant: Contestant, nodes: int, wrong: int, times:
         Wrong elements found.
     times : Times or None
         None where it was not timed; they are ignored where the result was wrong.
+    link_seconds : float or None
+        The least time that the links between the hosts need for it, where that is known.
 
     Returns
     -------
@@ -98,7 +112,7 @@ def summarise(case: Case, contestant: Contestant, nodes: int, wrong: int, times:
         The record.
     """
     figures: dict[str, float | None] = dict.fromkeys(
-        ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps")
+        ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us", "link_share")
     )
     timed = times is not None and not wrong
     if times is not None and timed:
@@ -111,6 +125,8 @@ def summarise(case: Case, contestant: Contestant, nodes: int, wrong: int, times:
             "refill_median_us": round(float(np.median(times.refill)) / 1e3, 3),
             "algbw_GBps": round(bandwidth, 6),
             "busbw_GBps": round(bandwidth * COLLECTIVES[case.collective].bus_factor(case.ranks), 6),
+            "cpu_us": round(float(times.processor.mean()) / 1e3, 3),
+            "link_share": None if link_seconds is None else round(link_seconds * 1e6 / median, 4),
         }
     return Result(
         backend=contestant.backend,
@@ -118,7 +134,7 @@ def summarise(case: Case, contestant: Contestant, nodes: int, wrong: int, times:
         algorithm=contestant.algorithm,
         memory=contestant.memory,
         dtype=case.dtype,
-        wire=case.dtype,
+        wire=contestant.wire,
         device="cpu",
         ranks=case.ranks,
         nodes=nodes,

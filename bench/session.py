@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from gradientflow.errors import CommunicationError
 
-from .collectives import Case
-from .contestants import Contestant, MpiPeer, NotServedError, Peer, our_contestant
+from .collectives import COLLECTIVES, Case
+from .contestants import Contestant, Key, MpiPeer, NotServedError, Peer, our_contestant
 from .data import RandomSource, Source, alphabet, count_wrong, fill
 from .environment import memory_available
+from .hosts import Hosts, find_hosts
 from .load import Load, LoadMeter
-from .measure import Course, FreshValues, fitting_iterations, slowest
+from .measure import Course, FreshValues, Samples, fitting_iterations, slowest, together
 from .plan import Plan, PlanError, format_size
 from .results import Result, Times, summarise
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     Builder = Callable[[Case], list[Contestant]]
 
 _WARM_UP_ROUNDS = 3
+_PROCESSOR_SHARE = 4  # one in so many iterations is repeated to take processor time
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Outcome:
 
     Attributes
     ----------
+    hosts : Hosts
+        Where it was.
     results : list of Result
         On rank 0 with times, on the others without.
     remarks : list of str
@@ -42,6 +47,7 @@ class Outcome:
         What else the machine was busy with; known after the run.
     """
 
+    hosts: Hosts
     results: list[Result] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     load: Load | None = None
@@ -75,27 +81,34 @@ class Session:
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda case: [])
         self._seed = comm.mpi.bcast(secrets.randbits(48), 0)
-        self._outcome = Outcome()
+        self._outcome = Outcome(find_hosts(comm))
+        self._refusals: dict[str, list[str]] = {}  # the sizes that every reason was heard at
 
     def run(self) -> Outcome:
         """Measure every size of the plan; after an exception the ranks are no longer in step."""
         plan = self._plan
         peers = [_open_peer(name, self._comm) for name in plan.peers]
-        meter = LoadMeter(self._comm)
+        hosts = self._outcome.hosts
+        meter = LoadMeter(self._comm, hosts.machine)
+        if self._comm.nodes == 1 and any(wire != plan.dtype for wire in plan.wires):
+            self._remark("All ranks are on one node: nothing is rounded there, except by ring and recursive_doubling.")
         for done, size in enumerate(plan.sizes):
             text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
             self._observe(done, text)
-            self._measure(Case(plan.collective, size, plan.dtype, plan.op, self._comm.size, self._comm.rank), peers)
+            ranks = self._comm.size, self._comm.rank
+            self._measure(Case(plan.collective, size, plan.dtype, plan.op, *ranks, plan.wires), peers)
         self._observe(len(plan.sizes), "done")
+        for reason, sizes in self._refusals.items():
+            self._remark(f"{', '.join(sizes)}: {reason}")
         self._outcome.load = meter.stop()
-        if remark := self._outcome.load.remark(self._comm.local_size):
+        if remark := self._outcome.load.remark(hosts.ranks_on_this_machine):
             self._remark(remark)
         for peer in peers:  # together; after an exception the others would not come, and the job ends anyway
             peer.close()
         return self._outcome
 
     def _measure(self, case: Case, peers: Sequence[Peer]) -> None:
-        if case.input_count == 0 and case.collective != "barrier":
+        if case.count == 0 and case.collective != "barrier":
             self._remark(f"{format_size(case.size)} is less than one element for each rank and was left out.")
             return
         contestants = self._build(case, peers)
@@ -106,17 +119,14 @@ class Session:
             count = wrong[contestant.key]
             if count:
                 self._remark(f"WRONG: {contestant.name} at {format_size(case.size)}: {count} wrong elements.")
+            link_seconds = self._outcome.hosts.link_seconds(case, contestant.wire)
             self._outcome.results.append(
-                summarise(case, contestant, self._comm.nodes, count, times.get(contestant.key))
+                summarise(case, contestant, self._comm.nodes, count, times.get(contestant.key), link_seconds)
             )
 
     def _build(self, case: Case, peers: Sequence[Peer]) -> list[Contestant]:
-        # A barrier touches no memory: one variant of ours is all there is.
-        memories = ("array",) if case.collective == "barrier" else self._plan.memories
         contestants = [
-            our_contestant(self._comm, case, algorithm, memory)
-            for memory in memories
-            for algorithm in self._plan.algorithms
+            our_contestant(self._comm, case, algorithm, memory, wire) for memory, algorithm, wire in self._plan.variants
         ]
         contestants += [entry for peer in peers if (entry := self._from_peer(peer, case)) is not None]
         return contestants + self._extra(case)
@@ -125,12 +135,10 @@ class Session:
         try:
             return peer.contestant(case)
         except NotServedError as reason:
-            self._remark(f"{format_size(case.size)}: {reason}.")
+            self._refuse(case, f"{reason}.")
             return None
 
-    def _check_first(
-        self, case: Case, contestants: list[Contestant]
-    ) -> tuple[list[Contestant], dict[tuple[str, str, str], int]]:
+    def _check_first(self, case: Case, contestants: list[Contestant]) -> tuple[list[Contestant], dict[Key, int]]:
         """Call each contestant once on fresh random values; drop those that say they cannot serve the call."""
         self._seed += 1
         source = RandomSource(alphabet(case), self._seed)
@@ -147,16 +155,14 @@ class Session:
                 refusal = f"{type(error).__name__}: {error}"
             refusals = [text for text in self._comm.mpi.allgather(refusal) if text is not None]
             if refusals:
-                self._remark(f"{format_size(case.size)}: {contestant.name} was not measured: {refusals[0]}")
+                self._refuse(case, f"{contestant.name} was not measured: {refusals[0]}")
             else:
                 served.append(contestant)
         counts = self._count_wrong(case, source, served)
         return served, {contestant.key: count for contestant, count in zip(served, counts, strict=True)}
 
-    def _time(
-        self, case: Case, contestants: list[Contestant], wrong: dict[tuple[str, str, str], int]
-    ) -> dict[tuple[str, str, str], Times]:
-        """Take both series, adding what the checks after them find to `wrong`; return rank 0's view of the times."""
+    def _time(self, case: Case, contestants: list[Contestant], wrong: dict[Key, int]) -> dict[Key, Times]:
+        """Take all series, adding what the checks after them find to `wrong`; return rank 0's view of the times."""
         comm, plan = self._comm, self._plan
         self._seed += 1
         fresh = FreshValues(case, alphabet(case), self._seed)
@@ -167,23 +173,29 @@ class Session:
         course.run(_WARM_UP_ROUNDS, with_refill=True)
         seconds = max(comm.mpi.allgather((time.perf_counter() - start) / _WARM_UP_ROUNDS))
         iterations = plan.iterations or fitting_iterations(plan.seconds, seconds)
+        processor = course.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
         series = []
         for with_refill in (False, True):
-            samples = course.run(iterations, with_refill=with_refill)
+            series.append(self._on_root(course.run(iterations, with_refill=with_refill), slowest))
             for contestant, count in zip(
                 contestants, self._count_wrong(case, fresh.source(iterations - 1), contestants), strict=True
             ):
                 wrong[contestant.key] += count
-            samples_of_ranks = comm.mpi.gather(samples, 0)
-            series.append(samples if samples_of_ranks is None else slowest(samples_of_ranks))
-        return {
-            contestant.key: Times(series[0][number], series[1][number]) for number, contestant in enumerate(contestants)
-        }
+        series.append(self._on_root(processor, together))
+        return {contestant.key: Times(*samples) for contestant, *samples in zip(contestants, *series, strict=True)}
+
+    def _on_root(self, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:
+        """Merge the samples of all ranks on rank 0; the others keep their own."""
+        samples_of_ranks = self._comm.mpi.gather(samples, 0)
+        return samples if samples_of_ranks is None else merge(samples_of_ranks)
 
     def _count_wrong(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
         """Count wrong elements over all ranks."""
         own = count_wrong(case, source, [contestant.result for contestant in contestants])
         return [sum(counts) for counts in zip(*self._comm.mpi.allgather(own), strict=True)]
+
+    def _refuse(self, case: Case, reason: str) -> None:
+        self._refusals.setdefault(reason, []).append(format_size(case.size))
 
     def _remark(self, sentence: str) -> None:
         if sentence not in self._outcome.remarks:
@@ -204,11 +216,11 @@ def check_job(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
     """
     if ranks < 1:
         raise PlanError(f"-n needs at least 1 rank, not {ranks}")
-    case = Case(plan.collective, max(plan.sizes, default=0), plan.dtype, plan.op, ranks, 0)
+    case = Case(plan.collective, max(plan.sizes, default=0), plan.dtype, plan.op, ranks, 0, plan.wires)
     alphabet(case)
-    contestants = len(plan.memories) * len(plan.algorithms) + len(plan.peers)
-    separate_result = plan.collective in ("allgather", "reduce-scatter")
-    needed = contestants * ranks * (case.bytes + separate_result * case.bytes)
+    contestants = len(plan.variants) + len(plan.peers)
+    buffers = 1 if COLLECTIVES[plan.collective].in_place else 2
+    needed = contestants * ranks * buffers * case.bytes
     if on_this_machine and needed > (available := memory_available()):
         raise PlanError(
             f"{format_size(case.size)} with {contestants} contestants and {ranks} ranks needs {needed / 2**30:.1f} GiB "
@@ -218,6 +230,7 @@ def check_job(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
 
 def _open_peer(name: str, comm: Communicator) -> Peer:
     if name == "gloo":
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
         from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
 
         return GlooPeer(comm.mpi)

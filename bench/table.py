@@ -20,7 +20,7 @@ _MIN_PLAIN_WIDTH = 100
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 
-def print_table(results: Sequence[Result], console: Console) -> None:
+def print_table(results: Sequence[Result], console: Console, *, with_cpu: bool = False) -> None:
     """Print all results, one block for each size.
 
     Parameters
@@ -29,20 +29,24 @@ def print_table(results: Sequence[Result], console: Console) -> None:
         In the order to show them in.
     console : Console
         Where to; it may be a terminal or a file.
+    with_cpu : bool
+        Whether to show processor times.
     """
-    table = results_table(results)
+    table = results_table(results, with_cpu=with_cpu)
+    least = _MIN_PLAIN_WIDTH  # nobody can widen a pipe
     if console.is_terminal:
+        least = console.width
         for count in range(len(_DISPENSABLE) + 1):
-            table = results_table(results, without=_DISPENSABLE[:count])
-            if _width(table, console) <= console.width:
+            table = results_table(results, _DISPENSABLE[:count], with_cpu=with_cpu)
+            if _width(table, console) <= least:
                 break
-    else:
-        # Nobody can widen a pipe: take the width the table needs, so that nothing is cut or wrapped.
-        console.width = max(_MIN_PLAIN_WIDTH, _width(table, console))
+    console.width = max(
+        least, _width(table, console)
+    )  # a terminal that is still too narrow breaks lines, but cuts none
     console.print(table)
 
 
-def legend(results: Sequence[Result]) -> str:
+def legend(results: Sequence[Result], *, with_cpu: bool = False) -> str:
     """Explain the columns of the table of these results."""
     text = "Times are those of the slowest rank; call is the median."
     if any(result.bytes for result in results):
@@ -50,12 +54,16 @@ def legend(results: Sequence[Result]) -> str:
             " filled is the median of writing fresh values into the buffer and the call, timed together: what a "
             "training step pays."
         )
+    if any(result.link_share is not None for result in results):
+        text += " link is the least time that the links need for what has to be sent, over call."
+    if with_cpu:
+        text += " cpu is the processor time of a call: of all ranks together, and for each byte and rank."
     if any(result.backend != OURS for result in results):
         text += " The last columns are the peer's time over ours: below 1 we are slower."
     return text
 
 
-def results_table(results: Sequence[Result], without: Sequence[str] = ()) -> Table:
+def results_table(results: Sequence[Result], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
     """Lay out the results.
 
     Parameters
@@ -64,19 +72,31 @@ def results_table(results: Sequence[Result], without: Sequence[str] = ()) -> Tab
         In the order to show them in.
     without : sequence of str
         Headings of columns to leave out.
+    with_cpu : bool
+        Whether to show processor times.
 
     Returns
     -------
     Table
-        With a column of ratios for each peer, and one for the algorithm where there is a choice.
+        With a column of ratios for each peer, and one each for algorithm and wire where there is a choice.
     """
     peers = [peer for peer in dict.fromkeys(result.backend for result in results) if peer != OURS]
     sized = any(result.bytes for result in results)
-    columns = [column for column in _COLUMNS if column.heading not in without and (sized or not column.sized)]
-    chosen = {result.algorithm for result in results if result.backend == OURS} - {"auto"}
+    columns = [
+        column
+        for column in _COLUMNS
+        if column.heading not in without
+        and (sized or not column.sized)
+        and (with_cpu or column.heading != "cpu")
+        and (column.heading != "link" or any(result.link_share is not None for result in results))
+    ]
+    ours = [result for result in results if result.backend == OURS]
+    names = ["memory"]
+    names += ["algorithm"] if any(result.algorithm != "auto" for result in ours) else []
+    names += ["wire"] if any(result.wire != result.dtype for result in ours) else []
     table = Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("size", justify="right", no_wrap=True)
-    for heading in ("", "memory", "algorithm") if chosen else ("", "memory"):
+    for heading in ("", *names):
         table.add_column(heading, no_wrap=True)
     headings = [f"{column.heading}\n{column.unit}" for column in columns]
     for heading in (*headings, *(f"{peer} / ours\n{'call  filled' if sized else 'call'}" for peer in peers)):
@@ -89,8 +109,8 @@ def results_table(results: Sequence[Result], without: Sequence[str] = ()) -> Tab
                 _size(result) if number == 0 else "",
                 _OUR_NAME if result.backend == OURS else result.backend,
             ]
-            cells += [result.memory, result.algorithm] if chosen else [result.memory]
-            figures: list[Text | str] = [column.show(getattr(result, column.field)) for column in columns]
+            cells += [getattr(result, name) for name in names]
+            figures: list[Text | str] = [column.show(column.value(result)) for column in columns]
             if result.wrong:
                 figures = [Text("WRONG", style="bold red"), *[""] * (len(columns) - 1)]
             ratios = [_ratios(result, by_backend.get(peer), sized) for peer in peers]
@@ -117,24 +137,36 @@ def bandwidth(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}" if value >= 1e-3 else f"{value:.6f}"
 
 
+def percentage(value: float | None) -> str:
+    """Write a share in per cent."""
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
 @dataclass(frozen=True)
 class _Column:
     heading: str
     unit: str
-    field: str
+    value: Callable[[Result], float | None]
     show: Callable[[float | None], str]
     sized: bool = False  # has no meaning for a barrier
 
 
+def _cpu_per_byte(result: Result) -> float | None:
+    return None if result.cpu_us is None else result.cpu_us * 1e3 / (result.bytes * result.ranks)
+
+
 _COLUMNS = (
-    _Column("call", "us", "median_us", microseconds),
-    _Column("min", "us", "min_us", microseconds),
-    _Column("p95", "us", "p95_us", microseconds),
-    _Column("filled", "us", "refill_median_us", microseconds, sized=True),
-    _Column("algbw", "GB/s", "algbw_GBps", bandwidth, sized=True),
-    _Column("busbw", "GB/s", "busbw_GBps", bandwidth, sized=True),
+    _Column("call", "us", lambda result: result.median_us, microseconds),
+    _Column("min", "us", lambda result: result.min_us, microseconds),
+    _Column("p95", "us", lambda result: result.p95_us, microseconds),
+    _Column("filled", "us", lambda result: result.refill_median_us, microseconds, sized=True),
+    _Column("algbw", "GB/s", lambda result: result.algbw_GBps, bandwidth, sized=True),
+    _Column("busbw", "GB/s", lambda result: result.busbw_GBps, bandwidth, sized=True),
+    _Column("link", "%", lambda result: result.link_share, percentage, sized=True),
+    _Column("cpu", "us", lambda result: result.cpu_us, microseconds),
+    _Column("cpu", "ns/B", _cpu_per_byte, bandwidth, sized=True),
 )
-_DISPENSABLE = ("min", "busbw", "p95")  # in this order, where a terminal is too narrow for all
+_DISPENSABLE = ("min", "busbw", "p95", "algbw", "link")  # in this order, where a terminal is too narrow for all
 _OUR_NAME = "ours"
 
 

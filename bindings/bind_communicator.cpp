@@ -113,7 +113,14 @@ BoundCall bind_call(const Communicator& communicator, CallKind kind, const Optio
     signature.count = block_count(known, ranks, kind);
   } else if (kind == CallKind::allgatherv) {
     signature.count = std::accumulate(options.counts.begin(), options.counts.end(), std::size_t{0});
+    signature.detail = collective::hash_of(options.counts);
     bound.call.counts = options.counts;
+  }
+  if (kind == CallKind::allgatherv && options.counts[static_cast<std::size_t>(communicator.rank())] != known.count) {
+    throw Error(ErrorKind::value, "counts say " +
+                                      std::to_string(options.counts[static_cast<std::size_t>(communicator.rank())]) +
+                                      " elements for rank " + std::to_string(communicator.rank()) +
+                                      ", but its tensor has " + std::to_string(known.count));
   }
   signature.wire = wire_of(options.wire, signature.dtype);
   bound.call.input = bound.input.data;

@@ -29,8 +29,8 @@ class Communicator:
 
     A tensor is a NumPy array, or any object in CPU memory with DLPack or the buffer protocol; it must be contiguous in
     row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
-    integers wrap around; 16-bit floats are accumulated in float32 and rounded once. max and min propagate NaN. All
-    ranks of a node get the same bits.
+    integers wrap around; 16-bit floats are accumulated in float32 and rounded once inside a node, and again at every
+    step between nodes. max and min propagate NaN. All ranks get the same bits, and the same again when they do it again.
 
     Attributes
     ----------
@@ -516,13 +516,12 @@ class Communicator:
         return np.empty(like.size // self.size, like.dtype)
 
     def _uneven(self, x: Any, counts: Sequence[int] | None, out: Any) -> tuple[Sequence[int], Any]:
-        like = _as_numpy(x)
         if counts is None:
-            counts = self.allgather(np.array([like.size], np.int64)).ravel().tolist()
-        if len(counts) != self.size or any(count < 0 for count in counts) or counts[self.rank] != like.size:
-            message = f"counts must have the number of elements of each of the {self.size} ranks, here {like.size}"
+            counts = self.allgather(np.array([_as_numpy(x).size], np.int64)).ravel().tolist()
+        if len(counts) != self.size or any(count < 0 for count in counts):
+            message = f"counts must have a number of elements for each of the {self.size} ranks, not {counts}"
             raise ArgumentError(message)
-        return counts, np.empty(sum(counts), like.dtype) if out is None else out
+        return counts, np.empty(sum(counts), _as_numpy(x).dtype) if out is None else out
 
 
 class _Part(Communicator):

@@ -1,9 +1,14 @@
-"""What ``gradientflow.bench`` works out, and that it notices wrong results: without MPI, ranks are threads here."""
+"""What ``gradientflow.bench`` works out, and that it notices wrong results.
+
+Without MPI, ranks are threads here; only the last tests start jobs.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,16 +24,29 @@ from gradientflow.bench.collectives import COLLECTIVES, Case, block
 from gradientflow.bench.contestants import Contestant, then_divide
 from gradientflow.bench.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
 from gradientflow.bench.environment import environment_lines, mpi_library
+from gradientflow.bench.hosts import Hosts, bytes_per_second
 from gradientflow.bench.load import Load
-from gradientflow.bench.measure import FreshValues, fitting_iterations, refiller, slowest
-from gradientflow.bench.plan import DTYPES, OPS, Plan, PlanError, format_size, parse_list, parse_sizes
+from gradientflow.bench.measure import FreshValues, fitting_iterations, refiller, slowest, together
+from gradientflow.bench.plan import (
+    ALGORITHMS,
+    DTYPES,
+    OPS,
+    WIRES,
+    Plan,
+    PlanError,
+    format_size,
+    parse_list,
+    parse_sizes,
+)
 from gradientflow.bench.results import Result, Times, summarise, write_json
 from gradientflow.bench.session import Outcome, Session, check_job
-from gradientflow.bench.table import bandwidth, microseconds, print_table, ratio, results_table
+from gradientflow.bench.table import bandwidth, legend, microseconds, print_table, ratio, results_table
+from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
 
 RESULT_FIELDS = [
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
-    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "wrong"),
+    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
+    *("link_share", "wrong"),
 ]
 REDUCE: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
@@ -80,7 +98,7 @@ def test_lists_are_split_without_repeats_and_blanks() -> None:
         ({"sizes": (2,), "dtype": "int32"}, "int32"),
         ({"memories": ("gpu",)}, "'gpu'"),
         ({"memories": ()}, "--memory"),
-        ({"algorithms": ("ring",)}, "'ring'"),
+        ({"algorithms": ("tree",)}, "'tree'"),
         ({"peers": ("nccl",)}, "'nccl'"),
         ({"dtype": "complex64"}, "'complex64'"),
         ({"op": "avg"}, "'avg'"),
@@ -89,6 +107,9 @@ def test_lists_are_split_without_repeats_and_blanks() -> None:
         ({"seconds": 0.0}, "--seconds"),
         ({"seconds": float("nan")}, "--seconds"),
         ({"collective": "gossip"}, "'gossip'"),
+        ({"wires": ("int8",)}, "'int8'"),
+        ({"wires": ("float16",), "dtype": "float64"}, "float16 needs --dtype float32"),
+        ({"wires": ("float16",), "collective": "broadcast"}, "allreduce, not broadcast"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change: dict[str, Any], words: str) -> None:
@@ -100,13 +121,24 @@ def test_what_cannot_be_measured_is_refused(change: dict[str, Any], words: str) 
     ("plan", "ranks", "words"),
     [
         (Plan("allreduce", (4,)), 0, "at least 1"),
-        (Plan("allreduce", (4,), dtype="int8"), 200, "not exact in int8"),
+        (Plan("allreduce", (4,), dtype="int8"), 200, "not exact in int8: choose a wider --dtype"),
+        (Plan("allreduce", (4,), wires=("float32", "bfloat16")), 300, "not exact in bfloat16: choose a wider --wire"),
         (Plan("allgather", (1 << 50,)), 2, "GiB"),
     ],
 )
 def test_jobs_that_could_only_fail_are_refused(plan: Plan, ranks: int, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         check_job(plan, ranks, on_this_machine=True)
+
+
+def test_ours_are_every_memory_algorithm_and_wire() -> None:
+    plan = Plan("allreduce", (4,), memories=("pool",), algorithms=("auto", "ring"), wires=("float32", "bfloat16"))
+    assert plan.variants == [
+        *(("pool", "auto", "float32"), ("pool", "auto", "bfloat16")),
+        *(("pool", "ring", "float32"), ("pool", "ring", "bfloat16")),
+    ]
+    assert Plan("barrier", (0,)).variants == [("array", "auto", "float32")]
+    assert Plan("allreduce", (8,), memories=("array",), dtype="float64").variants == [("array", "auto", "float64")]
 
 
 # ---- collectives and data --------------------------------------------------------------------------------------------
@@ -126,6 +158,9 @@ def make_case(collective: str = "allreduce", size: int = 4 << 10, **change: Any)
         ("reduce-scatter", (0, 0.5, 0.75)),
         ("broadcast", (1, 1, 1)),
         ("reduce", (1, 1, 1)),
+        ("alltoall", (0, 0.5, 0.75)),
+        ("gather", (0, 0.5, 0.75)),
+        ("scatter", (0, 0.5, 0.75)),
     ],
 )
 def test_bus_factors_are_those_of_nccl_tests(name: str, factors: tuple[float, ...]) -> None:
@@ -142,9 +177,21 @@ def test_blocks_tile_the_elements_and_the_first_are_the_longer(count: int, ranks
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_an_allgathers_size_is_that_of_all_blocks_rounded_down() -> None:
-    case = make_case("allgather", 1000)
-    assert (case.input_count, case.result_count, case.bytes) == (83, 249, 996)
+@pytest.mark.parametrize(
+    ("collective", "on_root", "elsewhere"),
+    [
+        ("allgather", (83, 249), (83, 249)),
+        ("alltoall", (249, 249), (249, 249)),
+        ("gather", (83, 249), (83, 0)),
+        ("scatter", (249, 83), (0, 83)),
+    ],
+)
+def test_sizes_of_equal_blocks_are_those_of_all_blocks_rounded_down(
+    collective: str, on_root: tuple[int, int], elsewhere: tuple[int, int]
+) -> None:
+    for rank, counts in ((0, on_root), (1, elsewhere)):
+        case = make_case(collective, 1000, rank=rank)
+        assert (case.bytes, (case.input_count, case.result_count)) == (996, counts)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +206,31 @@ def test_every_order_of_reduction_gives_the_same_bits(op: str, dtype: str, ranks
     assert (total.astype(dtype) == total).all()  # even the largest partial result can be stored
     if op == "mean":
         assert (np.mod(letters, ranks) == 0).all()
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 15])
+def test_every_partial_result_is_exact_on_the_wire(op: str, wire: str, ranks: int) -> None:
+    letters = alphabet(make_case(op=op, ranks=ranks, wires=("float32", wire))).astype(np.float64)
+    largest = np.abs(letters).max()
+    for terms in range(1, ranks + 1):
+        travels = {"sum": largest * terms, "mean": largest * terms / ranks, "prod": largest**terms}.get(op, largest)
+        assert rounded(travels, wire) == travels
+    assert len(letters) > 1
+
+
+def rounded(value: float, wire: str) -> float:
+    """Round to the nearest value of a 16-bit float."""
+    if wire == "float16":
+        return float(np.float16(value))
+    bits = np.array(value, np.float32).view(np.uint32)
+    return float(((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32))
+
+
+def test_a_narrow_wire_makes_the_alphabet_smaller() -> None:
+    sizes = [len(alphabet(make_case(wires=wires))) for wires in ((), ("float32",), ("float16",), WIRES)]
+    assert sizes == [4095, 4095, 2 * (2048 // 3) + 1, 2 * (256 // 3) + 1]
 
 
 def test_a_random_source_gives_the_same_values_for_any_cut() -> None:
@@ -180,13 +252,16 @@ def test_a_tiled_source_repeats_its_block() -> None:
 
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
 def test_every_wrong_element_is_counted(collective: str) -> None:
-    case = make_case(collective, 4 * (CHUNK + 11), rank=0)
+    case = make_case(collective, 4 * 3 * (CHUNK // 2 + 11), rank=0)
     source = RandomSource(alphabet(case), seed=3)
     inputs = np.stack([source.values(rank, 0, case.input_count) for rank in range(case.ranks)])
-    begin, end = block(case.input_count, case.ranks, 0)
+    begin, end = block(case.input_count, case.ranks, 0)  # of rank 0, which is the root
     right = {
         "broadcast": inputs[0],
         "allgather": inputs.reshape(-1),
+        "gather": inputs.reshape(-1),
+        "alltoall": inputs[:, begin:end].reshape(-1),
+        "scatter": inputs[0, begin:end],
         "reduce-scatter": inputs.sum(axis=0)[begin:end],
     }.get(collective, inputs.sum(axis=0))
     wrong = right.copy()
@@ -209,10 +284,12 @@ def test_refilling_writes_the_block_over_the_whole_buffer(length: int) -> None:
         assert not np.array_equal(fresh.block(0), fresh.block(1))
 
 
-def test_only_the_root_of_a_broadcast_writes() -> None:
-    target = np.zeros(4, np.float32)
-    refiller(make_case("broadcast", 16, rank=1), target, 4)(np.ones(4, np.float32))
-    assert not target.any()
+@pytest.mark.parametrize("collective", ["broadcast", "scatter"])
+def test_only_the_root_writes_what_it_sends(collective: str) -> None:
+    for rank in (0, 1):
+        target = np.zeros(4, np.float32)
+        refiller(make_case(collective, 16, rank=rank), target, 4)(np.ones(4, np.float32))
+        assert target.any() == (rank == 0)
 
 
 def test_a_mean_is_made_of_a_sum() -> None:
@@ -224,27 +301,77 @@ def test_a_mean_is_made_of_a_sum() -> None:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-def contestant(backend: str = "gradientflow", call: Callable[[], object] = lambda: None) -> Contestant:
-    return Contestant(backend, "auto", "array", np.empty(4, np.float32), np.empty(4, np.float32), call)
+def contestant(backend: str = "gradientflow", wire: str = "float32") -> Contestant:
+    buffer = np.empty(4, np.float32)
+    return Contestant(backend, "auto", "array", wire, buffer, buffer, lambda: None)
 
 
-def test_an_iteration_counts_with_its_slowest_rank() -> None:
+def make_times(call: int = 1000, refill: int = 1000, processor: int = 1000) -> Times:
+    return Times(*(np.array([time, time]) for time in (call, refill, processor)))
+
+
+def test_an_iteration_counts_with_its_slowest_rank_and_the_processor_time_of_all() -> None:
     samples = [np.array([[1, 5, 3]]), np.array([[2, 4, 9]])]
     assert slowest(samples).tolist() == [[2, 5, 9]]
+    assert together(samples).tolist() == [[3, 9, 12]]
 
 
 def test_a_summary_is_of_the_slowest_ranks_samples() -> None:
-    times = Times(call=np.arange(1, 101) * 1000, refill=np.full(100, 7000))
+    times = Times(call=np.arange(1, 101) * 1000, refill=np.full(100, 7000), processor=np.arange(100) * 1000)
     result = summarise(make_case(size=1 << 20, ranks=4), contestant(), 1, 0, times)
     assert (result.median_us, result.min_us, result.p95_us, result.refill_median_us) == (50.5, 1.0, 95.05, 7.0)
     assert result.algbw_GBps == pytest.approx((1 << 20) / 50.5e3)
     assert result.busbw_GBps == pytest.approx((1 << 20) / 50.5e3 * 1.5)
     assert (result.iterations, result.wire, result.bytes) == (100, "float32", 1 << 20)
+    assert (result.cpu_us, result.link_share) == (49.5, None)
+
+
+def test_contestants_with_other_wires_are_others() -> None:
+    ours, narrow = contestant(), contestant(wire="float16")
+    assert ours.key != narrow.key
+    assert (ours.name, narrow.name) == ("ours (auto, array)", "ours (auto, array, float16 on the wire)")
+    assert summarise(make_case(), narrow, 1, 0, None).key == narrow.key
 
 
 def test_a_wrong_result_has_no_times() -> None:
-    result = summarise(make_case(), contestant(), 1, 5, Times(np.array([1]), np.array([1])))
+    result = summarise(make_case(), contestant(), 1, 5, make_times())
     assert (result.wrong, result.median_us, result.busbw_GBps, result.iterations) == (5, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_a_second"),
+    [("1gbit", 125e6), ("200mbit", 25e6), ("2.5gbit", 312.5e6), ("800bit", 100.0), ("none", None), ("", None)],
+)
+def test_rates_are_read_as_tc_writes_them(rate: str, bytes_a_second: float | None) -> None:
+    assert bytes_per_second(rate) == bytes_a_second
+
+
+@pytest.mark.parametrize(
+    ("collective", "wire", "share"),
+    [
+        ("allreduce", "float32", 1.5),
+        ("allreduce", "float16", 0.75),
+        ("allreduce", "bfloat16", 0.75),
+        ("reduce-scatter", "float32", 0.75),
+        ("allgather", "float32", 0.75),
+        ("broadcast", "float32", 1.0),
+        ("reduce", "float32", 1.0),
+        ("alltoall", "float32", 1.5),  # two ranks on each host
+        ("scatter", "float32", 0.75),
+        ("gather", "float32", 0.25),
+    ],
+)
+def test_links_need_the_time_in_which_the_busiest_host_sends_its_share(
+    collective: str, wire: str, share: float
+) -> None:
+    hosts = Hosts(number=4, ranks_per_host=2, machine="", ranks_on_this_machine=8, rate="8mbit")
+    case = make_case(collective, 1 << 20, ranks=8)
+    seconds = hosts.link_seconds(case, wire)
+    assert seconds == pytest.approx(share * (1 << 20) / 1e6)
+    assert replace(hosts, rate="").link_seconds(case, wire) is None
+    assert replace(hosts, number=1).link_seconds(case, wire) is None
+    result = summarise(case, contestant(), 4, 0, make_times(call=4_000_000_000), seconds)
+    assert result.link_share == pytest.approx(share * 1.048576 / 4, abs=1e-4)
 
 
 def test_iterations_fit_the_time_within_bounds() -> None:
@@ -279,8 +406,8 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
 
 
 def make_results() -> list[Result]:
-    times = Times(np.array([2000, 2000]), np.array([4000, 4000]))
-    slow = Times(np.array([10000, 10000]), np.array([2000, 2000]))
+    times = make_times(call=2000, refill=4000, processor=3_145_728)
+    slow = make_times(call=10000, refill=2000)
     ours = summarise(make_case(size=1 << 20), contestant(), 1, 0, times)
     return [
         ours,
@@ -321,6 +448,48 @@ def test_the_algorithm_is_shown_where_there_was_a_choice() -> None:
     assert "algorithm" in chosen
 
 
+def test_the_wire_is_shown_where_there_was_a_choice() -> None:
+    results = make_results()
+    assert "wire" not in [str(column.header) for column in results_table(results).columns]
+    narrow = replace(results[0], wire="float16")
+    assert "wire" in [str(column.header) for column in results_table([*results, narrow]).columns]
+    line = next(line for line in rendered([*results, narrow], force_terminal=False).splitlines() if "float16" in line)
+    assert line.count("5.00x") == 2
+
+
+def test_nothing_is_cut_where_there_are_many_variants() -> None:
+    results = [
+        replace(result, algorithm="hierarchical_lanes", wire="bfloat16", link_share=0.5)
+        if result.backend == "gradientflow"
+        else result
+        for result in make_results()
+    ]
+    for width in (80, 110):
+        text = rendered(results, force_terminal=True, width=width)
+        assert max(map(len, text.splitlines())) <= 110
+        assert "…" not in text
+        assert all(word in text for word in ("hierarchical_lanes", "bfloat16", "filled", "gloo / ours"))
+
+
+def test_processor_times_are_shown_on_demand() -> None:
+    results = make_results()
+    assert "cpu" not in rendered(results, force_terminal=False)
+    assert "cpu" not in legend(results)
+    file = io.StringIO()
+    print_table(results, Console(file=file, no_color=True), with_cpu=True)
+    ours = next(line for line in file.getvalue().splitlines() if " ours " in line and "array" in line)
+    assert {"3146", "1.00"} <= set(ours.split())  # microseconds; nanoseconds for each of 2^20 bytes on 3 ranks
+    assert "cpu" in legend(results, with_cpu=True)
+
+
+def test_the_share_of_the_link_is_shown_where_it_is_known() -> None:
+    results = make_results()
+    assert "link" not in rendered(results, force_terminal=False)
+    known = [replace(result, link_share=0.876) for result in results]
+    assert "88" in next(line for line in rendered(known, force_terminal=False).splitlines() if "array" in line).split()
+    assert "link" in legend(known)
+
+
 def test_a_busy_machine_is_remarked() -> None:
     assert "1.5 of 2" in Load(others=1.5, stolen=0.0, processors=2).remark(ranks=2)
     assert Load(others=1.5, stolen=0.0, processors=4).remark(ranks=2) == ""
@@ -328,17 +497,31 @@ def test_a_busy_machine_is_remarked() -> None:
     assert Load(others=0.0, stolen=0.6, processors=2).remark(ranks=2)
 
 
+ENVIRONMENT: dict[str, Any] = {
+    **dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x"),
+    **dict.fromkeys(("nodes", "hosts"), 1),
+    **dict.fromkeys(("ranks", "ranks_on_this_node", "ranks_on_this_machine", "ranks_per_host"), 3),
+    "cores": 2,
+    "link_rate": None,
+}
+
+
 def test_more_ranks_than_cores_are_remarked() -> None:
-    names = ("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel")
-    environment: dict[str, Any] = {
-        **dict.fromkeys(names, "x"),
-        "cores": 2,
-        "ranks": 3,
-        "nodes": 1,
-        "ranks_on_this_node": 3,
-    }
-    assert "3 ranks share 2 cores" in environment_lines(environment)[-1]
-    assert not any("share" in line for line in environment_lines({**environment, "ranks_on_this_node": 2}))
+    assert "3 ranks share 2 cores" in environment_lines(ENVIRONMENT)[-1]
+    assert not any("share" in line for line in environment_lines({**ENVIRONMENT, "ranks_on_this_machine": 2}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "3 ranks on 1 node"),
+        ({"nodes": 3}, "3 ranks on 3 nodes: 1 host with 3 ranks"),
+        ({"nodes": 3, "hosts": 3, "ranks_per_host": 1}, "3 ranks on 3 nodes: 3 hosts with 1 rank each"),
+        ({"nodes": 2, "hosts": 2, "link_rate": "1gbit"}, "2 nodes: 2 hosts with 3 ranks each at 1gbit"),
+    ],
+)
+def test_the_environment_names_hosts_and_links(change: dict[str, Any], words: str) -> None:
+    assert environment_lines({**ENVIRONMENT, **change})[0].endswith(words)
 
 
 def test_the_mpi_librarys_name_leaves_out_where_it_was_built() -> None:
@@ -374,12 +557,21 @@ class ThreadRank:
             out[:] = np.concatenate(values)
         return values
 
+    def alltoall(self, x: np.ndarray[Any, Any], algorithm: str, out: np.ndarray[Any, Any]) -> None:
+        own = slice(*block(len(x), self.size, self.rank))
+        out[:] = np.concatenate([values[own] for values in self.allgather(x)])
+
+    # The one name is a method of the communicator and one of mpi4py's.
+    def gather(self, x: Any, root: int, algorithm: str = "", out: Any = None) -> list[Any] | None:
+        values = self.allgather(x, out=out if self.rank == root else None)
+        return values if self.rank == root else None
+
+    def scatter(self, x: np.ndarray[Any, Any], root: int, algorithm: str, out: np.ndarray[Any, Any]) -> None:
+        values = self.allgather(x)[root]
+        out[:] = values[slice(*block(len(values), self.size, self.rank))]
+
     def bcast(self, value: object, root: int) -> object:
         return self.allgather(value)[root]
-
-    def gather(self, value: object, root: int) -> list[Any] | None:
-        values: list[Any] = self.allgather(value)
-        return values if self.rank == root else None
 
     def barrier(self) -> None:
         self._exchange.barrier.wait()
@@ -390,9 +582,11 @@ class ThreadRank:
     def reduced(self, x: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
         return np.asarray(REDUCE[op](np.stack(self.allgather(x)), axis=0)).astype(x.dtype)
 
-    def allreduce(self, x: np.ndarray[Any, Any], op: str, algorithm: str) -> None:
+    def allreduce(self, x: np.ndarray[Any, Any], op: str, algorithm: str, wire: str = "float32") -> None:
         if algorithm == "shared":
             raise ValueError("not in this job")
+        if algorithm == "mpi" and wire != "float32":
+            raise ValueError("no wire")
         x[:] = self.reduced(x, op)
 
     def reduce(self, x: np.ndarray[Any, Any], root: int, op: str, algorithm: str) -> None:
@@ -435,7 +629,7 @@ def test_right_contestants_are_timed(collective: str, ranks: int) -> None:
     outcome = run_session(plan, ranks)
     assert outcome.wrong == 0
     assert [result.iterations for result in outcome.results] == [3] * len(sizes)
-    assert all(result.median_us and result.refill_median_us for result in outcome.results)
+    assert all(result.median_us and result.refill_median_us and result.cpu_us for result in outcome.results)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -452,7 +646,7 @@ def test_a_wrong_contestant_is_reported_and_the_others_are_timed() -> None:
             comm.allreduce(buffer, case.op, "auto")
             buffer[-1] += 1  # one element, on each rank
 
-        return [Contestant("faulty", "auto", "array", buffer, buffer, call)]
+        return [Contestant("faulty", "auto", "array", "float32", buffer, buffer, call)]
 
     plan = Plan("allreduce", (4000,), memories=("array",), peers=(), iterations=2)
     outcome = run_session(plan, 3, off_by_one)
@@ -473,7 +667,7 @@ def test_a_contestant_that_turns_wrong_while_it_is_timed_is_caught() -> None:
             if next(calls) < 12:  # right when it is checked first, and in the warm-up
                 buffer[:] = total
 
-        return [Contestant("faulty", "auto", "array", buffer, buffer, call)]
+        return [Contestant("faulty", "auto", "array", "float32", buffer, buffer, call)]
 
     plan = Plan("allreduce", (4000,), memories=("array",), peers=(), iterations=5)
     outcome = run_session(plan, 2, tiring)
@@ -483,13 +677,93 @@ def test_a_contestant_that_turns_wrong_while_it_is_timed_is_caught() -> None:
 
 
 def test_a_contestant_that_refuses_is_left_out_with_its_reason() -> None:
-    plan = Plan("allreduce", (4000,), memories=("array",), algorithms=("auto", "shared"), peers=(), iterations=1)
+    plan = Plan("allreduce", (4000, 8000), memories=("array",), algorithms=("auto", "shared"), peers=(), iterations=1)
     outcome = run_session(plan, 2)
-    assert [result.algorithm for result in outcome.results] == ["auto"]
-    assert any("not in this job" in remark for remark in outcome.remarks)
+    assert [result.algorithm for result in outcome.results] == ["auto", "auto"]
+    reasons = [remark for remark in outcome.remarks if "not in this job" in remark]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("4000, 8000: ours (shared, array)")
+
+
+def test_every_wire_is_a_contestant() -> None:
+    plan = Plan(
+        "allreduce", (4000,), memories=("array",), algorithms=("auto", "mpi"), wires=WIRES, peers=(), iterations=1
+    )
+    outcome = run_session(plan, 3)
+    assert [(result.algorithm, result.wire, result.dtype, result.wrong) for result in outcome.results] == [
+        *(("auto", wire, "float32", 0) for wire in WIRES),
+        ("mpi", "float32", "float32", 0),
+    ]
+    assert sum("no wire" in remark for remark in outcome.remarks) == 2
+    assert any("nothing is rounded" in remark for remark in outcome.remarks)  # one node
 
 
 def test_a_size_without_one_element_for_each_rank_is_left_out() -> None:
     outcome = run_session(Plan("allgather", (4,), memories=("array",), peers=(), iterations=1), 3)
     assert outcome.results == []
     assert "left out" in outcome.remarks[0]
+
+
+# ---- jobs across nodes -----------------------------------------------------------------------------------------------
+
+
+def run_job(launcher: Launcher, ranks: int, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run ``gradientflow bench`` in a job; its standard error comes with its output."""
+    command = mpirun_command(launcher, ranks, module_command("gradientflow.cli", ["bench", *arguments]))
+    return subprocess.run(
+        command,
+        env={**os.environ, **launch_environment(launcher), "OMP_NUM_THREADS": "1", **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_every_algorithm_and_wire_is_right_across_nodes(launcher: Launcher, tmp_path: Path, op: str) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ("--sizes", "4K,300012", "--wire", ",".join(WIRES), "--algorithm", ",".join(ALGORITHMS), "--op", op)
+    ended = run_job(
+        *(launcher, 3, "allreduce", *arguments, "--cpu", "--iterations", "2", "--json", str(path)),
+        env={"GRADIENTFLOW_NODE_SIZE": "1"},
+    )
+    assert ended.returncode == 0, ended.stdout
+    results = json.loads(path.read_text())["results"]
+    assert {(result["nodes"], result["wrong"]) for result in results} == {(3, 0)}
+    assert all(result["cpu_us"] > 0 for result in results)
+    ours = {(result["algorithm"], result["wire"]) for result in results if result["backend"] == "gradientflow"}
+    served = [name for name in ALGORITHMS if name not in ("shared", "mpi")]
+    assert ours == {("mpi", "float32"), *((name, wire) for name in served for wire in WIRES)}
+    assert "algorithm 'shared' works inside one node" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize("collective", ["alltoall", "gather", "scatter"])
+def test_the_collectives_of_blocks_are_right_across_nodes(launcher: Launcher, tmp_path: Path, collective: str) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ("--sizes", "12,300000", "--compare", "mpi", "--iterations", "2", "--json", str(path))
+    ended = run_job(launcher, 3, collective, *arguments, env={"GRADIENTFLOW_NODE_SIZE": "2", "NETLAB_RATE": "1gbit"})
+    assert ended.returncode == 0, ended.stdout
+    written = json.loads(path.read_text())
+    assert len(written["results"]) == 6
+    assert {(result["nodes"], result["wrong"], result["link_share"]) for result in written["results"]} == {(2, 0, None)}
+    environment = written["environment"]
+    assert (environment["hosts"], environment["ranks_per_host"], environment["link_rate"]) == (1, 3, "1gbit")
+
+
+def test_peers_and_links_across_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "figures.json"
+    arguments = ("bench", "allreduce", "--sizes", "64K", "--wire", "float32,float16", "--memory", "pool")
+    options = ("--compare", "mpi,gloo", "--iterations", "3", "--json", str(path))
+    command = module_command("gradientflow.cli", [*arguments, *options])
+    ended = start_netlab("--hosts", "2", "--rate", "1gbit", "--", *command, env={"NETLAB_RATE": "1gbit"}).finish()
+    assert ended.returncode == 0, ended.output
+    assert "2 ranks on 2 nodes: 2 hosts with 1 rank each at 1gbit" in ended.stdout
+    results = json.loads(path.read_text())["results"]
+    assert [(result["backend"], result["wire"], result["wrong"]) for result in results] == [
+        *(("gradientflow", "float32", 0), ("gradientflow", "float16", 0), ("mpi", "float32", 0), ("gloo", "float32", 0))
+    ]
+    assert all(result["link_share"] > 0 for result in results)

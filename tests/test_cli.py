@@ -36,7 +36,8 @@ from gradientflow.launch import (
 
 RESULT_FIELDS = {
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
-    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "wrong"),
+    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
+    *("link_share", "wrong"),
 }
 TAG = "CLI_TEST_TAG"  # a variable of the environment that every process of a test inherits
 BRIEF = ("--iterations", "2")
@@ -247,7 +248,7 @@ def test_ranks_do_not_outlive_a_killed_launcher() -> None:
         ("bench allreduce -n 2 --op mean --dtype int32", "floating"),
         ("bench allreduce -n 2 --dtype float8", "'float8'"),
         ("bench allreduce -n 2 --memory gpu", "'gpu'"),
-        ("bench allreduce -n 2 --algorithm ring", "'ring'"),
+        ("bench allreduce -n 2 --algorithm tree", "'tree'"),
         ("bench allreduce -n 2 --json /no/such/folder/x.json", "cannot be written"),
         ("bench allreduce -n 2 --plot x.xls", ".png"),
         ("bench barrier -n 2 --sizes 4", "--sizes"),

@@ -23,6 +23,7 @@ from gradientflow.bench.plan import (
     MEMORIES,
     OPS,
     PEERS,
+    WIRES,
     Plan,
     PlanError,
     parse_list,
@@ -52,6 +53,11 @@ _SIZED_OPTIONS = (
     click.Option(["--plot", "plot_path"], metavar="FILE.png", help="draw bandwidth against size (needs matplotlib)"),
 )
 _REDUCING_OPTIONS = (click.Option(["--op"], default="sum", show_default=True, metavar="NAME", help=", ".join(OPS)),)
+_WIRE_OPTION = click.Option(
+    ["--wire"],
+    metavar="LIST",
+    help=f"what values are rounded to between nodes, of {', '.join(WIRES)}  [default: the dtype]",
+)
 _OPTIONS = (
     click.Option(["-n", "--ranks"], type=int, metavar="N", help="ranks to start; not needed under mpirun"),
     click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="where to start them (default: this machine)"),
@@ -60,6 +66,7 @@ _OPTIONS = (
     ),
     click.Option(["--iterations"], type=int, metavar="N", help="timed calls of each contestant (default: what fits)"),
     click.Option(["--seconds"], type=float, default=1.0, show_default=True, help="to spend on each size, roughly"),
+    click.Option(["--cpu", "with_cpu"], is_flag=True, help="show processor times in the table"),
     click.Option(["--json", "json_path"], metavar="FILE", help="write figures and environment here"),
     click.Option(["--columns"], default="0,0", hidden=True, help="widths of the terminals behind stdout and stderr"),
 )
@@ -79,7 +86,8 @@ class _CollectiveCommand(click.Command):
     def __init__(self, name: str) -> None:
         sized = () if name == "barrier" else _SIZED_OPTIONS
         reducing = _REDUCING_OPTIONS if COLLECTIVES[name].reduces else ()
-        super().__init__(name, params=[*sized, *reducing, *_OPTIONS], help=f"Measure {name}.")
+        wire = (_WIRE_OPTION,) if name == "allreduce" else ()
+        super().__init__(name, params=[*sized, *reducing, *wire, *_OPTIONS], help=f"Measure {name}.")
 
     def invoke(self, ctx: click.Context) -> int:
         """Measure; the result is the exit status."""
@@ -99,7 +107,7 @@ def _measure(plan: Plan, options: Mapping[str, Any]) -> int:
         if ranks not in (None, inside):
             raise PlanError(f"-n {ranks} was given, but this MPI job has {inside} ranks: leave -n out under mpirun")
         out, err = (int(width) for width in options["columns"].split(","))
-        return run_rank(plan, Output(_as_typed(sys.argv[1:]), json_path, plot_path, out, err))
+        return run_rank(plan, Output(_as_typed(sys.argv[1:]), json_path, plot_path, out, err, options["with_cpu"]))
     if ranks is None:
         raise PlanError("say how many ranks to start, for example -n 2")
     check_job(plan, ranks, on_this_machine=hosts is None)
@@ -119,6 +127,7 @@ def _plan(name: str, options: Mapping[str, Any]) -> Plan:
         peers=parse_list(options["compare"]),
         dtype=options.get("dtype", "float32"),
         op=options.get("op", "sum"),
+        wires=parse_list(options.get("wire") or ""),
         iterations=options["iterations"],
         seconds=options["seconds"],
     )

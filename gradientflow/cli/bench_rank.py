@@ -41,6 +41,8 @@ class Output:
         Files to write.
     out_columns, err_columns : int
         Widths of the terminals that mpirun forwards standard output and error to; 0 where there is none.
+    with_cpu : bool
+        Whether the table shows processor times.
     """
 
     arguments: list[str]
@@ -48,6 +50,7 @@ class Output:
     plot_path: str | None
     out_columns: int
     err_columns: int
+    with_cpu: bool
 
 
 def run_rank(plan: Plan, output: Output) -> int:
@@ -70,7 +73,7 @@ def run_rank(plan: Plan, output: Output) -> int:
         with gf.init() as comm:
             outcome = _measure(comm, plan, output)
             if comm.rank == 0:
-                _report(outcome, describe_environment(comm, output.arguments, outcome.load), output)
+                _report(outcome, describe_environment(comm, output.arguments, outcome.hosts, outcome.load), output)
             return 1 if outcome.wrong else 0
     except Exception as error:
         from mpi4py import MPI
@@ -103,8 +106,8 @@ def _report(outcome: Outcome, environment: dict[str, Any], output: Output) -> No
     console = _console(sys.stdout, output.out_columns)
     for line in environment_lines(environment):
         console.print(line, highlight=False, soft_wrap=True)
-    print_table(outcome.results, console)
-    console.print(legend(outcome.results), highlight=False, markup=False)
+    print_table(outcome.results, console, with_cpu=output.with_cpu)
+    console.print(legend(outcome.results, with_cpu=output.with_cpu), highlight=False, markup=False)
     for sentence in outcome.remarks:
         console.print(sentence, style="yellow", highlight=False, markup=False)
     if output.json_path is not None:

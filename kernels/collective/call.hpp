@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <vector>
 
@@ -93,6 +94,17 @@ struct Call {
 // Where rank `rank`'s part of the result of an allgatherv begins, in elements.
 [[nodiscard]] inline std::size_t displacement(const Call& call, std::size_t rank) {
   return std::accumulate(call.counts.begin(), call.counts.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
+}
+
+// A number by which ranks find out that their counts differ (FNV-1a).
+[[nodiscard]] inline std::uint32_t hash_of(const std::vector<std::size_t>& counts) {
+  std::uint32_t hash = 2166136261U;
+  for (const std::size_t count : counts) {
+    for (std::size_t rest = count, digit = 0; digit < sizeof count; ++digit, rest >>= 8U) {
+      hash = (hash ^ static_cast<std::uint32_t>(rest & 0xffU)) * 16777619U;
+    }
+  }
+  return hash;
 }
 
 // How a result over `ranks` ranks is computed.

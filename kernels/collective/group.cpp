@@ -193,21 +193,18 @@ void Group::fail(const Error& reason) noexcept {
   messages_->tell_failed(reason);
 }
 
-// The values that this node puts into a call that the agreement serves, where the others of the node see them later.
+Parts Group::parts_of(const Signature& signature) const { return {signature.dtype, signature.op, mpi_.size()}; }
+
+// The part that this node puts into a call that the agreement serves, where the others of the node see it later.
 std::span<std::byte> Group::payload_of(const Call& call) {
-  if (node_->size() == 1) {
-    std::byte* const values = scratch_.at(0, call.bytes());
-    compute::copy(values, call.input, call.bytes(), compute::Store::cached);
-    return {values, call.bytes()};
-  }
-  std::byte* const values = node_->staging(0, 0);
-  const ReduceOp op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
+  const bool alone = node_->size() == 1;
+  std::byte* const values = alone ? scratch_.at(0, call.bytes()) : node_->staging(0, 0);
   std::vector<const void*> sources;
   for (int local = 0; local < node_->size(); ++local) {
-    sources.push_back(node_->payload(local));
+    sources.push_back(alone ? call.input : node_->payload(local));
   }
   void* const target = values;
-  compute::reduce({&target, 1}, sources, call.signature.count, {call.signature.dtype, op});
+  compute::reduce({&target, 1}, sources, call.signature.count, parts_of(call.signature).begin());
   return {values, call.bytes()};
 }
 
@@ -232,15 +229,13 @@ bool Group::announce(const Call& call, bool with_payload) {
   if (node_->rank() == 0) {
     const std::span<std::byte> payload = same && payload_bytes > 0 ? payload_of(call) : std::span<std::byte>();
     const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
-    const ReduceOp op = signature.op == ReduceOp::mean ? ReduceOp::sum : signature.op;
-    const Word word = agreement_->agree({signature, same, mapped}, payload, {signature.dtype, op});
+    const Word word = agreement_->agree({signature, same, mapped}, payload, parts_of(signature).join());
     verdict = !word.same ? different : word.mapped ? alike_and_mapped : alike;
     if (word.same && !payload.empty()) {
       std::byte* const result = node_->size() == 1 ? call.output : payload.data();
       void* const target = result;
       const void* const source = payload.data();
-      compute::reduce({&target, 1}, {&source, 1}, signature.count,
-                      reduction(signature, mpi_.size(), compute::Store::cached));
+      compute::reduce({&target, 1}, {&source, 1}, signature.count, parts_of(signature).finish());
     }
   }
   if (node_->size() > 1) {
@@ -278,9 +273,8 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
   const bool reduces = call.signature.kind == CallKind::allreduce;
-  Operands operands(
-      {call.input}, {call.output}, reduces ? call.signature.count : 0,
-      {call.signature.dtype, call.signature.op, mpi_.size(), call.signature.wire.value_or(call.signature.dtype)});
+  Operands operands({call.input}, {call.output}, reduces ? call.signature.count : 0,
+                    {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
     case CallKind::allreduce:

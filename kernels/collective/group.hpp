@@ -73,6 +73,7 @@ class Group {
   // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share. `with_payload`: the agreement serves it.
   bool announce(const Call& call, bool with_payload);
+  [[nodiscard]] Parts parts_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
   [[noreturn]] void raise_mismatch(const transport::Signature& signature);
   std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);

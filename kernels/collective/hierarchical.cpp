@@ -27,13 +27,13 @@ class Driver {
       : levels_(levels),
         lanes_(number_of_lanes(levels.topology, levels.lanes)),
         index_(static_cast<std::size_t>(levels.node.rank())),
-        how_{signature.dtype, signature.op, levels.messages.size(), signature.wire.value_or(signature.dtype)} {}
+        how_{{signature.dtype, signature.op, levels.messages.size()}, signature.wire.value_or(signature.dtype)} {}
 
   [[nodiscard]] std::size_t lanes() const { return lanes_; }
 
   // The slice of `count` elements that lane `lane` carries.
   [[nodiscard]] Range slice_of(std::size_t count, std::size_t lane) const {
-    return slice(count, lanes_, lane, 64 / size_of(how_.dtype));
+    return slice(count, lanes_, lane, 64 / size_of(how_.parts.dtype));
   }
 
   // This rank's lane, if it has one, over tensors of `count` elements. The results go to `outputs`, this rank's first.
@@ -43,7 +43,7 @@ class Driver {
     if (mine.size() == 0) {
       return;
     }
-    const std::size_t offset = mine.begin * size_of(how_.dtype);
+    const std::size_t offset = mine.begin * size_of(how_.parts.dtype);
     std::for_each(inputs.begin(), inputs.end(), [&](auto& address) { address += offset; });
     std::for_each(outputs.begin(), outputs.end(), [&](auto& address) { address += offset; });
     Operands operands(std::move(inputs), std::move(outputs), mine.size(), how_);

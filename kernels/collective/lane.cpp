@@ -25,57 +25,57 @@ Operands::Operands(std::vector<const std::byte*> inputs, std::vector<std::byte*>
       outputs_(std::move(outputs)),
       count_(count),
       how_(how),
-      element_(size_of(how.dtype)),
+      element_(size_of(how.parts.dtype)),
       sources_(std::max<std::size_t>(inputs_.size() + 1, 2)),
       targets_(outputs_.size()) {}
 
-compute::Reduction Operands::partly() const {
-  return {how_.dtype, how_.op == ReduceOp::mean ? ReduceOp::sum : how_.op};
-}
-
-compute::Reduction Operands::finally() const {
-  return {how_.dtype, how_.op, how_.op == ReduceOp::mean ? how_.ranks : 1};
-}
-
-void Operands::reduce_sources(const Range& range, std::size_t sources, bool final) {
+void Operands::reduce_sources(const Range& range, std::size_t sources, const compute::Reduction& how, bool everywhere) {
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     targets_[i] = outputs_[i] + range.begin * element_;
   }
-  compute::reduce({targets_.data(), final ? targets_.size() : 1}, {sources_.data(), sources}, range.size(),
-                  final ? finally() : partly());
+  compute::reduce({targets_.data(), everywhere ? targets_.size() : 1}, {sources_.data(), sources}, range.size(), how);
+}
+
+void Operands::list_inputs(const Range& range, std::size_t place) {
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    sources_[place + i] = inputs_[i] + range.begin * element_;
+  }
 }
 
 void Operands::conclude_alone() {
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    sources_[i] = inputs_[i];
-  }
-  reduce_sources({0, count_}, inputs_.size(), true);
+  list_inputs({0, count_}, 0);
+  const Parts parts = how_.parts;
+  reduce_sources({0, count_}, inputs_.size(), parts.divides_first() ? parts.begin() : parts.finish(), true);
 }
 
 void Operands::merge(const Range& range, const std::byte* first, const std::byte* second, bool final) {
   sources_[0] = first;
   sources_[1] = second;
-  reduce_sources(range, 2, final);
+  reduce_sources(range, 2, final ? how_.parts.finish() : how_.parts.join(), final);
 }
 
 void Operands::add_inputs(const Range& range, const std::byte* received, bool final) {
-  sources_[0] = received;
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    sources_[i + 1] = inputs_[i] + range.begin * element_;
+  std::size_t sources = inputs_.size() + 1;
+  if (how_.parts.divides_first()) {
+    sources_[1] = bring(range);
+    sources = 2;
+  } else {
+    list_inputs(range, 1);
   }
-  reduce_sources(range, inputs_.size() + 1, final);
+  sources_[0] = received;
+  reduce_sources(range, sources, final ? how_.parts.finish() : how_.parts.join(), final);
 }
 
+bool Operands::brings_input() const { return inputs_.size() == 1 && !how_.parts.divides_first(); }
+
 const std::byte* Operands::own(const Range& range) const {
-  return inputs_.size() == 1 ? inputs_.front() + range.begin * element_ : partial(range);
+  return brings_input() ? inputs_.front() + range.begin * element_ : partial(range);
 }
 
 const std::byte* Operands::bring(const Range& range) {
-  if (inputs_.size() > 1) {
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      sources_[i] = inputs_[i] + range.begin * element_;
-    }
-    reduce_sources(range, inputs_.size(), false);
+  if (!brings_input()) {
+    list_inputs(range, 0);
+    reduce_sources(range, inputs_.size(), how_.parts.begin(), false);
   }
   return own(range);
 }
@@ -105,7 +105,7 @@ void Operands::conclude_all(const Range& range, std::span<const std::byte* const
   }
   sources_.resize(std::max(sources_.size(), operands.size()));
   std::copy(operands.begin(), operands.end(), sources_.begin());
-  reduce_sources(range, operands.size(), !cast());
+  reduce_sources(range, operands.size(), cast() ? how_.parts.join() : how_.parts.finish(), !cast());
   if (cast()) {
     encode(wire, partial(range), range.size(), false);
     deliver(range, wire);
@@ -124,13 +124,15 @@ void Operands::deliver(const Range& range, const std::byte* received) {
 }
 
 void Operands::encode(std::byte* wire, const std::byte* values, std::size_t count, bool final) const {
-  const bool predivide = how_.op == ReduceOp::mean && !final;
-  compute::cast(wire, how_.wire, values, how_.dtype, count, predivide ? 1.0F / static_cast<float>(how_.ranks) : 1.0F);
+  const bool predivide = how_.parts.op == ReduceOp::mean && !final;
+  compute::cast(wire, how_.wire, values, how_.parts.dtype, count,
+                predivide ? 1.0F / static_cast<float>(how_.parts.ranks) : 1.0F);
 }
 
 void Operands::decode(std::byte* values, const std::byte* wire, std::size_t count, bool final) const {
-  const bool predivided = how_.op == ReduceOp::mean && !final;
-  compute::cast(values, how_.dtype, wire, how_.wire, count, predivided ? static_cast<float>(how_.ranks) : 1.0F);
+  const bool predivided = how_.parts.op == ReduceOp::mean && !final;
+  compute::cast(values, how_.parts.dtype, wire, how_.wire, count,
+                predivided ? static_cast<float>(how_.parts.ranks) : 1.0F);
 }
 
 }  // namespace gradientflow::collective

@@ -12,6 +12,7 @@
 #include "../compute/kernels.hpp"
 #include "../transport/messages.hpp"
 #include "partition.hpp"
+#include "parts.hpp"
 
 namespace gradientflow::collective {
 
@@ -47,9 +48,7 @@ class Scratch {
 class Operands {
  public:
   struct How {
-    DType dtype;
-    ReduceOp op;
-    int ranks;   // of the communicator: what a mean is divided by
+    Parts parts;
     DType wire;  // what the values are rounded to on their way; the dtype itself: not at all
   };
 
@@ -58,11 +57,11 @@ class Operands {
 
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] std::size_t element() const { return element_; }
-  [[nodiscard]] bool cast() const { return how_.wire != how_.dtype; }
+  [[nodiscard]] bool cast() const { return how_.wire != how_.parts.dtype; }
   [[nodiscard]] std::size_t wire_element() const { return size_of(how_.wire); }
 
-  // Computes the values that this member brings for elements `range`: its only input, or the sum over the inputs, kept
-  // in its output. own() is where they lie, until a function below overwrites them.
+  // Computes the values that this member brings for elements `range`: its only input, or what becomes of the inputs,
+  // kept in its output. own() is where they lie, until a function below overwrites them.
   const std::byte* bring(const Range& range);
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
@@ -97,12 +96,11 @@ class Operands {
   [[nodiscard]] std::size_t nonfinite() const { return nonfinite_; }
 
  private:
-  [[nodiscard]] compute::Reduction partly() const;
-  [[nodiscard]] compute::Reduction finally() const;
-
   // The first `sources` of sources_, reduced into all outputs, or into this rank's.
-  void reduce_sources(const Range& range, std::size_t sources, bool final);
+  void reduce_sources(const Range& range, std::size_t sources, const compute::Reduction& how, bool everywhere);
+  void list_inputs(const Range& range, std::size_t place);  // in sources_, from `place` on
   void add_inputs(const Range& range, const std::byte* received, bool final);
+  [[nodiscard]] bool brings_input() const;  // as it is
 
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;

@@ -110,22 +110,31 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
   const std::size_t waiting = stream.segments() + window;  // sums that wait for their turn to be sent
   const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
   const auto sum_slot = [&](std::size_t t) { return scratch.at(window + t % waiting, lane.segments.bytes); };
-  const compute::Reduction partly = {call.signature.dtype,
-                                     call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op};
-  const compute::Reduction finally = reduction(call.signature, static_cast<int>(n), compute::Store::cached);
+  const Parts parts{call.signature.dtype, call.signature.op, static_cast<int>(n)};
+  // This rank's values as a part, in `buffer` unless they are one as they are.
+  const auto own = [&](const Range& range, std::byte* buffer) {
+    const std::byte* const values = call.input + range.begin * element;
+    if (!parts.divides_first()) {
+      return values;
+    }
+    void* const target = buffer;
+    const void* const source = values;
+    compute::reduce({&target, 1}, {&source, 1}, range.size(), parts.begin());
+    return static_cast<const std::byte*>(buffer);
+  };
 
   const auto post = [&](std::size_t t) { return receive_into(lane, slot(t), stream.received(t).size() * element); };
   const auto take = [&](std::size_t t) {
     const Range range = stream.received(t);
     const bool complete = stream.step(t) == last_sum;
-    const std::array<const void*, 2> sources = {slot(t), call.input + range.begin * element};
-    void* const target = complete ? output + (range.begin - mine.begin) * element : sum_slot(t + stream.segments());
-    compute::reduce({&target, 1}, sources, range.size(), complete ? finally : partly);
+    std::byte* const sum = sum_slot(t + stream.segments());
+    const std::array<const void*, 2> sources = {slot(t), own(range, sum)};
+    void* const target = complete ? output + (range.begin - mine.begin) * element : sum;
+    compute::reduce({&target, 1}, sources, range.size(), complete ? parts.finish() : parts.join());
   };
   const auto send = [&](std::size_t t) {
     const Range range = stream.sent(t);
-    return send_from(lane, stream.step(t) == 0 ? call.input + range.begin * element : sum_slot(t),
-                     range.size() * element);
+    return send_from(lane, stream.step(t) == 0 ? own(range, sum_slot(t)) : sum_slot(t), range.size() * element);
   };
   run_stream(lane.messages, (n - 1) * stream.segments(), window, post, take, send);
 }

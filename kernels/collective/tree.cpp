@@ -126,10 +126,7 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
       incoming[child].push_back(post(child, t));
     }
   }
-  compute::Reduction how = reduction(call.signature, lane.messages.size(), compute::Store::cached);
-  if (relatives.parent && how.op == ReduceOp::mean) {
-    how = {how.dtype, ReduceOp::sum};
-  }
+  const Parts parts{call.signature.dtype, call.signature.op, lane.messages.size()};
   std::vector<const void*> sources(children + 1);
   for (std::size_t t = 0; t < segments; ++t) {
     const Range range = range_of(t);
@@ -139,12 +136,16 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
       sources[child + 1] = slot(child, t);
     }
     lane.messages.wait(outgoing[t % window]);
-    const bool leaf = relatives.parent && children == 0;
     std::byte* const sum =
         relatives.parent ? scratch.at(t % window, lane.segments.bytes) : call.output + range.begin * element;
-    if (!leaf) {
-      void* const target = sum;
-      compute::reduce({&target, 1}, sources, range.size(), how);
+    void* const target = sum;
+    if (parts.divides_first()) {
+      compute::reduce({&target, 1}, {sources.data(), 1}, range.size(), parts.begin());
+      sources[0] = sum;
+    }
+    const bool as_it_is = relatives.parent && children == 0 && !parts.divides_first();
+    if (!as_it_is) {
+      compute::reduce({&target, 1}, sources, range.size(), relatives.parent ? parts.join() : parts.finish());
     }
     for (std::size_t child = 0; child < children; ++child) {
       incoming[child][t % window] = post(child, t + window);
@@ -152,7 +153,7 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
     if (relatives.parent) {
       outgoing[t % window] = lane.messages.send(
           *relatives.parent, Purpose::data,
-          leaf ? call.input + range.begin * element : static_cast<const std::byte*>(sum), range.size() * element);
+          as_it_is ? call.input + range.begin * element : static_cast<const std::byte*>(sum), range.size() * element);
     }
   }
   for (Message& message : outgoing) {

@@ -12,6 +12,7 @@
 #include "../transport/topology.hpp"
 #include "call.hpp"
 #include "lane.hpp"
+#include "parts.hpp"
 
 namespace gradientflow::collective {
 

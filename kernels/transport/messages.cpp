@@ -61,6 +61,7 @@ Messages::~Messages() {
 void Messages::begin(const Signature& signature, const std::vector<int>& participants) {
   ++call_;
   signature_ = signature;
+  slow_ = false;
   participants_ = &participants;
 }
 
@@ -106,7 +107,7 @@ std::size_t Messages::wait(Message& message) {
     return 0;
   }
   MPI_Status status;
-  Patience patience(timeout_);
+  Patience patience(timeout_, slow_);
   while (!done(message, status)) {
     if (patience.pause()) {
       look_out(message, describe(signature_), true);
@@ -115,6 +116,7 @@ std::size_t Messages::wait(Message& message) {
       }
     }
   }
+  slow_ = patience.slept();
   node_->pulse();
   int bytes = 0;
   if (message.kind_ == Message::Kind::receive) {

@@ -142,6 +142,7 @@ class Messages {
   const Topology* topology_;
   double timeout_;
   std::uint32_t call_ = 0;
+  bool slow_ = false;  // the last wait was long
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;
   std::vector<Word> words_;  // by rank

@@ -128,6 +128,7 @@ Node::Node(MemoryMap control, const Topology& topology, const Config& config, st
       rank_(topology.local_rank()),
       size_(static_cast<int>(topology.local().size())),
       world_ranks_(topology.local()),
+      waits_outside_(topology.nodes() > 1),
       timeout_(config.timeout),
       spin_(topology.local().size() <= cores ? config.spin : 0),
       yields_(config.yields) {
@@ -319,11 +320,11 @@ void Node::check_nobody_failed() const {
   }
 }
 
-// With several nodes the others wait on behalf of a rank that knows better what went wrong.
+// With several nodes a rank may have waited for ranks of other nodes, for all of this one.
 Error Node::failure_of(int local) const {
   const Flags& theirs = flags(local);
   const Error lost = loss_of(local, "has given up after an error");
-  return {theirs.reason_kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
+  return {waits_outside_ && theirs.reason_kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
           std::string(lost.what()) + ": " + theirs.reason.data()};
 }
 

@@ -228,6 +228,7 @@ class Node {
   int size_;
   std::vector<int> world_ranks_;
   std::vector<Process> processes_;
+  bool waits_outside_;  // some rank, for other nodes
   double timeout_;
   std::int64_t spin_;
   std::int64_t yields_;

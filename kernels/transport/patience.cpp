@@ -14,7 +14,7 @@ constexpr std::chrono::microseconds longest_nap{100};
 
 }  // namespace
 
-Patience::Patience(double seconds) : seconds_(std::min(seconds, 1e9)) {}
+Patience::Patience(double seconds, bool slow) : seconds_(std::min(seconds, 1e9)), slow_(slow) {}
 
 bool Patience::pause() {
   if (polls_ < spins) {
@@ -24,7 +24,7 @@ bool Patience::pause() {
   if (start_ == Clock::time_point{}) {
     start_ = Clock::now();
   }
-  if (Clock::now() - start_ < yielding) {
+  if (!slow_ && Clock::now() - start_ < yielding) {
     sched_yield();
     return false;
   }

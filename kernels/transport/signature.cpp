@@ -49,9 +49,6 @@ std::string describe(const Signature& signature) {
   if (signature.kind == CallKind::allocate) {
     return text + " of " + std::to_string(signature.count) + " bytes";
   }
-  if (signature.kind == CallKind::allgatherv) {  // every rank has a count of its own
-    return text + " of " + std::string(name_of(signature.dtype));
-  }
   text += " of " + std::to_string(signature.count) + " " + std::string(name_of(signature.dtype));
   if (has_op(signature.kind)) {
     text += ", op " + std::string(name_of(signature.op));
@@ -61,6 +58,9 @@ std::string describe(const Signature& signature) {
   }
   if (signature.algorithm != Algorithm::automatic) {
     text += ", algorithm " + std::string(name_of(signature.algorithm));
+  }
+  if (signature.kind == CallKind::allgatherv) {
+    text += ", counts of hash " + std::to_string(signature.detail);
   }
   if (signature.wire) {
     text += ", wire " + std::string(name_of(*signature.wire));
