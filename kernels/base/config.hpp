@@ -25,8 +25,8 @@ struct Config {
   std::size_t segment_bytes = 63 * kib;     // a message between nodes carries so much of a tensor at most
   int window = 16;                          // messages that a rank has under way at once
   std::size_t stretch_bytes = 4 * mib;      // ordinary arrays pass through node memory so much at a time, between nodes
-  std::size_t doubling_bytes = 32 * kib;    // between more than two nodes: recursive doubling below,
-  std::size_t ring_bytes = 256 * kib;       // a ring from here on, pairwise between
+  std::size_t doubling_bytes = 24 * kib;    // between more than two nodes: recursive doubling below,
+  std::size_t ring_bytes = 192 * kib;       // a ring from here on, pairwise between
   bool debug = false;                       // say on standard error which way each call goes
   int spin = 50;                            // polls of a flag before the core is yielded to others
   int yields = 100;                         // yields before the rank sleeps

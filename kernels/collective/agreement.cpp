@@ -7,65 +7,96 @@
 
 namespace gradientflow::collective {
 
+using transport::Message;
+using transport::Purpose;
+
 static_assert(std::is_trivially_copyable_v<Word>);
 
 Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest)
-    : messages_(messages),
-      leaders_(std::move(leaders)),
-      index_(index),
-      rounds_(doubling_rounds(leaders_.size(), index)),
-      outgoing_(sizeof(Word) + largest),
-      incoming_(sizeof(Word) + largest) {
-  for (const Round& round : rounds_) {
-    messages_.acquaint(leaders_[round.peer]);
+    : messages_(messages), leaders_(std::move(leaders)), index_(index) {
+  const bool direct = is_direct(static_cast<int>(leaders_.size()));
+  const std::vector<std::byte> buffer(sizeof(Word) + largest);
+  outgoing_.assign(direct ? leaders_.size() : 1, buffer);
+  incoming_.assign(direct ? leaders_.size() : 1, buffer);
+  if (direct) {
+    for (const int leader : leaders_) {
+      messages_.acquaint(leader);
+    }
+  } else {
+    rounds_ = doubling_rounds(leaders_.size(), index);
+    for (const Round& round : rounds_) {
+      messages_.acquaint(leaders_[round.peer]);
+    }
   }
 }
 
-Word Agreement::agree(Word word, std::span<std::byte> payload, const compute::Reduction& how) {
-  using transport::Message;
-  using transport::Purpose;
-  for (std::size_t i = 0; i < rounds_.size(); ++i) {
-    const Round& round = rounds_[i];
-    const int peer = leaders_[round.peer];
-    Message incoming =
-        round.receives ? messages_.receive(peer, Purpose::agreement, incoming_.data(), incoming_.size()) : Message();
-    Message outgoing;
-    if (round.sends) {
-      std::memcpy(outgoing_.data(), &word, sizeof word);
-      if (!payload.empty()) {
-        std::memcpy(outgoing_.data() + sizeof word, payload.data(), payload.size());
-      }
-      outgoing = messages_.send(peer, Purpose::agreement, outgoing_.data(), sizeof word + payload.size());
-    }
-    const std::size_t bytes = messages_.wait(incoming);
-    messages_.wait(outgoing);
-    if (round.receives) {
-      take_in(word, payload, how, bytes, index_ < round.peer, i > 0 && !round.sends);
-    }
+Message Agreement::send(std::size_t leader, const Word& word, std::span<const std::byte> data) {
+  std::vector<std::byte>& buffer = outgoing_[leader % outgoing_.size()];
+  std::memcpy(buffer.data(), &word, sizeof word);
+  if (!data.empty()) {
+    std::memcpy(buffer.data() + sizeof word, data.data(), data.size());
+  }
+  return messages_.send(leaders_[leader], Purpose::agreement, buffer.data(), sizeof word + data.size());
+}
+
+Message Agreement::receive(std::size_t leader) {
+  std::vector<std::byte>& buffer = incoming_[leader % incoming_.size()];
+  return messages_.receive(leaders_[leader], Purpose::agreement, buffer.data(), buffer.size());
+}
+
+bool Agreement::hear(Word& word, std::size_t leader, std::size_t bytes, std::size_t expected) const {
+  Word theirs;
+  std::memcpy(&theirs, incoming_[leader % incoming_.size()].data(), sizeof theirs);
+  word.same = word.same && theirs.same && theirs.signature == word.signature && bytes == sizeof word + expected;
+  word.mapped = word.mapped && theirs.mapped;
+  return word.same;
+}
+
+Word Agreement::agree_directly(Word word, std::span<const std::span<const std::byte>> parts) {
+  const std::size_t n = leaders_.size();
+  const auto part = [&](std::size_t leader) { return parts.empty() ? std::span<const std::byte>() : parts[leader]; };
+  std::array<Message, 8> incoming;
+  std::array<Message, 8> outgoing;
+  for (std::size_t k = 1; k < n; ++k) {
+    incoming.at(k) = receive((index_ + n - k) % n);
+  }
+  for (std::size_t k = 1; k < n; ++k) {
+    outgoing.at(k) = send((index_ + k) % n, word, part((index_ + k) % n));
+  }
+  const std::size_t expected = part(index_).size();
+  for (std::size_t k = 1; k < n; ++k) {
+    const std::size_t bytes = messages_.wait(incoming.at(k));
+    hear(word, (index_ + n - k) % n, bytes, expected);
+  }
+  for (std::size_t k = 1; k < n; ++k) {
+    messages_.wait(outgoing.at(k));
   }
   return word;
 }
 
-void Agreement::take_in(Word& word, std::span<std::byte> payload, const compute::Reduction& how, std::size_t bytes,
-                        bool mine_first, bool finished) const {
-  Word theirs;
-  std::memcpy(&theirs, incoming_.data(), sizeof theirs);
-  word.same = word.same && theirs.same && theirs.signature == word.signature && bytes == sizeof word + payload.size();
-  word.mapped = word.mapped && theirs.mapped;
-  if (!word.same || payload.empty()) {
-    return;
+Word Agreement::agree_by_doubling(Word word, std::span<std::byte> payload, const compute::Reduction& how) {
+  for (std::size_t i = 0; i < rounds_.size(); ++i) {
+    const Round& round = rounds_[i];
+    Message incoming = round.receives ? receive(round.peer) : Message();
+    Message outgoing = round.sends ? send(round.peer, word, payload) : Message();
+    const std::size_t bytes = messages_.wait(incoming);
+    messages_.wait(outgoing);
+    if (!round.receives || !hear(word, round.peer, bytes, payload.size()) || payload.empty()) {
+      continue;
+    }
+    const std::byte* const theirs = received(0);
+    if (i > 0 && !round.sends) {  // the end of the agreement, not a part of it
+      std::memcpy(payload.data(), theirs, payload.size());
+      continue;
+    }
+    std::array<const void*, 2> sources = {payload.data(), theirs};
+    if (round.peer < index_) {
+      std::swap(sources[0], sources[1]);
+    }
+    void* const target = payload.data();
+    compute::reduce({&target, 1}, sources, payload.size() / size_of(how.dtype), how);
   }
-  const std::byte* const other = incoming_.data() + sizeof theirs;
-  if (finished) {
-    std::memcpy(payload.data(), other, payload.size());
-    return;
-  }
-  std::array<const void*, 2> sources = {payload.data(), other};
-  if (!mine_first) {
-    std::swap(sources[0], sources[1]);
-  }
-  void* const target = payload.data();
-  compute::reduce({&target, 1}, sources, payload.size() / size_of(how.dtype), how);
+  return word;
 }
 
 }  // namespace gradientflow::collective

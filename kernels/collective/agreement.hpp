@@ -1,6 +1,9 @@
-// Before a call between nodes moves data, all ranks hear of it from all others: one message in each round of recursive
-// doubling between the first ranks of the nodes. A difference anywhere reaches everybody. A small tensor travels along
-// and is reduced on the way, so that nothing is left to do.
+// Before a call between nodes moves data, all ranks hear of it from all others: the first ranks of the nodes exchange a
+// word, and data along with it, so that little or nothing is left to do for a small tensor. A difference anywhere
+// reaches everybody.
+//
+//   few nodes    everybody sends to everybody: one step
+//   many nodes   recursive doubling: log2 N steps
 #pragma once
 
 #include <cstddef>
@@ -23,27 +26,36 @@ struct Word {
 // What one of the nodes' first ranks does to agree.
 class Agreement {
  public:
-  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any
-  // payload of any call can have.
+  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any data
+  // of any call can have.
   Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest);
 
   [[nodiscard]] const std::vector<int>& leaders() const { return leaders_; }
 
-  // What all of them say. The payload becomes the sum over them, without division.
-  Word agree(Word word, std::span<std::byte> payload, const compute::Reduction& how);
+  // Whether everybody sends to everybody.
+  [[nodiscard]] static bool is_direct(int nodes) { return nodes <= 8; }
+
+  // What all of them say. With few nodes: `parts`, by leader, go to each of them, and received() is what came; nothing
+  // at all may go along. All leaders' parts for one of them must be of equal size.
+  Word agree_directly(Word word, std::span<const std::span<const std::byte>> parts);
+  [[nodiscard]] const std::byte* received(std::size_t leader) const { return incoming_[leader].data() + sizeof(Word); }
+
+  // With many nodes: the payload becomes its sum over all of them.
+  Word agree_by_doubling(Word word, std::span<std::byte> payload, const compute::Reduction& how);
 
  private:
-  // Combines what came with what this rank has; `mine_first`: in the order of the operands. `finished`: what came is
-  // the end of the agreement, not a part of it.
-  void take_in(Word& word, std::span<std::byte> payload, const compute::Reduction& how, std::size_t bytes,
-               bool mine_first, bool finished) const;
+  transport::Message send(std::size_t leader, const Word& word, std::span<const std::byte> data);
+  transport::Message receive(std::size_t leader);
+
+  // Combines what a leader said, `bytes` long, with `word`. Returns whether its data can be used, `expected` bytes.
+  bool hear(Word& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
 
   transport::Messages& messages_;
   std::vector<int> leaders_;
   std::size_t index_;
   std::vector<Round> rounds_;
-  std::vector<std::byte> outgoing_;  // a word, then the payload
-  std::vector<std::byte> incoming_;
+  std::vector<std::vector<std::byte>> outgoing_;  // by leader: a word, then data; by doubling the first is enough
+  std::vector<std::vector<std::byte>> incoming_;
 };
 
 }  // namespace gradientflow::collective

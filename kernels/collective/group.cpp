@@ -56,8 +56,10 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
   for (const auto& members : topology_.members) {
     leaders.push_back(members.front());
   }
+  const std::size_t leaders_number = leaders.size();
   agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()),
-                                           agreement_limit(topology_.nodes(), largest_node_, config_));
+                                           std::max(agreement_limit(topology_.nodes(), largest_node_, config_),
+                                                    slice(config_.ring_bytes, leaders_number, 0, 64).size()));
   everybody_.resize(static_cast<std::size_t>(mpi_.size()));
   std::iota(everybody_.begin(), everybody_.end(), 0);
   probe_direct_reads();
@@ -144,7 +146,7 @@ Outcome Group::run(const Call& call) {
       break;
     case Path::mpi:
       mpi_.check_not_finalized();
-      announce(call, false);
+      announce(call, Along::nothing);
       mpi_collective(mpi_, call, config_.timeout);
       break;
     case Path::agreement:
@@ -208,9 +210,48 @@ std::span<std::byte> Group::payload_of(const Call& call) {
   return {values, call.bytes()};
 }
 
-bool Group::announce(const Call& call, bool with_payload) {
+Word Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange) {
   const Signature& signature = call.signature;
-  const std::size_t payload_bytes = with_payload ? call.bytes() : 0;
+  const auto leaders = static_cast<std::size_t>(topology_.nodes());
+  const auto me = static_cast<std::size_t>(topology_.node());
+  const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
+  const Word mine{signature, same, mapped};
+  std::span<std::byte> payload;
+  if (same && along == Along::tensor) {
+    payload = payload_of(call);
+  }
+  if (!Agreement::is_direct(topology_.nodes())) {
+    const Word word = agreement_->agree_by_doubling(mine, payload, parts_of(signature).join());
+    if (word.same && !payload.empty()) {
+      const void* const source = payload.data();
+      conclude_payload(call, payload, {&source, 1});
+    }
+    return word;
+  }
+  std::vector<std::span<const std::byte>> parts;
+  for (std::size_t i = 0; i < leaders && same && along != Along::nothing; ++i) {
+    parts.push_back(along == Along::tensor ? payload : exchange->part_for(i));
+  }
+  const Word word = agreement_->agree_directly(mine, parts);
+  if (word.same && !payload.empty()) {
+    std::vector<const void*> sources(leaders);
+    for (std::size_t i = 0; i < leaders; ++i) {
+      sources[i] = i == me ? payload.data() : agreement_->received(i);
+    }
+    conclude_payload(call, payload, sources);
+  }
+  return word;
+}
+
+// The result goes to the output, or, if there are others in the node, to where they find it.
+void Group::conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources) {
+  void* const target = node_->size() == 1 ? call.output : payload.data();
+  compute::reduce({&target, 1}, sources, call.signature.count, parts_of(call.signature).finish());
+}
+
+bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange) {
+  const Signature& signature = call.signature;
+  const std::size_t payload_bytes = along == Along::tensor ? call.bytes() : 0;
   transport::Location input;
   transport::Location output;
   if (node_->size() > 1) {
@@ -218,7 +259,7 @@ bool Group::announce(const Call& call, bool with_payload) {
     output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
   }
   if (topology_.nodes() == 1) {
-    node_->exchange(signature, input, output, {call.input, payload_bytes});
+    node_->exchange(signature, input, output, {});
     messages_->begin(signature, topology_.local());
     return in_node_memory(signature);
   }
@@ -227,16 +268,8 @@ bool Group::announce(const Call& call, bool with_payload) {
   const bool same = node_->try_exchange(signature, input, output, {call.input, node_->size() > 1 ? payload_bytes : 0});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
-    const std::span<std::byte> payload = same && payload_bytes > 0 ? payload_of(call) : std::span<std::byte>();
-    const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
-    const Word word = agreement_->agree({signature, same, mapped}, payload, parts_of(signature).join());
+    const Word word = agree(call, same, along, exchange);
     verdict = !word.same ? different : word.mapped ? alike_and_mapped : alike;
-    if (word.same && !payload.empty()) {
-      std::byte* const result = node_->size() == 1 ? call.output : payload.data();
-      void* const target = result;
-      const void* const source = payload.data();
-      compute::reduce({&target, 1}, {&source, 1}, signature.count, parts_of(signature).finish());
-    }
   }
   if (node_->size() > 1) {
     node_->tell(transport::Node::Topic::agreement, verdict);
@@ -261,31 +294,14 @@ void Group::raise_mismatch(const Signature& signature) {
 }
 
 std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choice& choice) {
-  const bool with_payload = choice.path == Path::agreement && call.signature.kind == CallKind::allreduce;
-  const bool mapped = announce(call, with_payload);
-  if (choice.path == Path::agreement) {
-    return {};
+  if (call.signature.kind == CallKind::allreduce) {
+    return allreduce_over_messages(call, choice);
   }
-  if (choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes) {
-    const std::size_t nonfinite = run_in_levels(call, choice, mapped);
-    return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
-  }
+  announce(call, Along::nothing);
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
-  const bool reduces = call.signature.kind == CallKind::allreduce;
-  Operands operands({call.input}, {call.output}, reduces ? call.signature.count : 0,
-                    {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
-    case CallKind::allreduce:
-      if (choice.path == Path::ring) {
-        ring_allreduce(everybody, operands, scratch_);
-      } else if (choice.path == Path::pairwise) {
-        pairwise_allreduce(everybody, operands, scratch_);
-      } else {
-        recursive_doubling(everybody, operands, scratch_);
-      }
-      return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
     case CallKind::reduce_scatter:
       ring_reduce_scatter(everybody, call, scratch_);
       return {};
@@ -308,12 +324,47 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
     case CallKind::scatter:
       pairwise(everybody, call);
       return {};
+    case CallKind::allreduce:
     case CallKind::barrier:
     case CallKind::allocate:
     case CallKind::split:
       return {};
   }
   throw Error(ErrorKind::internal, "unknown kind of call");
+}
+
+std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, const Choice& choice) {
+  if (choice.path == Path::agreement) {
+    announce(call, call.bytes() > 0 ? Along::tensor : Along::nothing);
+    return {};
+  }
+  if (choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes) {
+    const std::size_t nonfinite = run_in_levels(call, choice, announce(call, Along::nothing));
+    return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
+  }
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  Operands operands({call.input}, {call.output}, call.signature.count,
+                    {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
+  if (choice.path == Path::pairwise && largest_node_ == 1 && Agreement::is_direct(topology_.nodes())) {
+    PairwiseAllreduce exchange(everybody, operands, scratch_);
+    announce(call, Along::parts, &exchange);
+    std::vector<const std::byte*> parts;
+    for (std::size_t i = 0; i < everybody_.size(); ++i) {
+      parts.push_back(agreement_->received(i));
+    }
+    exchange.finish(parts);
+  } else {
+    announce(call, Along::nothing);
+    messages_->expect(everybody_);
+    if (choice.path == Path::ring) {
+      ring_allreduce(everybody, operands, scratch_);
+    } else if (choice.path == Path::pairwise) {
+      pairwise_allreduce(everybody, operands, scratch_);
+    } else {
+      recursive_doubling(everybody, operands, scratch_);
+    }
+  }
+  return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
 }
 
 std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool mapped) {
@@ -416,14 +467,14 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {
   if (topology_.nodes() > 1) {
     mpi_.check_not_finalized();
-    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, false);
+    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Along::nothing);
   }
   return node_->allocate(bytes);
 }
 
 MPI_Comm Group::split(int color, int key) {
   mpi_.check_not_finalized();
-  announce({.signature = {.kind = CallKind::split}}, false);
+  announce({.signature = {.kind = CallKind::split}}, Along::nothing);
   return mpi_.split(color, key);
 }
 

@@ -15,6 +15,7 @@
 #include "agreement.hpp"
 #include "call.hpp"
 #include "lane.hpp"
+#include "pairwise_allreduce.hpp"
 #include "selector.hpp"
 
 namespace gradientflow::collective {
@@ -70,9 +71,15 @@ class Group {
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 
+  // What travels along with the agreement: nothing, the tensor, or parts of it, a different one to every rank.
+  enum class Along { nothing, tensor, parts };
+
   // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
-  // whether on every node the tensors lie in memory that its ranks share. `with_payload`: the agreement serves it.
-  bool announce(const Call& call, bool with_payload);
+  // whether on every node the tensors lie in memory that its ranks share.
+  bool announce(const Call& call, Along along, PairwiseAllreduce* exchange = nullptr);
+  Word agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);
+  void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
+  std::optional<std::size_t> allreduce_over_messages(const Call& call, const Choice& choice);
   [[nodiscard]] Parts parts_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
   [[noreturn]] void raise_mismatch(const transport::Signature& signature);

@@ -80,6 +80,16 @@ const std::byte* Operands::bring(const Range& range) {
   return own(range);
 }
 
+const std::byte* Operands::bring_apart(const Range& range, std::byte* buffer) {
+  if (brings_input()) {
+    return own(range);
+  }
+  list_inputs(range, 0);
+  void* const target = buffer;
+  compute::reduce({&target, 1}, {sources_.data(), inputs_.size()}, range.size(), how_.parts.begin());
+  return buffer;
+}
+
 void Operands::combine(const Range& range, const std::byte* received, std::byte* scratch) {
   if (cast()) {
     decode(scratch, received, range.size(), false);

@@ -65,6 +65,9 @@ class Operands {
   const std::byte* bring(const Range& range);
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
+  // The same with `buffer` in place of the output, which stays as it is.
+  const std::byte* bring_apart(const Range& range, std::byte* buffer);
+
   // This rank's output: what partial results are sent from and final ones received in.
   [[nodiscard]] std::byte* partial(const Range& range) const { return outputs_.front() + range.begin * element_; }
 

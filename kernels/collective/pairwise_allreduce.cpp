@@ -1,7 +1,5 @@
 #include "pairwise_allreduce.hpp"
 
-#include <vector>
-
 namespace gradientflow::collective {
 namespace {
 
@@ -10,73 +8,105 @@ using transport::Purpose;
 
 }  // namespace
 
+PairwiseAllreduce::PairwiseAllreduce(const Lane& lane, Operands& operands, Scratch& scratch)
+    : lane_(lane),
+      operands_(operands),
+      scratch_(scratch),
+      element_(operands.element()),
+      wire_element_(operands.wire_element()),
+      incoming_(lane.size()),
+      outgoing_(lane.size()) {}
+
+Range PairwiseAllreduce::slice_of(std::size_t member) const {
+  return slice(operands_.count(), lane_.size(), member, 64 / element_);
+}
+
+// Buffers for one slice: of parts that go to the members, of parts or results that come from them, of values.
+std::byte* PairwiseAllreduce::slot(std::size_t index, std::size_t element) {
+  return scratch_.at(index, slice_of(0).size() * element);
+}
+
+std::span<const std::byte> PairwiseAllreduce::part_for(std::size_t to) {
+  const Range range = slice_of(to);
+  std::byte* const buffer = slot(to, wire_element_);
+  const std::byte* values = operands_.bring_apart(range, operands_.cast() ? slot(2 * lane_.size(), element_) : buffer);
+  if (operands_.cast()) {
+    operands_.encode(buffer, values, range.size(), false);
+    values = buffer;
+  }
+  return {values, range.size() * wire_element_};
+}
+
+Message PairwiseAllreduce::receive_result(std::size_t from) {
+  const Range range = slice_of(from);
+  std::byte* const to = operands_.cast() ? slot(lane_.size() + from, wire_element_) : operands_.partial(range);
+  return range.size() == 0 ? Message()
+                           : lane_.messages.receive(lane_.ranks[from], Purpose::data, to, range.size() * wire_element_);
+}
+
+void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
+  const std::size_t n = lane_.size();
+  const std::size_t me = lane_.index;
+  const Range mine = slice_of(me);
+  const auto others = [&](auto act) {
+    for (std::size_t k = 1; k < n; ++k) {
+      act((me + k) % n);
+    }
+  };
+  others([&](std::size_t peer) { incoming_[peer] = receive_result(peer); });
+  std::vector<const std::byte*> values(parts.begin(), parts.end());
+  values[me] = operands_.bring_apart(mine, slot(2 * n, element_));
+  if (operands_.cast()) {
+    others([&](std::size_t peer) {
+      std::byte* const decoded = slot(2 * n + 1 + peer, element_);
+      operands_.decode(decoded, parts[peer], mine.size(), false);
+      values[peer] = decoded;
+    });
+  }
+  std::byte* const wire = slot(me, wire_element_);
+  operands_.conclude_all(mine, values, wire);
+  others([&](std::size_t peer) {
+    if (mine.size() > 0) {
+      outgoing_[peer] =
+          lane_.messages.send(lane_.ranks[peer], Purpose::data, operands_.cast() ? wire : operands_.partial(mine),
+                              mine.size() * wire_element_);
+    }
+  });
+  others([&](std::size_t peer) {
+    lane_.messages.wait(incoming_[peer]);
+    operands_.deliver(slice_of(peer), operands_.cast() ? slot(n + peer, wire_element_) : nullptr);
+  });
+  others([&](std::size_t peer) { lane_.messages.wait(outgoing_[peer]); });
+}
+
 void pairwise_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::size_t n = lane.size();
-  const std::size_t me = lane.index;
-  const std::size_t element = operands.element();
-  const std::size_t wire_element = operands.wire_element();
-  const auto slice_of = [&](std::size_t i) { return slice(operands.count(), n, i, 64 / element); };
-  const std::size_t longest = slice_of(0).size();
-  const auto slot = [&](std::size_t i) { return scratch.at(i, longest * wire_element); };
-  const auto sending_slot = [&](std::size_t i) { return scratch.at(n + i, longest * wire_element); };
-  const auto receive = [&](std::size_t from, std::byte* data, const Range& range) {
-    return range.size() == 0
-               ? Message()
-               : lane.messages.receive(lane.ranks[from], Purpose::data, data, range.size() * wire_element);
-  };
-  const auto send = [&](std::size_t to, const std::byte* data, const Range& range) {
-    return range.size() == 0 ? Message()
-                             : lane.messages.send(lane.ranks[to], Purpose::data, data, range.size() * wire_element);
-  };
-  const Range mine = slice_of(me);
+  PairwiseAllreduce exchange(lane, operands, scratch);
   std::vector<Message> incoming(n);
   std::vector<Message> outgoing(n);
-
-  // Everybody's values of my slice, and mine of theirs.
+  std::vector<std::vector<std::byte>> received(n);
+  std::vector<const std::byte*> parts(n);
   for (std::size_t k = 1; k < n; ++k) {
-    const std::size_t from = (me + n - k) % n;
-    incoming[from] = receive(from, slot(from), mine);
-  }
-  for (std::size_t k = 1; k < n; ++k) {
-    const std::size_t to = (me + k) % n;
-    const Range range = slice_of(to);
-    const std::byte* values = operands.bring(range);
-    if (operands.cast()) {
-      operands.encode(sending_slot(to), values, range.size(), false);
-      values = sending_slot(to);
-    }
-    outgoing[to] = send(to, values, range);
-  }
-  std::vector<const std::byte*> operands_of(n);
-  operands_of[me] = operands.bring(mine);
-  for (std::size_t k = 1; k < n; ++k) {
-    const std::size_t from = (me + n - k) % n;
-    lane.messages.wait(incoming[from]);
-    operands_of[from] = slot(from);
-    if (operands.cast()) {
-      std::byte* const values = scratch.at(2 * n + from, longest * element);
-      operands.decode(values, slot(from), mine.size(), false);
-      operands_of[from] = values;
+    const std::size_t from = (lane.index + n - k) % n;
+    received[from].resize(exchange.part_bytes());
+    parts[from] = received[from].data();
+    if (exchange.part_bytes() > 0) {
+      incoming[from] =
+          lane.messages.receive(lane.ranks[from], Purpose::data, received[from].data(), exchange.part_bytes());
     }
   }
-  operands.conclude_all(mine, operands_of, sending_slot(me));
-
-  // The result of my slice to everybody, and those of theirs to their places, which what was sent has left by then.
   for (std::size_t k = 1; k < n; ++k) {
-    const std::size_t peer = (me + k) % n;
-    const Range range = slice_of(peer);
-    lane.messages.wait(outgoing[peer]);
-    incoming[peer] = receive(peer, operands.cast() ? slot(peer) : operands.partial(range), range);
-    outgoing[peer] = send(peer, operands.cast() ? sending_slot(me) : operands.partial(mine), mine);
+    const std::size_t to = (lane.index + k) % n;
+    const std::span<const std::byte> part = exchange.part_for(to);
+    if (!part.empty()) {
+      outgoing[to] = lane.messages.send(lane.ranks[to], Purpose::data, part.data(), part.size());
+    }
   }
-  for (std::size_t k = 1; k < n; ++k) {
-    const std::size_t from = (me + n - k) % n;
-    lane.messages.wait(incoming[from]);
-    operands.deliver(slice_of(from), operands.cast() ? slot(from) : nullptr);
+  for (std::size_t member = 0; member < n; ++member) {
+    lane.messages.wait(incoming[member]);
+    lane.messages.wait(outgoing[member]);
   }
-  for (Message& message : outgoing) {
-    lane.messages.wait(message);
-  }
+  exchange.finish(parts);
 }
 
 }  // namespace gradientflow::collective

@@ -2,9 +2,40 @@
 // once, reduces it, and sends the result to all. As many bytes as in a ring, in 2 steps instead of 2 (P - 1).
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "lane.hpp"
 
 namespace gradientflow::collective {
+
+// The two steps, for one member of a lane. Whoever uses it sees to the first exchange.
+class PairwiseAllreduce {
+ public:
+  PairwiseAllreduce(const Lane& lane, Operands& operands, Scratch& scratch);
+
+  // This member's part of member `to`'s slice, as it travels.
+  [[nodiscard]] std::span<const std::byte> part_for(std::size_t to);
+
+  // Bytes of every part of this member's own slice.
+  [[nodiscard]] std::size_t part_bytes() const { return slice_of(lane_.index).size() * wire_element_; }
+
+  // `parts`: those that the others brought, by member; this member's own is not read. All members call it.
+  void finish(std::span<const std::byte* const> parts);
+
+ private:
+  [[nodiscard]] Range slice_of(std::size_t member) const;
+  [[nodiscard]] std::byte* slot(std::size_t index, std::size_t element);
+  [[nodiscard]] transport::Message receive_result(std::size_t from);
+
+  const Lane& lane_;
+  Operands& operands_;
+  Scratch& scratch_;
+  std::size_t element_;
+  std::size_t wire_element_;
+  std::vector<transport::Message> incoming_;
+  std::vector<transport::Message> outgoing_;
+};
 
 // All members of the lane call it. The result has the same bits on all of them: every element is computed by one.
 void pairwise_allreduce(const Lane& lane, Operands& operands, Scratch& scratch);

@@ -61,7 +61,7 @@ Messages::~Messages() {
 void Messages::begin(const Signature& signature, const std::vector<int>& participants) {
   ++call_;
   signature_ = signature;
-  slow_ = false;
+  last_wait_ = {};
   participants_ = &participants;
 }
 
@@ -107,7 +107,7 @@ std::size_t Messages::wait(Message& message) {
     return 0;
   }
   MPI_Status status;
-  Patience patience(timeout_, slow_);
+  Patience patience(timeout_, last_wait_);
   while (!done(message, status)) {
     if (patience.pause()) {
       look_out(message, describe(signature_), true);
@@ -116,7 +116,7 @@ std::size_t Messages::wait(Message& message) {
       }
     }
   }
-  slow_ = patience.slept();
+  last_wait_ = patience.lasted();
   node_->pulse();
   int bytes = 0;
   if (message.kind_ == Message::Kind::receive) {

@@ -19,6 +19,7 @@
 #include "../base/error.hpp"
 #include "mpi.hpp"
 #include "node.hpp"
+#include "patience.hpp"
 #include "signature.hpp"
 
 namespace gradientflow::transport {
@@ -142,7 +143,7 @@ class Messages {
   const Topology* topology_;
   double timeout_;
   std::uint32_t call_ = 0;
-  bool slow_ = false;  // the last wait was long
+  Patience::Clock::duration last_wait_{};
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;
   std::vector<Word> words_;  // by rank

@@ -1,35 +1,60 @@
 #include "patience.hpp"
 
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
-#include <thread>
+#include <ctime>
 
 namespace gradientflow::transport {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr int spins = 20;
-constexpr std::chrono::microseconds yielding{100};  // a message between two hosts takes about half of it
-constexpr std::chrono::microseconds longest_nap{100};
+constexpr auto yielding = 100us;  // a message between two hosts takes about half of it
+constexpr auto looking = 5ms;
+
+// A quarter of what the wait may last: a rank that wakes up too often takes time from others, one that sleeps too long
+// loses some of its own.
+long nap_for(Patience::Clock::duration expected) {
+  return static_cast<long>(
+      std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 30us, 200us)).count());
+}
+
+// The system adds up to 50 microseconds to a sleep, so that it can wake several threads at once; that is as long again.
+void take_nap(long nanoseconds) {
+  const int slack = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  const timespec nap{0, nanoseconds};
+  nanosleep(&nap, nullptr);
+  prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(std::max(slack, 1)));
+}
 
 }  // namespace
 
-Patience::Patience(double seconds, bool slow) : seconds_(std::min(seconds, 1e9)), slow_(slow) {}
+Patience::Patience(double seconds, Clock::duration expected)
+    : seconds_(std::min(seconds, 1e9)), sleeps_(expected > yielding), nap_nanoseconds_(nap_for(expected)) {}
 
 bool Patience::pause() {
-  if (polls_ < spins) {
+  if (!sleeps_ && polls_ < spins) {
     ++polls_;
     return false;
   }
+  const auto now = Clock::now();
   if (start_ == Clock::time_point{}) {
-    start_ = Clock::now();
+    start_ = looked_ = now;
   }
-  if (!slow_ && Clock::now() - start_ < yielding) {
+  if (!sleeps_ && now - start_ < yielding) {
     sched_yield();
     return false;
   }
-  std::this_thread::sleep_for(nap_);
-  nap_ = std::min(nap_ * 2, longest_nap);
+  sleeps_ = true;
+  take_nap(nap_nanoseconds_);
+  if (now - looked_ < looking) {
+    return false;
+  }
+  looked_ = now;
   return true;
 }
 

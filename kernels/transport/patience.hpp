@@ -8,26 +8,28 @@ namespace gradientflow::transport {
 
 class Patience {
  public:
-  // `seconds`: how long the wait may take. `slow`: waits have been long lately, so it sleeps at once.
-  explicit Patience(double seconds, bool slow = false);
+  using Clock = std::chrono::steady_clock;
 
-  // Lets a little time pass, the more the longer the wait has lasted. Returns whether it slept, which is the time to
-  // look for what can go wrong.
+  // `seconds`: how long the wait may take. `expected`: how long the last one took; after a long one the next is not
+  // begun with polls, and sleeps are longer.
+  explicit Patience(double seconds, Clock::duration expected = {});
+
+  // Lets a little time pass, the more the longer the wait has lasted. Returns true from time to time, when it is time
+  // to look for what can go wrong.
   bool pause();
 
   [[nodiscard]] bool over() const;
-  [[nodiscard]] bool slept() const { return nap_ > first_nap; }
+
+  // How long the wait has lasted; nothing if it was short.
+  [[nodiscard]] Clock::duration lasted() const { return sleeps_ ? Clock::now() - start_ : Clock::duration{}; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  static constexpr std::chrono::microseconds first_nap{20};
-
   double seconds_;
-  bool slow_;
+  bool sleeps_;
+  long nap_nanoseconds_;
   int polls_ = 0;
-  Clock::time_point start_{};  // of the yields
-  std::chrono::microseconds nap_ = first_nap;
+  Clock::time_point start_{};  // of the yields or naps
+  Clock::time_point looked_{};
 };
 
 }  // namespace gradientflow::transport
