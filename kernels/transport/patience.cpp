@@ -12,14 +12,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int spins = 20;
-constexpr auto yielding = 100us;  // a message between two hosts takes about half of it
+constexpr auto yielding = 100us;     // a message between two hosts takes about half of it
+constexpr auto a_long_wait = 250us;  // a segment takes twice as long on a link of 1 Gbit/s, and 50 on one of 10 Gbit/s
 constexpr auto looking = 5ms;
 
 // A quarter of what the wait may last: a rank that wakes up too often takes time from others, one that sleeps too long
 // loses some of its own.
 long nap_for(Patience::Clock::duration expected) {
   return static_cast<long>(
-      std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 30us, 200us)).count());
+      std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 20us, 200us)).count());
 }
 
 // The system adds up to 50 microseconds to a sleep, so that it can wake several threads at once; that is as long again.
@@ -34,7 +35,7 @@ void take_nap(long nanoseconds) {
 }  // namespace
 
 Patience::Patience(double seconds, Clock::duration expected)
-    : seconds_(std::min(seconds, 1e9)), sleeps_(expected > yielding), nap_nanoseconds_(nap_for(expected)) {}
+    : seconds_(std::min(seconds, 1e9)), sleeps_(expected > a_long_wait), nap_nanoseconds_(nap_for(expected)) {}
 
 bool Patience::pause() {
   if (!sleeps_ && polls_ < spins) {
