@@ -64,6 +64,27 @@ py::tuple select(const std::string& kind, const std::string& algorithm, std::siz
   return py::make_tuple(collective::name_of(choice.path), collective::name_of(choice.between));
 }
 
+// Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.
+py::list ways(const std::vector<int>& node_sizes) {
+  const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
+  py::list found;
+  for (const auto& way :
+       collective::select_for_all_sizes({.kind = transport::CallKind::allreduce,
+                                         .algorithm = transport::Algorithm::automatic,
+                                         .bytes = 0,
+                                         .wire = false,
+                                         .ranks = std::accumulate(node_sizes.begin(), node_sizes.end(), 0),
+                                         .nodes = static_cast<int>(node_sizes.size()),
+                                         .smallest_node = *smallest,
+                                         .largest_node = *largest,
+                                         .in_node_memory = false,
+                                         .direct_read_allowed = false},
+                                        read_config())) {
+    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
+  }
+  return found;
+}
+
 std::pair<std::optional<std::size_t>, std::vector<std::size_t>> branch(const std::string& shape, std::size_t ranks,
                                                                        std::size_t place) {
   const auto found =
@@ -95,6 +116,7 @@ void bind_collective(py::module_& module) {
                 py::arg("in_node_memory"), py::arg("direct_read_allowed"), py::arg("wire") = false,
                 py::arg("overrides") = std::map<std::string, std::string>(),
                 "The path and what goes on between nodes, for nodes of so many ranks.");
+  functions.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
   functions.def("branch", &branch, py::arg("shape"), py::arg("ranks"), py::arg("place"),
                 "Parent (or None) and children of a place in a tree.");
   functions.def("doubling_rounds", &doubling_rounds, py::arg("size"), py::arg("index"),

@@ -214,15 +214,13 @@ std::uintptr_t split(Communicator& communicator, int color, int key) {
   return number;
 }
 
-// Which way the calls of this communicator go: {size in bytes: (path, why)}.
-py::dict choices(const Communicator& communicator, const std::string& kind, const std::vector<std::size_t>& sizes,
-                 bool in_node_memory) {
-  py::dict found;
-  for (const std::size_t bytes : sizes) {
-    const collective::Choice choice = communicator.group().choose(
-        {.count = bytes / size_of(DType::float32), .kind = transport::kind_from_name(kind), .dtype = DType::float32},
-        in_node_memory);
-    found[py::int_(bytes)] = py::make_tuple(collective::name_of(choice.path), choice.reason);
+// Which way an allreduce goes: (from so many bytes on, path, why).
+py::list ways(const Communicator& communicator, bool in_node_memory) {
+  const collective::Group& group = communicator.group();
+  py::list found;
+  for (const auto& way : collective::select_for_all_sizes(
+           group.situation({.kind = CallKind::allreduce, .dtype = DType::float32}, in_node_memory), group.config())) {
+    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
   }
   return found;
 }
@@ -237,6 +235,8 @@ py::dict describe(const Communicator& communicator) {
   facts["node"] = communicator.node();
   facts["nodes"] = group.topology().members;
   facts["nodes_remark"] = group.topology().remark;
+  facts["allreduce_of_arrays"] = ways(communicator, false);
+  facts["allreduce_of_node_memory"] = ways(communicator, true);
   facts["direct_read"] = group.direct_read_remark().empty() ? "available" : group.direct_read_remark();
   facts["simd"] = name_of(compute::active_simd());
   facts["mpi_library"] = transport::mpi_library_version();
@@ -284,7 +284,6 @@ void bind_communicator(py::module_& module) {
       .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
       .def("describe", &describe)
-      .def("choices", &choices, py::arg("kind"), py::arg("sizes"), py::arg("in_node_memory"))
       .def("send", &send, py::arg("x"), py::arg("to"))
       .def("receive", &receive, py::arg("x"), py::arg("from"))
       .def("split", &split, py::arg("color"), py::arg("key"))

@@ -30,7 +30,7 @@ class Communicator:
     A tensor is a NumPy array, or any object in CPU memory with DLPack or the buffer protocol; it must be contiguous in
     row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
     integers wrap around; 16-bit floats are accumulated in float32 and rounded once inside a node, and again at every
-    step between nodes. max and min propagate NaN. All ranks get the same bits, and the same again when they do it again.
+    step between nodes. max and min propagate NaN. All ranks get the same bits, a rerun too.
 
     Attributes
     ----------
@@ -252,9 +252,7 @@ class Communicator:
         out = self._stacked(x) if out is None else out
         return self._started(self._native.allgather_async(x, "sum", 0, algorithm, "", (), out), out)
 
-    def allgatherv(
-        self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None
-    ) -> Any:
+    def allgatherv(self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None) -> Any:
         """Collect the `x` of all ranks, of different lengths, on every rank.
 
         Parameters

@@ -8,11 +8,14 @@ import os
 import platform
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradientflow._location import load_core
 from gradientflow.bench.environment import cpu_model, memory_limit, mpi_library, package_version
+from gradientflow.bench.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
@@ -29,8 +32,6 @@ from gradientflow.launch import (
 
 _PROBE_SECONDS = 60.0
 _FACTS = (
-    ("inside_a_node", "inside a node"),
-    ("across_nodes", "across nodes"),
     ("nodes_remark", "layout"),
     ("simd", "kernels for"),
     ("staging_bytes_per_rank", "staging bytes per rank"),
@@ -180,7 +181,20 @@ def judge(report: dict[str, Any]) -> list[Check]:
     advice = "" if direct == "available" else "ordinary arrays go through staging, which is slower for large ones"
     found.append(Check("direct reads", "warn" if advice else "ok", direct, advice))
     found += [Check(words, "ok", str(facts[key])) for key, words in _FACTS if facts.get(key)]
+    found.append(Check("allreduce of arrays", "ok", _ways(facts["allreduce_of_arrays"])))
+    found.append(Check("allreduce of node memory", "ok", _ways(facts["allreduce_of_node_memory"])))
     return found
+
+
+def between_hosts() -> list[Check]:
+    """Say which way an allreduce would go between hosts, and why."""
+    ways = load_core().collective.ways
+    layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
+    return [Check(name, "ok", _ways(ways(node_sizes))) for name, node_sizes in layouts]
+
+
+def _ways(ways: Sequence[tuple[int, str, str]]) -> str:
+    return "; ".join(f"{f'from {format_size(start)} on ' if start else ''}{path} ({why})" for start, path, why in ways)
 
 
 def _package(name: str) -> Check:

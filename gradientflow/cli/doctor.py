@@ -20,6 +20,7 @@ _SECTIONS: tuple[tuple[str, Callable[[], list[Check]]], ...] = (
     ("machine", checks.machine),
     ("MPI", checks.mpi),
     ("job of two ranks", checks.live_job),
+    ("allreduce between hosts", checks.between_hosts),
     ("other packages", checks.other_packages),
     ("settings", checks.settings),
 )

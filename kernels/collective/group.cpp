@@ -65,6 +65,15 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
   probe_direct_reads();
 }
 
+// Memory that MPI may still read or write, because a message was given up, stays.
+Group::~Group() {
+  if (stuck()) {
+    static_cast<void>(agreement_.release());
+    static_cast<void>(new Scratch(std::move(scratch_)));  // NOLINT(*-owning-memory): on purpose
+    static_cast<void>(new auto(std::move(stretches_)));   // NOLINT(*-owning-memory): on purpose
+  }
+}
+
 void Group::check_configuration() const {
   using Text = std::array<char, 32>;
   std::array<Text, agreed_fields.size()> mine{};
@@ -114,18 +123,17 @@ void Group::probe_direct_reads() {
   }
 }
 
-Choice Group::choose(const Signature& signature, bool in_node_memory) const {
-  return select({.kind = signature.kind,
-                 .algorithm = signature.algorithm,
-                 .bytes = largest_input(signature, mpi_.size()),
-                 .wire = signature.wire.has_value(),
-                 .ranks = mpi_.size(),
-                 .nodes = topology_.nodes(),
-                 .smallest_node = smallest_node_,
-                 .largest_node = largest_node_,
-                 .in_node_memory = in_node_memory,
-                 .direct_read_allowed = direct_read_allowed_},
-                config_);
+Situation Group::situation(const Signature& signature, bool in_node_memory) const {
+  return {.kind = signature.kind,
+          .algorithm = signature.algorithm,
+          .bytes = largest_input(signature, mpi_.size()),
+          .wire = signature.wire.has_value(),
+          .ranks = mpi_.size(),
+          .nodes = topology_.nodes(),
+          .smallest_node = smallest_node_,
+          .largest_node = largest_node_,
+          .in_node_memory = in_node_memory,
+          .direct_read_allowed = direct_read_allowed_};
 }
 
 Outcome Group::run(const Call& call) {

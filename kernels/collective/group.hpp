@@ -31,12 +31,19 @@ class Group {
   // Finds the nodes, shares memory inside them, and checks that all ranks have the same configuration. Collective.
   Group(MPI_Comm comm, const Config& config);
 
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  ~Group();
+
   // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks.
   // A failed call leaves the tensors undefined if it throws anything but Error(mismatch), Error(value), Error(type).
   Outcome run(const Call& call);
 
-  // Which way a call of this kind would go.
-  [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const;
+  // What the selector knows about a call of this kind, and what it says.
+  [[nodiscard]] Situation situation(const transport::Signature& signature, bool in_node_memory) const;
+  [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const {
+    return select(situation(signature, in_node_memory), config_);
+  }
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
 

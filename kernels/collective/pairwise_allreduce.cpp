@@ -84,15 +84,13 @@ void pairwise_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) 
   PairwiseAllreduce exchange(lane, operands, scratch);
   std::vector<Message> incoming(n);
   std::vector<Message> outgoing(n);
-  std::vector<std::vector<std::byte>> received(n);
   std::vector<const std::byte*> parts(n);
   for (std::size_t k = 1; k < n; ++k) {
     const std::size_t from = (lane.index + n - k) % n;
-    received[from].resize(exchange.part_bytes());
-    parts[from] = received[from].data();
+    std::byte* const room = exchange.room_for_part(from);
+    parts[from] = room;
     if (exchange.part_bytes() > 0) {
-      incoming[from] =
-          lane.messages.receive(lane.ranks[from], Purpose::data, received[from].data(), exchange.part_bytes());
+      incoming[from] = lane.messages.receive(lane.ranks[from], Purpose::data, room, exchange.part_bytes());
     }
   }
   for (std::size_t k = 1; k < n; ++k) {

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "../base/config.hpp"
 #include "../transport/signature.hpp"
@@ -75,5 +76,13 @@ struct Choice {
 
 // Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
+
+// The choices for all sizes, smallest first; each holds from so many bytes on. `situation.bytes` is not read.
+struct Way {
+  std::size_t from;
+  Choice choice;
+};
+
+[[nodiscard]] std::vector<Way> select_for_all_sizes(Situation situation, const Config& config);
 
 }  // namespace gradientflow::collective
