@@ -5,6 +5,10 @@
 // it never aborts.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "the C++ headers of GradientFlow need C++20: -std=c++20, see `gradientflow config --cxxflags`"
+#endif
+
 #include <stdexcept>
 #include <string>
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -293,12 +294,18 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   return verdict == alike_and_mapped;
 }
 
-// All ranks know that some made another call, so all come here.
+// All ranks know that some made another call, so all come here, and tell each other which.
 void Group::raise_mismatch(const Signature& signature) {
-  const std::vector<Signature> all = allgather_over_mpi(mpi_, signature, config_.timeout);
-  std::vector<int> ranks(all.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  throw transport::mismatch_error(all, ranks);
+  const std::size_t ranks = everybody_.size();
+  std::byte* const all = scratch_.at(0, ranks * sizeof(Signature));
+  const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
+  messages_->expect(everybody_);
+  pairwise(everybody, {.signature = {.count = sizeof(Signature), .kind = CallKind::allgather},
+                       .input = reinterpret_cast<const std::byte*>(&signature),
+                       .output = all});
+  std::vector<Signature> signatures(ranks);
+  std::memcpy(signatures.data(), all, ranks * sizeof(Signature));
+  throw transport::mismatch_error(signatures, everybody_);
 }
 
 std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choice& choice) {

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "../base/error.hpp"
@@ -280,19 +279,6 @@ class Rounds {
 };
 
 }  // namespace
-
-std::vector<Signature> allgather_over_mpi(const transport::MpiCommunicator& mpi, const Signature& signature,
-                                          double timeout) {
-  static_assert(std::is_trivially_copyable_v<Signature>);
-  std::vector<Signature> buffers(static_cast<std::size_t>(mpi.size()) + 1, signature);  // everybody's, and ours to send
-  MPI_Request request = MPI_REQUEST_NULL;
-  constexpr int bytes = static_cast<int>(sizeof(Signature));
-  check_mpi(MPI_Iallgather(&buffers.back(), bytes, MPI_BYTE, buffers.data(), bytes, MPI_BYTE, mpi.get(), &request),
-            "MPI_Iallgather");
-  wait_or_keep(buffers, [&] { mpi.wait(request, timeout, describe(signature) + ", comparing it between ranks,"); });
-  buffers.pop_back();
-  return buffers;
-}
 
 void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout) {
   Rounds(mpi, call, timeout).run();

@@ -157,8 +157,7 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
     const Word& word = words_[r];
     const bool is_awaited = static_cast<int>(r) == awaited.peer_;
     if (word.state == State::failed && (collective || is_awaited)) {
-      throw Error(word.kind, "rank " + std::to_string(r) + " has given up, while rank " + std::to_string(rank()) +
-                                 " waited in " + what + ": " + word.text);
+      throw failure_of(static_cast<int>(r), what);
     }
     if (word.state == State::closed && is_awaited) {
       int arrived = 0;
@@ -170,10 +169,16 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
       }
     }
   }
-  if (!collective) {
-    return;
+  if (collective) {
+    node_->check_nobody_failed();
+    node_->pulse();  // the others of the node wait for this rank, whose own patience has an end
   }
-  node_->check_nobody_failed();
+}
+
+Error Messages::failure_of(int rank, const std::string& what) const {
+  const Word& word = words_[static_cast<std::size_t>(rank)];
+  return {word.kind, "rank " + std::to_string(rank) + " has given up, while rank " + std::to_string(this->rank()) +
+                         " waited in " + what + ": " + word.text};
 }
 
 void Messages::read_notices() {
@@ -255,6 +260,11 @@ std::vector<int> Messages::missing_ranks(int awaited) {
   Patience patience(std::min(roll_call_seconds, timeout_));
   while (true) {
     read_notices();
+    for (const int r : others) {  // it knows better who is missing
+      if (words_[static_cast<std::size_t>(r)].state == State::failed) {
+        throw failure_of(r, describe(signature_));
+      }
+    }
     missing.clear();
     std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
                  [&](int r) { return words_[static_cast<std::size_t>(r)].present != call_; });

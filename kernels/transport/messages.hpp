@@ -131,6 +131,7 @@ class Messages {
 
   [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
   void look_out(const Message& message, const std::string& what, bool collective);
+  [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);
   void tell_once(State state, ErrorKind kind, const char* text) noexcept;

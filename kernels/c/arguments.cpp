@@ -1,0 +1,184 @@
+#include "arguments.hpp"
+
+#include <mpi.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../base/error.hpp"
+#include "status.hpp"
+
+namespace gradientflow::c {
+namespace {
+
+using collective::Call;
+using transport::Algorithm;
+using transport::CallKind;
+using transport::Signature;
+
+// By the numbers that gradientflow.h gives them.
+constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
+                               DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // from GF_FLOAT16 on
+constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
+constexpr std::array algorithms = {
+    Algorithm::automatic,          Algorithm::ring,   Algorithm::hierarchical, Algorithm::hierarchical_lanes,
+    Algorithm::recursive_doubling, Algorithm::shared, Algorithm::mpi};
+static_assert(dtypes[GF_BOOL - GF_FLOAT16] == DType::boolean && dtypes.size() == dtype_count);
+static_assert(ops[GF_PROD] == ReduceOp::prod && ops.size() == reduce_op_count);
+static_assert(algorithms[GF_ALGORITHM_MPI] == Algorithm::mpi && algorithms.size() == transport::algorithm_count);
+
+ReduceOp op_of(int op) {
+  if (op < GF_SUM || op > GF_PROD) {
+    throw Error(ErrorKind::value, std::to_string(op) + " is not a gf_op");
+  }
+  return ops.at(static_cast<std::size_t>(op));
+}
+
+Algorithm algorithm_of(int algorithm) {
+  if (algorithm < GF_ALGORITHM_AUTO || algorithm > GF_ALGORITHM_MPI) {
+    throw Error(ErrorKind::value, std::to_string(algorithm) + " is not a gf_algorithm");
+  }
+  return algorithms.at(static_cast<std::size_t>(algorithm));
+}
+
+// A wire dtype that rounds nothing is none.
+std::optional<DType> wire_of(int name, DType dtype) {
+  if (name == GF_NO_DTYPE) {
+    return {};
+  }
+  const DType wire = dtype_of(name);
+  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
+  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
+}
+
+// gf_call_options, with the enums as numbers.
+struct Options {
+  std::size_t size = sizeof(gf_call_options);
+  int algorithm = GF_ALGORITHM_AUTO;
+  int wire = GF_NO_DTYPE;
+};
+static_assert(sizeof(Options) == sizeof(gf_call_options) &&
+              offsetof(Options, algorithm) == offsetof(gf_call_options, algorithm) &&
+              offsetof(Options, wire) == offsetof(gf_call_options, wire));
+
+// From a program that may have been compiled with another version of the header: the fields after its own keep their
+// defaults.
+Options options_of(const gf_call_options* from) {
+  Options options;
+  if (from == nullptr) {
+    return options;
+  }
+  const std::size_t size = from->size;
+  if (size < sizeof options.size || size > sizeof options) {
+    throw Error(ErrorKind::value, "the size of a gf_call_options is " + std::to_string(size) +
+                                      ", and this library knows sizes up to " + std::to_string(sizeof options) +
+                                      "; begin with GF_CALL_OPTIONS_INIT");
+  }
+  std::memcpy(static_cast<void*>(&options), from, size);
+  return options;
+}
+
+std::vector<std::size_t> counts_of(const Request& request, int ranks) {
+  const std::size_t* const first = &given(request.counts, "counts");
+  std::vector<std::size_t> counts(first, first + ranks);
+  std::size_t sum = 0;
+  for (const std::size_t count : counts) {
+    check_fits(count, 1);
+    sum += count;
+    check_fits(sum, 1);
+  }
+  return counts;
+}
+
+// An array of this rank, as the caller gave it.
+struct Array {
+  const char* name;
+  const void* data;
+  std::size_t count;
+  std::size_t bytes;
+};
+
+void check_array(const Array& array, const Signature& signature) {
+  if (array.count == 0) {
+    return;
+  }
+  if (array.data == nullptr) {
+    throw Error(ErrorKind::value, std::string(array.name) + " is NULL, but has " + std::to_string(array.count) +
+                                      " elements in " + describe(signature));
+  }
+  if (array.data == MPI_IN_PLACE) {
+    throw Error(ErrorKind::value,
+                std::string(array.name) + " is MPI_IN_PLACE; in place means the same array as input and as output");
+  }
+}
+
+bool overlap(const Array& a, const Array& b) {
+  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
+  return a.bytes > 0 && b.bytes > 0 && begin_a < begin_b + b.bytes && begin_b < begin_a + a.bytes;
+}
+
+void check_apart(const Array& input, const Array& output, CallKind kind) {
+  const bool may_be_same = kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::broadcast;
+  if (!overlap(input, output) || (may_be_same && input.data == output.data)) {
+    return;
+  }
+  throw Error(ErrorKind::value,
+              "input and output overlap in " + std::string(name_of(kind)) +
+                  (may_be_same ? ", without being the same array" : ", which does not work in place"));
+}
+
+}  // namespace
+
+DType dtype_of(int dtype) {
+  if (dtype < GF_FLOAT16 || dtype > GF_BOOL) {
+    throw Error(ErrorKind::type, std::to_string(dtype) + " is not a gf_dtype of tensors");
+  }
+  return dtypes.at(static_cast<std::size_t>(dtype - GF_FLOAT16));
+}
+
+void check_fits(std::size_t count, std::size_t element) {
+  if (count > PTRDIFF_MAX / element) {
+    throw Error(ErrorKind::value, std::to_string(count) + " are more elements than memory can hold");
+  }
+}
+
+Call make_call(const engine::Communicator& communicator, const Request& request) {
+  const int ranks = communicator.size();
+  const Options options = options_of(request.options);
+  Call call;
+  Signature& signature = call.signature;
+  signature = {.count = request.count,
+               .root = request.root,
+               .kind = request.kind,
+               .dtype = dtype_of(request.dtype),
+               .op = op_of(request.op),
+               .algorithm = algorithm_of(options.algorithm)};
+  signature.wire = wire_of(options.wire, signature.dtype);
+  if (request.kind == CallKind::allgatherv) {
+    call.counts = counts_of(request, ranks);
+    signature.count = collective::displacement(call, call.counts.size());
+  }
+  check_fits(signature.count, call.element() * static_cast<std::size_t>(ranks));
+
+  const auto array = [&](const char* name, const void* data, std::size_t count) {
+    return Array{name, count > 0 ? data : nullptr, count, count * call.element()};
+  };
+  const bool is_broadcast = request.kind == CallKind::broadcast;
+  const Array input =
+      array(is_broadcast ? "data" : "input", request.input, collective::input_count(call, ranks, communicator.rank()));
+  const Array output = array(is_broadcast ? "data" : "output", request.output,
+                             collective::output_count(signature, ranks, communicator.rank()));
+  check_array(input, signature);
+  check_array(output, signature);
+  check_apart(input, output, request.kind);
+  call.input = static_cast<const std::byte*>(input.data);
+  call.output = output.data == nullptr ? nullptr : static_cast<std::byte*>(request.output);
+  return call;
+}
+
+}  // namespace gradientflow::c

@@ -1,0 +1,34 @@
+// From the arguments of a C function to the call of the engine. What the caller got wrong is found here, as far as it
+// can be seen.
+#pragma once
+
+#include <cstddef>
+
+#include "../collective/call.hpp"
+#include "../engine/communicator.hpp"
+#include "gradientflow.h"
+
+namespace gradientflow::c {
+
+[[nodiscard]] DType dtype_of(int dtype);  // a gf_dtype; throws Error(type)
+
+// Throws Error(value) where no memory can hold `count` elements of `element` bytes.
+void check_fits(std::size_t count, std::size_t element);
+
+// One collective call as the functions of gradientflow.h are given it. `counts` is there in allgatherv, instead of
+// `count`. The enums are numbers here: C lets them hold any, C++ does not.
+struct Request {
+  transport::CallKind kind = transport::CallKind::barrier;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t count = 0;
+  int dtype = GF_UINT8;
+  int op = GF_SUM;
+  int root = 0;
+  const gf_call_options* options = nullptr;
+  const std::size_t* counts = nullptr;
+};
+
+[[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Request& request);
+
+}  // namespace gradientflow::c

@@ -1,0 +1,142 @@
+// Communicators: made, split, closed, and where this rank is in them.
+#include "../engine/communicator.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "../base/config.hpp"
+#include "../transport/mpi.hpp"
+#include "objects.hpp"
+#include "status.hpp"
+
+namespace gradientflow::c {
+namespace {
+
+using engine::Communicator;
+using transport::check_mpi;
+
+void initialise_mpi() {
+  static std::mutex one_at_a_time;  // two threads may make communicators at once
+  const std::lock_guard lock(one_at_a_time);
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized != 0) {
+    throw Error(ErrorKind::closed, "MPI has been finalized: no communicator can be made any more");
+  }
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  if (initialised == 0) {
+    int provided = MPI_THREAD_SINGLE;
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  }
+}
+
+void check_intracommunicator(MPI_Comm mpi) {
+  if (mpi == MPI_COMM_NULL) {
+    throw Error(ErrorKind::value, "mpi is MPI_COMM_NULL, which has no ranks");
+  }
+  int is_inter = 0;
+  check_mpi(MPI_Comm_test_inter(mpi, &is_inter), "MPI_Comm_test_inter");
+  if (is_inter != 0) {
+    throw Error(ErrorKind::type, "mpi is an intercommunicator; a communicator is made from an intracommunicator");
+  }
+}
+
+Config read_settings(const gf_setting* settings) {
+  std::map<std::string, std::string> texts;
+  for (; settings != nullptr && settings->name != nullptr; ++settings) {
+    if (settings->value == nullptr) {
+      throw Error(ErrorKind::value, "setting " + std::string(settings->name) + " has the value NULL");
+    }
+    texts[settings->name] = settings->value;
+  }
+  return read_config(texts);
+}
+
+// A communicator of MPI's that is freed at the end of the block.
+class Part {
+ public:
+  explicit Part(MPI_Comm mpi) : mpi_(mpi) {}
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+  ~Part() {
+    if (mpi_ != MPI_COMM_NULL) {
+      MPI_Comm_free(&mpi_);
+    }
+  }
+  [[nodiscard]] MPI_Comm get() const { return mpi_; }
+
+ private:
+  MPI_Comm mpi_;
+};
+
+// What `ask` says about a communicator, or -1.
+template <class Ask>
+int number_of(const gf_communicator* communicator, Ask ask) {
+  int number = -1;
+  guarded([&] { number = ask(*given(communicator, "communicator").engine); });
+  return number;
+}
+
+}  // namespace
+}  // namespace gradientflow::c
+
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+
+gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator) {
+  return guarded([&] {
+    gf_communicator*& result = result_of(communicator, "communicator");
+    const gradientflow::Config config = read_settings(settings);
+    initialise_mpi();
+    check_intracommunicator(mpi);
+    result = new gf_communicator{Communicator::make(mpi, config)};
+  });
+}
+
+gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part) {
+  return guarded([&] {
+    gf_communicator*& result = result_of(part, "part");
+    Communicator& whole = *given(communicator, "communicator").engine;
+    const Part mpi(whole.split(color, key));
+    if (mpi.get() != MPI_COMM_NULL) {
+      result = new gf_communicator{Communicator::make(mpi.get(), whole.group().config())};
+    }
+  });
+}
+
+gf_status gf_close(gf_communicator* communicator) {
+  return guarded([&] { given(communicator, "communicator").engine->close(true); });
+}
+
+void gf_communicator_free(gf_communicator* communicator) {
+  if (communicator != nullptr) {
+    communicator->engine->close(false);  // pools may hold it still
+    delete communicator;
+  }
+}
+
+int gf_rank(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.rank(); });
+}
+
+int gf_size(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.size(); });
+}
+
+int gf_local_rank(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.local_rank(); });
+}
+
+int gf_local_size(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.local_size(); });
+}
+
+int gf_node(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.node(); });
+}
+
+int gf_nodes(const gf_communicator* communicator) {
+  return number_of(communicator, [](const Communicator& self) { return self.nodes(); });
+}

@@ -1,0 +1,286 @@
+// GradientFlow for C (C99) and C++: collectives between the ranks of an MPI job, node memory and the gradient pool.
+//
+//   mpicc program.c $(gradientflow config --cflags --libs)
+//
+// Rules that hold everywhere:
+//
+// Status    Functions that can fail return a gf_status. GF_SUCCESS is 0; otherwise gf_last_error_message() has the
+//           reason in a sentence. No C++ exception leaves the library, and it never ends the process. NULL where
+//           something is needed is GF_ERROR_VALUE.
+// Objects   What a function hands out through its last argument (a communicator, handle, memory or pool) belongs to
+//           the caller, who gives it to the _free function of its type once. Freeing NULL does nothing. After a failure
+//           the argument is NULL. They may be freed in any order, also after MPI_Finalize.
+// Ranks     "Collective" means that all ranks of the communicator make the call, in the same order and with the same
+//           counts, dtype, op, root and algorithm. Calls that differ are GF_ERROR_MISMATCH on every rank, before any
+//           data moves.
+// Threads   All functions may be called from any thread, as long as nobody frees what another one uses.
+// Memory    Tensors are contiguous arrays in ordinary memory, node memory or a pool; counts are elements, not bytes.
+//           The library cannot see how long an array is: what the count says must be there. An array of a count of 0
+//           may be NULL.
+//
+// Functions may be added, and fields at the end of gf_call_options; what is here keeps its meaning within one major
+// version (before 1.0: minor version).
+#ifndef GRADIENTFLOW_H
+#define GRADIENTFLOW_H
+
+#include <mpi.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// ---- version --------------------------------------------------------------------------------------------------------
+
+#define GF_VERSION_MAJOR 0
+#define GF_VERSION_MINOR 1
+#define GF_VERSION_PATCH 0
+#define GF_VERSION (GF_VERSION_MAJOR * 10000 + GF_VERSION_MINOR * 100 + GF_VERSION_PATCH)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// GF_VERSION of the library that the program runs with.
+int gf_version(void);
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+// After VALUE, TYPE, MISMATCH and MEMORY the communicator stays usable. After the others it is broken: the tensors of
+// the call are undefined, and every further call fails with the same status. See docs/errors.md.
+typedef enum gf_status {
+  GF_SUCCESS = 0,
+  GF_ERROR_VALUE = 1,      // an argument has a value that cannot be served
+  GF_ERROR_TYPE = 2,       // a dtype cannot be served, or not with this op
+  GF_ERROR_MISMATCH = 3,   // the ranks made different calls
+  GF_ERROR_CLOSED = 4,     // the communicator is closed, or MPI is finalized
+  GF_ERROR_PEER = 5,       // another rank died, gave up or closed its communicator
+  GF_ERROR_TIMEOUT = 6,    // a wait took longer than it may
+  GF_ERROR_MPI = 7,        // the MPI library returned an error
+  GF_ERROR_SYSTEM = 8,     // the operating system returned an error
+  GF_ERROR_MEMORY = 9,     // there is not enough memory
+  GF_ERROR_INTERNAL = 10,  // a bug of the library
+} gf_status;
+
+// "GF_ERROR_VALUE" and so on. The text is constant.
+const char* gf_status_name(gf_status status);
+
+// Why the last call of this thread that failed did so; "" before the first. Valid until the next one fails.
+const char* gf_last_error_message(void);
+
+// ---- communicator ---------------------------------------------------------------------------------------------------
+
+typedef struct gf_communicator gf_communicator;
+
+// A setting as text, such as {"timeout", "30"}: the names and values of docs/configuration.md. What is not set comes
+// from the GRADIENTFLOW_* variables, or else is the default.
+typedef struct gf_setting {
+  const char* name;
+  const char* value;
+} gf_setting;
+
+// Makes a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`.
+// `settings` is an array that ends with an entry whose name is NULL, or is NULL itself.
+// Where MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and MPI is initialised with MPI_THREAD_MULTIPLE. The
+// program then calls MPI_Finalize at its end as if it had initialised MPI itself. A program that calls
+// MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls of several threads.
+gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator);
+
+// Makes communicators of parts of the ranks: those with the same `color` of 0 or more get one together, in the order of
+// `key` (among equal ones, that of their ranks), with the same settings. With a negative color a rank gets none:
+// `*part` is NULL. Collective.
+gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part);
+
+// Ends a communicator after its asynchronous calls are done. Not collective: a rank that waits for this one afterwards
+// gets GF_ERROR_PEER. Closing twice does no harm. Node memory and pools stay readable.
+gf_status gf_close(gf_communicator* communicator);
+
+// Gives the object back. Where it was not closed, its asynchronous calls end with GF_ERROR_CLOSED.
+void gf_communicator_free(gf_communicator* communicator);
+
+// Where this rank is: among all ranks, among those of its node, and which of the nodes that is. -1 for NULL.
+int gf_rank(const gf_communicator* communicator);
+int gf_size(const gf_communicator* communicator);
+int gf_local_rank(const gf_communicator* communicator);
+int gf_local_size(const gf_communicator* communicator);
+int gf_node(const gf_communicator* communicator);
+int gf_nodes(const gf_communicator* communicator);
+
+// ---- what a call is about -------------------------------------------------------------------------------------------
+
+typedef enum gf_dtype {
+  GF_NO_DTYPE = 0,  // only as gf_call_options.wire
+  GF_FLOAT16 = 1,   // IEEE binary16
+  GF_BFLOAT16 = 2,
+  GF_FLOAT32 = 3,
+  GF_FLOAT64 = 4,
+  GF_INT8 = 5,
+  GF_UINT8 = 6,
+  GF_INT32 = 7,
+  GF_INT64 = 8,
+  GF_BOOL = 9,  // one byte, 0 or 1
+} gf_dtype;
+
+// Bytes of one element; 0 for what is not a dtype.
+size_t gf_dtype_size(gf_dtype dtype);
+
+// MEAN needs a floating dtype; BOOL has MAX (any) and MIN (all). Sums of integers wrap around. MAX and MIN hand on NaN.
+typedef enum gf_op { GF_SUM = 0, GF_MEAN = 1, GF_MAX = 2, GF_MIN = 3, GF_PROD = 4 } gf_op;
+
+// An algorithm that cannot serve a call is GF_ERROR_VALUE; none silently becomes another.
+typedef enum gf_algorithm {
+  GF_ALGORITHM_AUTO = 0,
+  GF_ALGORITHM_RING = 1,                // allreduce, reduce_scatter, allgather, allgatherv
+  GF_ALGORITHM_HIERARCHICAL = 2,        // allreduce
+  GF_ALGORITHM_HIERARCHICAL_LANES = 3,  // allreduce
+  GF_ALGORITHM_RECURSIVE_DOUBLING = 4,  // allreduce
+  GF_ALGORITHM_SHARED = 5,              // all ranks on one node
+  GF_ALGORITHM_MPI = 6,                 // the MPI library's own
+} gf_algorithm;
+
+// How a call is served. Begin with GF_CALL_OPTIONS_INIT and change what matters; NULL stands for just that.
+typedef struct gf_call_options {
+  size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
+  gf_algorithm algorithm;
+  gf_dtype wire;  // allreduce of FLOAT32: FLOAT16 or BFLOAT16, to which values are rounded between nodes
+} gf_call_options;
+
+#define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE}
+
+// ---- collectives ----------------------------------------------------------------------------------------------------
+// For P ranks an array has this many elements:
+//
+//                     count                            input                      output
+//   allreduce         of the tensor                    count                      count
+//   reduce            of the tensor                    count                      count, on the root
+//   broadcast         of the tensor                    count                      (the same array)
+//   allgather         of one rank's part               count                      P * count
+//   allgatherv        counts[r] of the part of rank r  counts[rank]               the sum of all counts
+//   reduce_scatter    of the whole tensor              count                      gf_reduce_scatter_count
+//   alltoall          of the block for one rank        P * count                  P * count
+//   gather            of one rank's part               count                      P * count, on the root
+//   scatter           of one rank's part               P * count, on the root     count
+//
+// Parts and blocks lie in the order of the ranks. An array that a rank does not have may be NULL. In allreduce and
+// reduce, input and output may be the same array; otherwise they must not overlap. All of these are collective.
+
+gf_status gf_allreduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                       gf_op op, const gf_call_options* options);
+gf_status gf_reduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                    gf_op op, int root, const gf_call_options* options);
+gf_status gf_broadcast(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
+                       const gf_call_options* options);
+gf_status gf_allgather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                       const gf_call_options* options);
+gf_status gf_allgatherv(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
+                        gf_dtype dtype, const gf_call_options* options);
+gf_status gf_reduce_scatter(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, gf_op op, const gf_call_options* options);
+gf_status gf_alltoall(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                      const gf_call_options* options);
+gf_status gf_gather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                    int root, const gf_call_options* options);
+gf_status gf_scatter(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                     int root, const gf_call_options* options);
+
+// Waits until all ranks are here.
+gf_status gf_barrier(gf_communicator* communicator);
+
+// How many elements of a reduce_scatter of `count` elements this rank gets: the first count % P ranks get one more than
+// the others. 0 for NULL.
+size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
+
+// ---- asynchronous calls ---------------------------------------------------------------------------------------------
+// The same in the background. The arrays stay alive, and are left alone, until the handle is done. What can be checked
+// before the call starts is this function's status, the rest is that of gf_handle_wait. Blocking and asynchronous calls
+// of a communicator are served in the order in which they were made.
+
+typedef struct gf_handle gf_handle;
+
+gf_status gf_allreduce_async(gf_communicator* communicator, const void* input, void* output, size_t count,
+                             gf_dtype dtype, gf_op op, const gf_call_options* options, gf_handle** handle);
+gf_status gf_reduce_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                          gf_op op, int root, const gf_call_options* options, gf_handle** handle);
+gf_status gf_broadcast_async(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
+                             const gf_call_options* options, gf_handle** handle);
+gf_status gf_allgather_async(gf_communicator* communicator, const void* input, void* output, size_t count,
+                             gf_dtype dtype, const gf_call_options* options, gf_handle** handle);
+// `counts` is copied.
+gf_status gf_allgatherv_async(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
+                              gf_dtype dtype, const gf_call_options* options, gf_handle** handle);
+gf_status gf_reduce_scatter_async(gf_communicator* communicator, const void* input, void* output, size_t count,
+                                  gf_dtype dtype, gf_op op, const gf_call_options* options, gf_handle** handle);
+gf_status gf_alltoall_async(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, const gf_call_options* options, gf_handle** handle);
+gf_status gf_gather_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                          int root, const gf_call_options* options, gf_handle** handle);
+gf_status gf_scatter_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                           int root, const gf_call_options* options, gf_handle** handle);
+gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
+
+// Whether the call has ended, well or badly: `*done` is 1 or 0. Does not wait.
+gf_status gf_handle_test(const gf_handle* handle, int* done);
+
+// Waits until the call has ended, and returns how, as often as it is asked. A `timeout` in seconds that passes first is
+// GF_ERROR_TIMEOUT, and breaks nothing: the call goes on. Negative: no limit but that of the call itself.
+gf_status gf_handle_wait(gf_handle* handle, double timeout);
+
+// How many elements of the result are infinite or NaN, where values were rounded for the wire; -1 where none were, and
+// before the call has ended. The same on all ranks.
+gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
+
+// Also before the call has ended, which then goes on: its arrays stay in use until gf_close returns.
+void gf_handle_free(gf_handle* handle);
+
+// ---- between two ranks ----------------------------------------------------------------------------------------------
+// Only the two ranks take part. Tensors from one rank to another arrive in the order in which they were sent.
+
+// Returns when `data` may change; a large tensor waits for its receiver.
+gf_status gf_send(gf_communicator* communicator, const void* data, size_t count, gf_dtype dtype, int to);
+
+// GF_ERROR_MISMATCH where another count or dtype is sent; that tensor is then gone.
+gf_status gf_recv(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int from);
+
+// ---- node memory ----------------------------------------------------------------------------------------------------
+// Memory that all ranks of the node map. Calls inside the node are fastest on it.
+
+typedef struct gf_memory gf_memory;
+
+// `bytes` bytes for every rank, the same number everywhere. Collective.
+gf_status gf_memory_allocate(gf_communicator* communicator, size_t bytes, gf_memory** memory);
+
+// This rank's part: zero-filled at first, at a multiple of 64 bytes, valid until it is freed. NULL for NULL.
+void* gf_memory_data(const gf_memory* memory);
+size_t gf_memory_bytes(const gf_memory* memory);
+
+// Not collective. No call may be using it.
+void gf_memory_free(gf_memory* memory);
+
+// ---- gradient pool --------------------------------------------------------------------------------------------------
+// All gradients of a model side by side in node memory, averaged over the ranks in one pass and without a copy. Fill
+// the tensors, call gf_pool_ready for each, and gf_pool_wait once an iteration.
+
+typedef struct gf_pool gf_pool;
+
+// `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating one. Collective.
+gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
+                         gf_pool** pool);
+
+// Tensor `tensor`: zero-filled at first, at a multiple of 64 bytes, valid until the pool is freed. NULL where there is
+// none.
+void* gf_pool_tensor(const gf_pool* pool, size_t tensor);
+size_t gf_pool_tensors(const gf_pool* pool);  // how many
+size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with what lies between them
+
+// Tensor `tensor` is final for this iteration. Once an iteration, from any thread.
+gf_status gf_pool_ready(gf_pool* pool, size_t tensor);
+
+// Replaces every tensor by its mean over the ranks, whether ready was said or not, and begins the next iteration.
+// Collective.
+gf_status gf_pool_wait(gf_pool* pool);
+
+// Not collective.
+void gf_pool_free(gf_pool* pool);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,30 @@
+// What stands behind the opaque types of gradientflow.h.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "../engine/communicator.hpp"
+#include "../engine/gradient_pool.hpp"
+#include "../engine/handle.hpp"
+#include "gradientflow.h"
+
+struct gf_communicator {
+  std::shared_ptr<gradientflow::engine::Communicator> engine;
+};
+
+struct gf_handle {
+  std::shared_ptr<gradientflow::engine::Handle> engine;
+  pid_t process;  // that made the call
+};
+
+struct gf_memory {
+  std::shared_ptr<gradientflow::transport::Segment> segment;
+  std::size_t bytes;
+};
+
+struct gf_pool {
+  gradientflow::engine::GradientPool engine;
+};

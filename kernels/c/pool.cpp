@@ -1,0 +1,47 @@
+// The gradient pool.
+#include <vector>
+
+#include "../engine/gradient_pool.hpp"
+#include "arguments.hpp"
+#include "objects.hpp"
+#include "status.hpp"
+
+using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
+using gradientflow::engine::GradientPool;
+
+gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
+                         gf_pool** pool) {
+  return guarded([&, number = int{dtype}] {
+    gf_pool*& result = result_of(pool, "pool");
+    const gf_communicator& owner = given(communicator, "communicator");
+    const gradientflow::DType type = dtype_of(number);
+    check_fits(tensors, sizeof *counts);
+    std::vector<size_t> of_each;
+    size_t sum = 0;
+    for (size_t i = 0; i < tensors; ++i) {
+      of_each.push_back((&given(counts, "counts"))[i]);
+      check_fits(of_each.back(), size_of(type));
+      sum += of_each.back();
+      check_fits(sum, size_of(type));
+    }
+    result = new gf_pool{GradientPool(owner.engine, of_each, type)};
+  });
+}
+
+void* gf_pool_tensor(const gf_pool* pool, size_t tensor) {
+  return tensor < gf_pool_tensors(pool) ? pool->engine.data() + pool->engine.offset(tensor) : nullptr;
+}
+
+size_t gf_pool_tensors(const gf_pool* pool) { return pool == nullptr ? 0 : pool->engine.tensors(); }
+
+size_t gf_pool_bytes(const gf_pool* pool) { return pool == nullptr ? 0 : pool->engine.bytes(); }
+
+gf_status gf_pool_ready(gf_pool* pool, size_t tensor) {
+  return guarded([&] { given(pool, "pool").engine.ready(tensor); });
+}
+
+gf_status gf_pool_wait(gf_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.wait(); });
+}
+
+void gf_pool_free(gf_pool* pool) { delete pool; }

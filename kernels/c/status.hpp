@@ -1,0 +1,40 @@
+// The border that no exception crosses: what is thrown becomes a status, and its sentence this thread's last message.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "../base/error.hpp"
+#include "gradientflow.h"
+
+namespace gradientflow::c {
+
+// The status of the exception that is being handled; remembers its message.
+gf_status caught() noexcept;
+
+template <class Work>
+gf_status guarded(Work work) noexcept {
+  try {
+    work();
+    return GF_SUCCESS;
+  } catch (...) {
+    return caught();
+  }
+}
+
+// The object behind a pointer from the caller. Throws Error(value) for NULL.
+template <class T>
+T& given(T* pointer, const char* name) {
+  if (pointer == nullptr) {
+    throw Error(ErrorKind::value, std::string(name) + " is NULL");
+  }
+  return *pointer;
+}
+
+// Where a result goes: NULL until there is one.
+template <class T>
+T*& result_of(T** place, const char* name) {
+  return given(place, name) = nullptr;
+}
+
+}  // namespace gradientflow::c
