@@ -1,4 +1,4 @@
-"""Asynchronous calls, several communicators at once, several Python threads."""
+"""Asynchronous calls, several communicators at once, several Python threads; inside a node and between nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_asynchronous_calls_communicators_and_threads(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "async_calls", timeout=100)
+@pytest.mark.parametrize(
+    ("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1), (4, 2), (5, 2), (5, 3)]
+)
+def test_asynchronous_calls_communicators_and_threads(mpirun: Callable[..., Any], ranks: int, node_size: int) -> None:
+    mpirun(ranks, "async_calls", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)

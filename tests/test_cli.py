@@ -488,7 +488,7 @@ def test_config_prints_flags_that_point_at_what_is_there() -> None:
     assert ended.returncode == 0, ended.stderr
     flags, folder = ended.stdout.splitlines()
     words = shlex.split(flags)
-    assert "-std=c++20" in words
+    assert not any(word.startswith("-std") for word in words)  # they are for C too
     include = next(word[2:] for word in words if word.startswith("-I"))
     assert (Path(include) / "gradientflow").is_dir()
     libraries = next(word[2:] for word in words if word.startswith("-L"))
@@ -496,6 +496,10 @@ def test_config_prints_flags_that_point_at_what_is_there() -> None:
     assert "-lgradientflow" in words
     assert f"-Wl,-rpath,{libraries}" in words
     assert list(Path(folder).glob("*onfig.cmake"))
+
+
+def test_config_prints_the_standard_that_the_cxx_headers_need() -> None:
+    assert "-std=c++20" in shlex.split(gradientflow("config", "--cxxflags").stdout)
 
 
 def test_config_lists_every_setting() -> None:

@@ -507,6 +507,53 @@ def test_copy(streaming: bool) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Counting what is not finite
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_count(values: Array, offset: int = 0) -> None:
+    """One count at all levels, against NumPy."""
+    expected = int(np.count_nonzero(~np.isfinite(values)))
+    source = Guarded(values, offset)
+    for level in LEVELS:
+        assert compute.count_nonfinite(level, source.address, values.size) == expected, (level, values.size, offset)
+
+
+def test_count_nonfinite_knows_infinity_and_every_nan_from_large_numbers() -> None:
+    """Bit patterns around the borders: the exponent alone decides, neither the sign nor the payload."""
+    borders = np.array([0x00000000, 0x00000001, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF], np.uint32)
+    patterns = np.concatenate([borders, borders | np.uint32(0x80000000)]).view(np.float32)
+    for pattern in patterns:
+        check_count(np.full(1, pattern))
+        check_count(np.full(37, pattern))
+    check_count(patterns)
+    check_count(np.concatenate([patterns] * 11)[:-3])
+
+
+def test_count_nonfinite_of_random_bits_at_every_length_and_alignment() -> None:
+    """Also where no whole vector fits, and with what is before and after the elements left alone."""
+    rng = np.random.default_rng(12)
+    for length in [*range(140), PRIME, 1 << 20]:
+        values = sample("float32", length, rng)
+        check_count(values, 4 * length % LINE)
+        check_count(random_bits("float32", length, rng), length % LINE)
+
+
+def test_count_nonfinite_of_more_than_one_block() -> None:
+    """The kernel adds up in blocks of 2^20 vectors; here every element of more than one counts."""
+    check_count(np.full((1 << 24) + 4321, np.nan, np.float32))
+
+
+@settings(deadline=None)
+@given(places=st.sets(st.integers(0, 99)), length=st.integers(0, 100))
+def test_count_nonfinite_finds_each_place(places: set[int], length: int) -> None:
+    """Wherever they are, each one counts once."""
+    values = np.ones(100, np.float32)
+    values[sorted(places)] = np.inf
+    check_count(values[:length])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Levels
 # ---------------------------------------------------------------------------------------------------------------------
 

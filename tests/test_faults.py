@@ -85,12 +85,45 @@ def test_late_ranks_are_named_and_told(mpirun: Run) -> None:
     assert survivors(mpirun(5, "faults", "late")) == {0, 1, 2, 3, 4}
 
 
-def test_late_ranks_over_mpi(mpirun: Run) -> None:
-    assert survivors(mpirun(2, "faults", "late_over_mpi")) == {0, 1}
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_late_ranks_between_nodes(mpirun: Run, ranks: int) -> None:
+    assert survivors(mpirun(ranks, "faults", "late_between_nodes")) == set(range(ranks))
 
 
-def test_closing_during_calls_over_mpi(mpirun: Run) -> None:
-    assert survivors(mpirun(2, "faults", "leave_during_a_call_over_mpi", "leave_async_over_mpi")) == {0, 1}
+def test_closing_during_calls_between_nodes(mpirun: Run) -> None:
+    modes = ["leave_during_a_call_between_nodes", "leave_async_between_nodes"]
+    assert survivors(mpirun(2, "faults", *modes)) == {0, 1}
+
+
+# ---- between nodes ---------------------------------------------------------------------------------------------------
+
+
+def check_between_nodes(mpirun: Run, how: str, ranks: int, node_size: int, faulty: str) -> None:
+    dies = how == "die"
+    env = {"GRADIENTFLOW_NODE_SIZE": str(node_size)}
+    finished = mpirun(ranks, "faults_between", how, faulty, env=env, timeout=40, recover=dies, check=not dies)
+    gone = {int(rank) for rank in faulty.split(",")} if dies else set()
+    assert survivors(finished) == set(range(ranks)) - gone, finished.output
+
+
+@pytest.mark.parametrize(("ranks", "node_size", "faulty"), [(2, 1, "0"), (3, 1, "1"), (4, 2, "1"), (5, 2, "2")])
+@pytest.mark.parametrize("how", ["close", "raise"])
+def test_ranks_that_leave_between_nodes(mpirun: Run, how: str, ranks: int, node_size: int, faulty: str) -> None:
+    check_between_nodes(mpirun, how, ranks, node_size, faulty)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node_size", "faulty"), [(3, 1, "1"), (5, 1, "1,3"), (4, 2, "0"), (4, 2, "3"), (5, 2, "2,3"), (5, 2, "4")]
+)
+def test_ranks_that_never_come_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
+    """Those that wait find out together who is missing, also where they wait for somebody else who waits."""
+    check_between_nodes(mpirun, "never", ranks, node_size, faulty)
+
+
+@pytest.mark.parametrize(("ranks", "node_size", "faulty"), [(3, 1, "1"), (4, 2, "1"), (5, 2, "4"), (5, 3, "0")])
+def test_ranks_that_die_between_nodes(mpirun: Run, ranks: int, node_size: int, faulty: str) -> None:
+    """The ranks of the same node see it at once and tell all; a rank that was alone on its node is missed."""
+    check_between_nodes(mpirun, "die", ranks, node_size, faulty)
 
 
 def test_very_long_timeouts(mpirun: Run) -> None:

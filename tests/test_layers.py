@@ -22,6 +22,7 @@ CPP_LAYERS: dict[str, set[str]] = {
     "transport": {"base", "compute"},
     "collective": {"base", "compute", "transport"},
     "engine": {"base", "compute", "transport", "collective"},
+    "c": {"base", "compute", "transport", "collective", "engine"},
     "bindings": {"base", "compute", "transport", "collective", "engine"},
 }
 
@@ -29,7 +30,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
 
 # Headers of outside libraries, and the only layers that may know them.
-OUTSIDE = {"mpi.h": {"transport"}, "pybind11/": {"bindings"}, "Python.h": {"bindings"}}
+OUTSIDE = {"mpi.h": {"transport", "c"}, "pybind11/": {"bindings"}, "Python.h": {"bindings"}}
 
 
 def cpp_files(root: Path) -> list[Path]:

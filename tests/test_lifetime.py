@@ -15,14 +15,15 @@ from gradientflow.launch import find_launcher, launch_environment
 Run = Callable[..., Any]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_inside_a_program(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "lifetime", "inside")
+@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 2)])
+def test_inside_a_program(mpirun: Run, ranks: int, node_size: int) -> None:
+    mpirun(ranks, "lifetime", "inside", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
 
 
+@pytest.mark.parametrize("node_size", [0, 1])
 @pytest.mark.parametrize("how", ["without_closing", "under_way", "thread", "finalize", "after_finalize"])
-def test_the_end_of_a_program(mpirun: Run, how: str) -> None:
-    finished = mpirun(2, "lifetime", how, timeout=20)
+def test_the_end_of_a_program(mpirun: Run, how: str, node_size: int) -> None:
+    finished = mpirun(2, "lifetime", how, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=20)
     assert sorted(line for line in finished.stdout.splitlines() if line.startswith("over")) == ["over 0", "over 1"]
     if how == "without_closing":
         assert sorted(line for line in finished.stdout.splitlines() if line.startswith("dest")) == [

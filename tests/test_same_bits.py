@@ -28,6 +28,11 @@ def test_same_bits_at_every_simd_level_and_in_a_second_run(mpirun: Run) -> None:
     assert len(set(digests.values())) == 1, digests
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_same_bits_on_all_ranks_over_mpi(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "same_bits", "mpi")
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_same_bits_between_nodes_and_in_a_second_run(mpirun: Run, ranks: int) -> None:
+    """For every algorithm and wire; the second run is at another SIMD level, which must not matter either."""
+    digests = {
+        level: mpirun(ranks, "same_bits", "nodes", env={"GRADIENTFLOW_SIMD": level}).line("digest ")
+        for level in ({"auto", LEVELS[0]} if ranks in (2, 5) else {"auto"})
+    }
+    assert len(set(digests.values())) == 1, digests

@@ -23,16 +23,19 @@ _CMAKE = _LIBRARIES / "cmake" / "gradientflow"
 
 
 @click.command(no_args_is_help=True)
-@click.option("--cflags", is_flag=True, help="Print compiler flags.")
+@click.option("--cflags", is_flag=True, help="Print compiler flags for gradientflow.h, in C and C++.")
+@click.option("--cxxflags", is_flag=True, help="Print compiler flags for the C++ headers.")
 @click.option("--libs", is_flag=True, help="Print linker flags.")
 @click.option("--cmakedir", is_flag=True, help="Print the folder for CMake's gradientflow_DIR.")
 @click.option("--settings", is_flag=True, help="Print every setting with its variable and default.")
-def config(cflags: bool, libs: bool, cmakedir: bool, settings: bool) -> None:
-    """Print what a C or C++ program needs, quoted for a shell: c++ x.cpp $(gradientflow config --cflags --libs)."""
+def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: bool) -> None:
+    """Print what a C or C++ program needs, quoted for a shell: mpicc x.c $(gradientflow config --cflags --libs)."""
     flags = []
-    if cflags:
+    if cxxflags:
+        flags.append("-std=c++20")
+    if cflags or cxxflags:
         # the headers include mpi.h
-        flags += [f"-I{_present(_INCLUDE)}", "-std=c++20", *_mpi_flags("-I")]
+        flags += [f"-I{_present(_INCLUDE)}", *_mpi_flags("-I")]
     if libs:
         flags += _linker_flags(_present(_LIBRARIES))
     if flags:

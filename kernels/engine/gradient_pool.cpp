@@ -14,7 +14,11 @@ GradientPool::GradientPool(std::shared_ptr<Communicator> communicator, const std
                            DType dtype)
     : communicator_(std::move(communicator)), dtype_(dtype), ready_(counts.size(), false) {
   check_reducible(dtype, ReduceOp::mean);
+  constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
   for (const std::size_t count : counts) {
+    if (count > largest || bytes_ > largest) {
+      throw Error(ErrorKind::value, "a pool of more than 1 TiB a rank is not possible");
+    }
     offsets_.push_back(bytes_);
     bytes_ += (count * size_of(dtype) + alignment - 1) / alignment * alignment;
   }

@@ -44,6 +44,15 @@ Messages::~Messages() {
     if (!mpi_->finalized()) {
       read_notices();
     }
+    for (Sent& sent : sent_) {
+      int done = 0;
+      if (!mpi_->finalized()) {
+        MPI_Testall(static_cast<int>(sent.requests.size()), sent.requests.data(), &done, MPI_STATUSES_IGNORE);
+      }
+      if (done == 0) {  // MPI may still read it
+        static_cast<void>(sent.notice.release());
+      }
+    }
     std::vector<int> awaited;
     for (int r = 0; r < size(); ++r) {
       const auto index = static_cast<std::size_t>(r);
@@ -212,36 +221,46 @@ void Messages::read_notices(Purpose purpose) {
 }
 
 void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text) {
+  if (ranks.empty()) {
+    return;
+  }
   const Purpose purpose = state == State::here ? Purpose::roll_call : Purpose::leave;
-  // Small enough for MPI to take it at once; it is kept, because MPI does not say when it is done with it.
-  auto* const notice = new Notice{state, kind, call_, {}};  // NOLINT(*-owning-memory)
-  std::strncpy(static_cast<char*>(notice->text), text, sizeof notice->text - 1);
+  Sent& sent = sent_.emplace_back(Sent{std::make_unique<Notice>(), {}});
+  sent.notice->state = state;
+  sent.notice->kind = kind;
+  sent.notice->call = call_;
+  std::strncpy(static_cast<char*>(sent.notice->text), text, sizeof sent.notice->text - 1);
   for (const int r : ranks) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Isend(notice, sizeof *notice, MPI_BYTE, r, Tag(purpose, 0).value(), mpi_->get(), &request),
+    check_mpi(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, Tag(purpose, 0).value(), mpi_->get(),
+                        &sent.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Isend of a notice");
-    check_mpi(MPI_Request_free(&request), "MPI_Request_free");
   }
 }
 
-void Messages::tell_closed() noexcept { tell_once(State::closed, ErrorKind::peer, ""); }
+void Messages::tell_closed() noexcept { tell_once({}, State::closed, ErrorKind::peer, ""); }
 
-void Messages::tell_failed(const Error& error) noexcept { tell_once(State::failed, error.kind(), error.what()); }
+// After a timeout inside the node, those who wait for the node from outside do not know which of its ranks is missing.
+void Messages::tell_failed(const Error& error) noexcept {
+  const bool waited = error.kind() == ErrorKind::timeout && participants_ != nullptr && topology_->nodes() > 1;
+  tell_once(waited ? *participants_ : std::vector<int>(), State::failed, error.kind(), error.what());
+}
 
-void Messages::tell_once(State state, ErrorKind kind, const char* text) noexcept {
+void Messages::tell_once(std::vector<int> ranks, State state, ErrorKind kind, const char* text) noexcept {
   if (told_) {
     return;
   }
   told_ = true;
   try {
     if (!mpi_->finalized()) {
-      std::vector<int> others;
       for (int r = 0; r < size(); ++r) {
-        if (acquainted_[static_cast<std::size_t>(r)] && r != rank()) {
-          others.push_back(r);
+        if (acquainted_[static_cast<std::size_t>(r)]) {
+          ranks.push_back(r);
         }
       }
-      tell(others, state, kind, text);
+      std::sort(ranks.begin(), ranks.end());
+      ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+      std::erase(ranks, rank());
+      tell(ranks, state, kind, text);
     }
   } catch (const Error&) {  // they will find out when their time is up
   } catch (const std::bad_alloc&) {
@@ -260,8 +279,8 @@ std::vector<int> Messages::missing_ranks(int awaited) {
   Patience patience(std::min(roll_call_seconds, timeout_));
   while (true) {
     read_notices();
-    for (const int r : others) {  // it knows better who is missing
-      if (words_[static_cast<std::size_t>(r)].state == State::failed) {
+    for (int r = 0; r < size(); ++r) {
+      if (words_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
         throw failure_of(r, describe(signature_));
       }
     }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -118,9 +119,9 @@ class Messages {
     State state;
     ErrorKind kind;
     std::uint32_t call;
-    char text[244];
+    char text[500];
   };
-  static_assert(sizeof(Notice) == 256);
+  static_assert(sizeof(Notice) == 512);
 
   struct Word {  // of a rank of another node
     State state = State::open;
@@ -129,12 +130,17 @@ class Messages {
     std::string text;
   };
 
+  struct Sent {  // and perhaps still on its way
+    std::unique_ptr<Notice> notice;
+    std::vector<MPI_Request> requests;
+  };
+
   [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
   void look_out(const Message& message, const std::string& what, bool collective);
   [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);
-  void tell_once(State state, ErrorKind kind, const char* text) noexcept;
+  void tell_once(std::vector<int> ranks, State state, ErrorKind kind, const char* text) noexcept;
   void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
   [[noreturn]] void raise_timeout(int awaited);
@@ -150,6 +156,7 @@ class Messages {
   std::vector<Word> words_;  // by rank
   std::mutex words_mutex_;
   mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
+  std::vector<Sent> sent_;
   bool told_ = false;
 };
 

@@ -185,7 +185,7 @@ class Node {
     alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
     alignas(64) std::atomic<State> state;
     ErrorKind reason_kind;  // of a rank that failed
-    std::array<char, 200> reason;
+    std::array<char, 500> reason;
     alignas(64) std::atomic<std::uint64_t> pulse;
     std::atomic<std::uint64_t> words[2];  // by topic
     std::uint64_t token;                  // of the leader: proves that the right memory was opened

@@ -52,8 +52,8 @@ struct Signature {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint32_t detail = 0;        // a hash of what else they must agree on
-  std::optional<DType> wire = {};  // what values are rounded to on their way between nodes; empty: not at all
+  std::uint32_t detail = 0;                  // a hash of what else they must agree on
+  std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
 
   friend bool operator==(const Signature&, const Signature&) = default;
 };

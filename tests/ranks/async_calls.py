@@ -54,6 +54,15 @@ def check_results(comm: gf.Communicator) -> None:
     assert gathered.tolist() == [[float(rank + 1)] * 3 for rank in range(SIZE)]
     out = np.empty((SIZE, 3))
     assert comm.allgather_async(mine(3), out=out).wait() is out
+    gathered = comm.gather_async(mine(3), SIZE - 1).wait()
+    assert gathered is None if RANK < SIZE - 1 else gathered.tolist() == [[rank + 1] * 3 for rank in range(SIZE)]
+    assert comm.alltoall_async(np.arange(SIZE) + 10 * RANK).wait().tolist() == [
+        10 * rank + RANK for rank in range(SIZE)
+    ]
+    out = np.empty(2)
+    assert comm.scatter_async(np.repeat(np.arange(SIZE), 2) * 1.0, out=out).wait() is out
+    assert out.tolist() == [RANK] * 2
+    assert comm.allgatherv_async(mine(RANK)).wait().tolist() == [rank + 1 for rank in range(SIZE) for _ in range(rank)]
     block = comm.reduce_scatter_async(mine(SIZE)).wait()
     assert block.tolist() == [TOTAL]
     assert comm.barrier_async().wait() is None
@@ -319,25 +328,56 @@ def check_a_pool_in_another_thread(comm: gf.Communicator) -> None:
             assert np.array_equal(view, np.full(view.shape, (index + 1) * TOTAL / SIZE, np.float32))
 
 
-run_checks(
-    [
-        check_results,
-        check_it_goes_on_alone,
-        check_wait_with_timeout,
-        check_many_in_flight,
-        check_blocking_calls_in_between,
-        check_dropped_handles,
-        check_errors,
-        check_closing_waits_for_what_is_under_way,
-        check_several_communicators,
-        check_threads_with_communicators_of_their_own,
-        check_threads_on_one_communicator,
-        check_the_interpreter_runs_on,
-        check_a_pool_in_another_thread,
-    ],
-    [{}, {"inline_bytes": 0, "staging_bytes": 8192, "direct_read_bytes": 100_000}],
-)
-OVER_MPI = [
+def check_no_elements(comm: gf.Communicator) -> None:
+    """Tensors without elements, between others, in every call."""
+    none = np.empty(0)
+    for count in (0, 20_000, 0):
+        x = mine(count)
+        handles = [
+            comm.allreduce_async(none.copy()),
+            comm.allreduce_async(none.copy(), "max", out=none.copy()),
+            comm.broadcast_async(none.copy(), SIZE - 1),
+            comm.allreduce_async(x),
+            comm.reduce_async(none.copy()),
+            comm.allgather_async(none),
+            comm.reduce_scatter_async(none),
+            comm.alltoall_async(none),
+            comm.gather_async(none),
+            comm.scatter_async(none, out=none.copy()),
+            comm.allgatherv_async(none, [0] * SIZE),
+        ]
+        for handle in handles:
+            handle.wait(timeout=20)
+        assert (x == TOTAL).all()
+    assert comm.allgatherv(mine(RANK)).size == SIZE * (SIZE - 1) // 2  # rank 0 puts nothing in
+
+
+def check_every_call_at_once(comm: gf.Communicator) -> None:
+    """All kinds of calls are in flight together, and on two communicators."""
+    with gf.init() as other:
+        waiting = []
+        for turn, count in enumerate([3, 5000, 40_000] * 3):
+            for each in (comm, other):
+                blocks = np.repeat(np.arange(SIZE) + 10.0 * RANK, count)
+                counts = [count * rank for rank in range(SIZE)]
+                ones = np.ones(count)
+                root = turn % SIZE
+                mean = TOTAL / SIZE
+                waiting += [
+                    (each.alltoall_async(blocks), np.repeat(10.0 * np.arange(SIZE) + RANK, count)),
+                    (each.allreduce_async(mine(count), "mean"), ones * mean),
+                    (each.broadcast_async(mine(count), root), ones * (root + 1)),
+                    (each.scatter_async(blocks, root, out=ones.copy()), ones * (10 * root + RANK)),
+                    (each.allgatherv_async(mine(counts[RANK]), counts), np.repeat(np.arange(SIZE) + 1.0, counts)),
+                    (each.gather_async(mine(count), root), np.outer(np.arange(SIZE) + 1.0, ones)),
+                    (each.allreduce_async(mine(count).astype(np.float32), wire="float16"), ones * TOTAL),
+                ]
+        for handle, wanted in reversed(waiting):
+            result = handle.wait(timeout=40)
+            assert result is None or np.array_equal(result, wanted)
+
+
+CHECKS = [
     check_results,
     check_it_goes_on_alone,
     check_wait_with_timeout,
@@ -345,7 +385,21 @@ OVER_MPI = [
     check_blocking_calls_in_between,
     check_dropped_handles,
     check_errors,
+    check_closing_waits_for_what_is_under_way,
+    check_no_elements,
+    check_every_call_at_once,
     check_several_communicators,
+    check_threads_with_communicators_of_their_own,
     check_threads_on_one_communicator,
+    check_the_interpreter_runs_on,
+    check_a_pool_in_another_thread,
 ]
-run_checks(OVER_MPI, [{"node_size": 1}] if SIZE > 1 else [])
+# GRADIENTFLOW_NODE_SIZE, which the communicators that the checks make follow as well, says how many ranks are a node.
+run_checks(
+    CHECKS,
+    [
+        {},
+        {"inline_bytes": 0, "staging_bytes": 8192, "direct_read_bytes": 100_000},
+        {"inline_bytes": 0, "segment_bytes": 1024, "window": 2, "stretch_bytes": 4096},
+    ],
+)

@@ -1,7 +1,8 @@
-"""Every collective, dtype, op and kind of memory along every path, each element and the memory around it compared."""
+"""Every collective, dtype, op, algorithm and kind of memory, inside nodes and between: each element is compared."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from support import (
     run,
     same_bits,
     say,
+    values_of,
 )
 
 import gradientflow as gf
@@ -39,18 +41,57 @@ LARGE_ELEMENTS = 300_007
 
 # Where the tensors lie: by name, which kind each rank has.
 PLACES = ["pool", "pool_odd", "array", "array_odd", "mixed", "segments"]
-KINDS = ["allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"]
+REDUCING = ["allreduce", "reduce", "reduce_scatter"]
+MOVING = ["broadcast", "allgather", "allgatherv", "alltoall", "gather", "scatter"]
+KINDS = [*REDUCING, *MOVING]
+IN_PLACE = ["allreduce", "broadcast", "reduce"]
 
-# Every communicator of the grid: its settings, the factor of staging sizes, and the algorithms to choose from.
+# The algorithms that serve some calls only.
+SERVED = {
+    "ring": ["allreduce", "reduce_scatter", "allgather", "allgatherv"],
+    "recursive_doubling": ["allreduce"],
+    "hierarchical": ["allreduce"],
+    "hierarchical_lanes": ["allreduce"],
+}
+BY_MESSAGES = ["auto", "mpi", *SERVED]
+
+# Every communicator of the grid inside a node: its settings, and the algorithms to choose from.
 SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, ["auto", "shared", "mpi"]),
+    ({}, ["auto", "shared", *BY_MESSAGES]),
     ({"inline_bytes": 0, "staging_bytes": 4096}, ["auto", "shared"]),
     ({"inline_bytes": 0, "staging_bytes": 4096, "direct_read_bytes": 1}, ["auto"]),
     ({"inline_bytes": 0, "staging_bytes": 8192, "direct_read_bytes": 1, "direct_read": False}, ["auto"]),
     ({"inline_bytes": 0, "streaming_bytes": 1, "direct_read_bytes": 1}, ["auto"]),
-    ({"node_size": 1}, ["auto", "mpi"]),
-    ({"node_size": 2}, ["auto"]),
 ]
+
+# Between nodes: so many ranks each, the last may have fewer. With small segments a small tensor takes many messages,
+# more than a window of them, and several stretches.
+NODE_SIZES = [1, 2, 3]
+SMALL_SEGMENTS = {"inline_bytes": 0, "segment_bytes": 1024, "stretch_bytes": 4096}
+BETWEEN_NODES: list[dict[str, Any]] = [
+    {},
+    {**SMALL_SEGMENTS, "window": 2, "doubling_bytes": 0, "ring_bytes": 0},
+    {**SMALL_SEGMENTS, "window": 2, "doubling_bytes": 0, "ring_bytes": 1 << 30},
+    {**SMALL_SEGMENTS, "window": 2, "doubling_bytes": 1 << 30},
+    {**SMALL_SEGMENTS, "window": 1, "doubling_bytes": 2000, "ring_bytes": 20_000},
+    {**SMALL_SEGMENTS, "window": 1024, "ring_bytes": 50_000, "inline_bytes": 65536},
+]
+LARGE_BETWEEN_NODES: list[dict[str, Any]] = [
+    {"node_size": 1},
+    {"node_size": 2, "stretch_bytes": 1 << 18},
+    {"node_size": 3, "segment_bytes": 4096, "window": 3},
+]
+SIZES_EACH = 4  # between nodes so many sizes are drawn for each kind, dtype and op
+
+
+def serves(algorithm: str, kind: str) -> bool:
+    """Tell whether an algorithm serves this kind of call."""
+    return kind in SERVED.get(algorithm, KINDS)
+
+
+def uneven(count: int, turn: int) -> list[int]:
+    """Return the number of elements of each rank in an allgatherv: 0, a half or all of count."""
+    return [count * ((rank + turn) % 3) // 2 for rank in range(SIZE)]
 
 
 def block(count: int, rank: int) -> tuple[int, int]:
@@ -81,7 +122,7 @@ class Data:
 
 
 def both(elements: int, seed: int) -> dict[bool, Data]:
-    """Make data for calls inside a node (False) and over MPI (True).
+    """Make data for calls of ours (False) and of the MPI library's (True).
 
     Whether MPI's integer sums wrap around is a question of its own: see check_wrapping.
     """
@@ -130,6 +171,29 @@ class Case:
     out_place: str | None  # None: in place, or a new array
     root: int
     algorithm: str
+    wire: str | None
+
+    @property
+    def is_root(self) -> bool:
+        return self.root == RANK
+
+    @property
+    def works_in_place(self) -> bool:
+        """Whether the result lies in the tensor on this rank."""
+        if self.kind == "reduce" and not self.is_root:
+            return False
+        return self.out_place is None and self.kind in IN_PLACE
+
+    @property
+    def gets_result(self) -> bool:
+        return self.kind not in ("reduce", "gather") or self.is_root
+
+    @property
+    def input_count(self) -> int:
+        """The number of elements that this rank puts in."""
+        if self.kind in ("alltoall", "scatter"):
+            return self.count // SIZE * SIZE
+        return uneven(self.count, self.shift)[RANK] if self.kind == "allgatherv" else self.count
 
 
 class Grid:
@@ -142,60 +206,98 @@ class Grid:
         self.output_room = Room(comm, elements * 8 * SIZE)
 
     def check(self, case: Case) -> None:
-        self.data = self.all_data[self.comm.nodes > 1 or case.algorithm == "mpi"]
-        inputs = self.data.inputs(case.dtype, case.shift, case.count)
-        x, x_around = self.input_room.place(case.place, case.dtype, case.count)
-        x[:] = inputs[RANK]
-        if case.kind == "broadcast" and case.root != RANK:
+        self.data = self.all_data[case.algorithm == "mpi"]
+        x, x_around = self.input_room.place(case.place, case.dtype, case.input_count)
+        x[:] = self.data.inputs(case.dtype, case.shift, case.count)[RANK][: x.size]
+        if case.kind in ("broadcast", "scatter") and not case.is_root:
             x[:] = np.zeros((), x.dtype)
         before = x_around.copy()
-        wanted = self.wanted(case, inputs)
+        wanted = self.wanted(case)
         out = out_around = None
         if case.out_place is not None:
             out, out_around = self.output_room.place(case.out_place, case.dtype, wanted.size)
         result = self.call(case, x, out)
-        in_place = out is None and case.kind in ("allreduce", "broadcast", "reduce")
-        if case.kind == "reduce" and case.root != RANK:
-            in_place = False
-        elif in_place:
+        compare = self.compare_about if self.is_rounded_on_the_way(case) else self.compare
+        if case.works_in_place:
             assert result is x or case.dtype == "bfloat16"
-            self.compare(x, wanted, "the result")
+            compare(x, wanted, case)
             x_begin = x.ctypes.data - x_around.ctypes.data
             before[x_begin : x_begin + x.nbytes] = x.view(np.uint8)
+        elif case.gets_result:
+            compare(out if out is not None else result.reshape(-1), wanted, case)
         else:
-            self.compare(out if out is not None else result.reshape(-1), wanted, "the result")
+            assert (result is None) == (case.kind == "gather")
+            assert out is None or (out.view(np.uint8) == GUARD).all(), "out was changed where there is no result"
         assert same_bits(x_around, before), "the input or the memory around it was changed"
         if out is not None and out_around is not None:
             begin = out.ctypes.data - out_around.ctypes.data
             assert (out_around[:begin] == GUARD).all(), "the memory before out was changed"
             assert (out_around[begin + out.nbytes :] == GUARD).all(), "the memory after out was changed"
 
-    def wanted(self, case: Case, inputs: list[Array]) -> Array:
+    def is_rounded_on_the_way(self, case: Case) -> bool:
+        """Tell whether parts of a mean are divided before they travel: 16-bit floats, which could overflow."""
+        divides = case.op == "mean" and case.dtype in ("float16", "bfloat16") and SIZE & (SIZE - 1) != 0
+        by_messages = self.comm.nodes > 1 or case.algorithm in ("ring", "recursive_doubling")
+        return divides and by_messages and case.algorithm != "mpi"
+
+    def wanted(self, case: Case) -> Array:
+        """Return what this rank must get."""
+        if case.kind in REDUCING:
+            result = self.data.result(case.dtype, case.op, case.shift, case.count)
+            begin, end = block(case.count, RANK) if case.kind == "reduce_scatter" else (0, case.count)
+            return result[begin:end]
+        inputs = self.data.inputs(case.dtype, case.shift, case.count)
+        each = case.count // SIZE
         if case.kind == "broadcast":
             return inputs[case.root]
-        if case.kind == "allgather":
-            return np.concatenate(inputs)
-        result = self.data.result(case.dtype, case.op, case.shift, case.count)
-        if case.kind == "reduce_scatter":
-            begin, end = block(case.count, RANK)
-            return result[begin:end]
-        return result
+        if case.kind == "scatter":
+            return inputs[case.root][RANK * each : (RANK + 1) * each]
+        if case.kind == "alltoall":
+            return np.concatenate([from_rank[RANK * each : (RANK + 1) * each] for from_rank in inputs])
+        if case.kind == "allgatherv":
+            counts = uneven(case.count, case.shift)
+            return np.concatenate([from_rank[:count] for from_rank, count in zip(inputs, counts, strict=True)])
+        return np.concatenate(inputs)
 
     def call(self, case: Case, x: Array, out: Array | None) -> Any:
         tensor = as_tensor(x, case.dtype)
         target = None if out is None else as_tensor(out, case.dtype)
         if case.kind == "allreduce":
-            return self.comm.allreduce(tensor, case.op, case.algorithm, target)
+            return self.allreduce(case, tensor, target)
         if case.kind == "broadcast":
             return self.comm.broadcast(tensor, case.root, case.algorithm)
         if case.kind == "reduce":
             return self.comm.reduce(tensor, case.root, case.op, case.algorithm, target)
         if case.kind == "allgather":
             return self.comm.allgather(tensor, case.algorithm, target)
+        if case.kind == "allgatherv":
+            return self.comm.allgatherv(tensor, uneven(case.count, case.shift), case.algorithm, target)
+        if case.kind == "alltoall":
+            return self.comm.alltoall(tensor, case.algorithm, target)
+        if case.kind == "gather":
+            return self.comm.gather(tensor, case.root, case.algorithm, target)
+        if case.kind == "scatter":
+            return self.comm.scatter(tensor if case.is_root else None, case.root, case.algorithm, target)
         return self.comm.reduce_scatter(tensor, case.op, case.algorithm, target)
 
+    def allreduce(self, case: Case, tensor: Any, target: Any) -> Any:
+        if case.wire is None:
+            return self.comm.allreduce(tensor, case.op, case.algorithm, target)
+        handle = self.comm.allreduce_async(tensor, case.op, case.algorithm, target, case.wire)
+        result = handle.wait()
+        by_messages = self.comm.nodes > 1 or (SIZE > 1 and case.algorithm in ("ring", "recursive_doubling"))
+        assert handle.nonfinite == (0 if by_messages else None)
+        return result
+
     @staticmethod
-    def compare(found: Array, wanted: Array, what: str) -> None:
+    def compare_about(found: Array, wanted: Array, case: Case) -> None:
+        """Compare means of numbers up to 4 that were rounded to 16 bits on each way."""
+        digits = 11 if case.dtype == "float16" else 8
+        error = np.abs(values_of(found, case.dtype) - values_of(wanted, case.dtype))
+        assert (error <= 2 * SIZE * 4 * 2.0**-digits).all(), f"{case}: not near: {difference(found, wanted)}"
+
+    @staticmethod
+    def compare(found: Array, wanted: Array, what: object) -> None:
         assert same_bits(found, wanted), f"{what} is wrong: {difference(found, wanted)}"
 
 
@@ -213,30 +315,59 @@ def sizes_for(settings: dict[str, Any], dtype: str) -> list[int]:
     return sorted(sizes)
 
 
+def sizes_between_nodes(settings: dict[str, Any], dtype: str) -> list[int]:
+    """Return counts of a few elements, and around every border that messages draw."""
+    item = STORAGE[dtype].itemsize
+    sizes = {0, 1, SIZE - 1, SIZE, SIZE + 1, 97, 1009}
+    if "segment_bytes" not in settings:
+        inline = 4096 // item
+        sizes |= {inline, inline + 1, 16384 // item + 1, min(65536 // item, SMALL_ELEMENTS), SMALL_ELEMENTS}
+        return sorted(sizes)
+    segment, stretch = settings["segment_bytes"] // item, settings["stretch_bytes"] // item
+    sizes |= {segment - 1, segment, segment + 1, SIZE * segment + 1, 2 * SIZE * segment + 7, 5 * SIZE * segment // 2}
+    sizes |= {stretch, stretch + 1, 2 * stretch + SIZE, 7 * stretch + 13, 20_011}
+    return sorted(size for size in sizes if size <= SMALL_ELEMENTS)
+
+
 def check_small(choices: random.Random) -> int:
-    """Run the grid of all collectives, dtypes, ops and sizes; memory, root and algorithm are drawn."""
+    """Run the grid of all collectives, dtypes, ops and sizes inside a node; memory, root and algorithm are drawn."""
     data = both(SMALL_ELEMENTS, 1)
     checked = 0
     for settings, algorithms in SETTINGS:
         with gf.init(config=gf.Config(**settings)) as comm:
             grid = Grid(comm, data, SMALL_ELEMENTS)
-            for kind in KINDS:
-                has_op = kind in ("allreduce", "reduce", "reduce_scatter")
-                for dtype in DTYPES:
-                    for op in OPS if has_op else ["sum"]:
-                        if has_op and not is_defined(dtype, op):
-                            continue
-                        for count in sizes_for(settings, dtype):
-                            case = draw(choices, kind, dtype, op, count, algorithms)
-                            check(grid, case, settings)
-                            checked += 1
+            for kind, dtype, op in kinds_dtypes_and_ops():
+                for count in sizes_for(settings, dtype):
+                    check(grid, draw(choices, kind, dtype, op, count, algorithms), settings)
+                    checked += 1
     return checked
+
+
+def check_between_nodes(choices: random.Random) -> int:
+    """Run the same between nodes of every size; here the sizes are drawn, too."""
+    data = both(SMALL_ELEMENTS, 1)
+    checked = 0
+    for node_size, each in itertools.product(NODE_SIZES, BETWEEN_NODES):
+        settings = {"node_size": node_size, **each}
+        with gf.init(config=gf.Config(**settings)) as comm:
+            grid = Grid(comm, data, SMALL_ELEMENTS)
+            assert comm.nodes == -(-SIZE // node_size)
+            for kind, dtype, op in kinds_dtypes_and_ops():
+                for count in choices.sample(sizes_between_nodes(settings, dtype), SIZES_EACH):
+                    check(grid, draw(choices, kind, dtype, op, count, BY_MESSAGES), settings)
+                    checked += 1
+    return checked
+
+
+def kinds_dtypes_and_ops() -> list[tuple[str, str, str]]:
+    reducing = [(kind, dtype, op) for kind in REDUCING for dtype in DTYPES for op in OPS if is_defined(dtype, op)]
+    return [*reducing, *((kind, dtype, "sum") for kind in MOVING for dtype in DTYPES)]
 
 
 def check_large(choices: random.Random) -> None:
     """Run what needs several full-sized slots, and every kind of memory, on a few dtypes."""
     data = both(LARGE_ELEMENTS, 2)
-    for settings in ({}, {"streaming_bytes": 1}, {"direct_read_bytes": 1 << 20}, {"node_size": 1}):
+    for settings in ({}, {"streaming_bytes": 1}, {"direct_read_bytes": 1 << 20}, *LARGE_BETWEEN_NODES):
         with gf.init(config=gf.Config(**settings)) as comm:
             grid = Grid(comm, data, LARGE_ELEMENTS)
             slots = [512 * 1024 // 4 + 1, 262_144, LARGE_ELEMENTS]
@@ -245,8 +376,8 @@ def check_large(choices: random.Random) -> None:
                     slots, ("float32", "float16", "float64"), ("sum", "mean", "sum"), strict=True
                 ):
                     check(grid, draw(choices, kind, dtype, op, count, ["auto"]), settings)
-            for place in PLACES if settings != {"node_size": 1} else []:
-                case = draw(choices, "allreduce", "float32", "sum", LARGE_ELEMENTS, ["auto"])
+            for place, algorithm in itertools.product(PLACES, ["auto"] if comm.nodes == 1 else ["auto", *SERVED]):
+                case = draw(choices, "allreduce", "float32", "sum", LARGE_ELEMENTS, [algorithm])
                 case.place = place
                 check(grid, case, settings)
 
@@ -254,8 +385,12 @@ def check_large(choices: random.Random) -> None:
 def draw(choices: random.Random, kind: str, dtype: str, op: str, count: int, algorithms: list[str]) -> Case:
     """Draw what the grid does not go through one by one; the same on all ranks."""
     out_places: list[str | None] = [None] if kind == "broadcast" else [None, *PLACES]
-    if dtype == "bfloat16" and kind in ("allgather", "reduce_scatter"):
-        out_places.remove(None)  # NumPy could not make the result
+    if kind == "scatter" or (dtype == "bfloat16" and kind not in IN_PLACE):
+        out_places.remove(None)  # only the root knows the length, and NumPy knows no bfloat16
+    algorithm = choices.choice([each for each in algorithms if serves(each, kind)])
+    # Small powers of two are exact in every wire dtype, and so is what becomes of them, but for thirds and fifths.
+    may_be_rounded = kind == "allreduce" and dtype == "float32" and algorithm != "mpi"
+    may_be_rounded &= op != "mean" or SIZE & (SIZE - 1) == 0
     return Case(
         kind,
         dtype,
@@ -265,7 +400,8 @@ def draw(choices: random.Random, kind: str, dtype: str, op: str, count: int, alg
         choices.choice(PLACES),
         choices.choice(out_places),
         choices.choice([0, SIZE - 1]),
-        choices.choice(algorithms),
+        algorithm,
+        choices.choice([None, "float16", "bfloat16"]) if may_be_rounded else None,
     )
 
 
@@ -279,37 +415,65 @@ def check(grid: Grid, case: Case, settings: dict[str, Any]) -> None:
 
 def check_against_mpi() -> None:
     """Ask mpi4py for the same, with the dtypes and ops that MPI knows."""
+    for settings in ({}, *({"node_size": node_size, **SMALL_SEGMENTS} for node_size in NODE_SIZES)):
+        with gf.init(config=gf.Config(**settings)) as comm:
+            compare_reductions(comm)
+            compare_moves(comm)
+
+
+def compare_reductions(comm: gf.Communicator) -> None:
     ops = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
-    with gf.init() as comm:
-        for dtype in ("float32", "float64", "int8", "uint8", "int32", "int64"):
-            for op, theirs in ops.items():
-                for count in (1, SIZE + 1, 5003):
-                    x = exact_inputs(dtype, count, 3, overflow=False)[RANK]
-                    wanted = np.empty_like(x)
-                    comm.mpi.Allreduce(x, wanted, theirs)
-                    Grid.compare(comm.allreduce(x.copy(), op), wanted, f"allreduce {op} of {count} {dtype}")
-                    root = SIZE - 1
-                    comm.mpi.Reduce(x, wanted if root == RANK else None, theirs, root)
-                    found = comm.reduce(x.copy(), root, op)
-                    if root == RANK:
-                        Grid.compare(found, wanted, f"reduce {op} of {count} {dtype}")
-                    begin, end = block(count, RANK)
-                    wanted = np.empty(end - begin, dtype)
-                    counts = [block(count, r)[1] - block(count, r)[0] for r in range(SIZE)]
-                    comm.mpi.Reduce_scatter(x, wanted, counts, theirs)
-                    Grid.compare(comm.reduce_scatter(x, op), wanted, f"reduce_scatter {op} of {count} {dtype}")
-            wanted = np.empty((SIZE, 17), dtype)
-            x = exact_inputs(dtype, 17, 4)[RANK]
-            comm.mpi.Allgather(x, wanted)
-            assert same_bits(comm.allgather(x), wanted)
-            comm.mpi.Bcast(wanted, SIZE - 1)
-            found = np.zeros_like(wanted) if SIZE - 1 != RANK else wanted.copy()
-            assert same_bits(comm.broadcast(found, SIZE - 1), wanted)
-        for op, theirs in (("max", MPI.LOR), ("min", MPI.LAND)):
-            x = exact_inputs("bool", 1001, 5)[RANK]
-            wanted = np.empty_like(x)
-            comm.mpi.Allreduce(x, wanted, theirs)
-            assert same_bits(comm.allreduce(x.copy(), op), wanted)
+    for dtype in ("float32", "float64", "int8", "uint8", "int32", "int64"):
+        for op, theirs in ops.items():
+            for count in (1, SIZE + 1, 5003):
+                x = exact_inputs(dtype, count, 3, overflow=False)[RANK]
+                wanted = np.empty_like(x)
+                comm.mpi.Allreduce(x, wanted, theirs)
+                for algorithm in ("auto", *SERVED):
+                    what = f"allreduce {op} of {count} {dtype} by {algorithm}"
+                    Grid.compare(comm.allreduce(x.copy(), op, algorithm), wanted, what)
+                root = SIZE - 1
+                comm.mpi.Reduce(x, wanted if root == RANK else None, theirs, root)
+                found = comm.reduce(x.copy(), root, op)
+                if root == RANK:
+                    Grid.compare(found, wanted, f"reduce {op} of {count} {dtype}")
+                begin, end = block(count, RANK)
+                wanted = np.empty(end - begin, dtype)
+                counts = [block(count, r)[1] - block(count, r)[0] for r in range(SIZE)]
+                comm.mpi.Reduce_scatter(x, wanted, counts, theirs)
+                Grid.compare(comm.reduce_scatter(x, op), wanted, f"reduce_scatter {op} of {count} {dtype}")
+    for op, theirs in (("max", MPI.LOR), ("min", MPI.LAND)):
+        x = exact_inputs("bool", 1001, 5)[RANK]
+        wanted = np.empty_like(x)
+        comm.mpi.Allreduce(x, wanted, theirs)
+        assert same_bits(comm.allreduce(x.copy(), op), wanted)
+
+
+def compare_moves(comm: gf.Communicator) -> None:
+    root = SIZE - 1
+    for dtype, count in itertools.product(("float32", "float64", "int8", "uint8", "int32", "int64"), (1, 17, 3001)):
+        x = exact_inputs(dtype, count, 4)[RANK]
+        wanted = np.empty((SIZE, count), dtype)
+        comm.mpi.Allgather(x, wanted)
+        assert same_bits(comm.allgather(x), wanted)
+        assert same_bits(comm.allgather(x, "ring"), wanted)
+        gathered = comm.gather(x, root)
+        assert same_bits(gathered, wanted) if root == RANK else gathered is None
+        found = np.zeros_like(wanted) if root != RANK else wanted.copy()
+        comm.mpi.Bcast(wanted, root)
+        assert same_bits(comm.broadcast(found, root), wanted)
+        blocks, mixed = wanted * (RANK + 1), np.empty_like(wanted)
+        comm.mpi.Alltoall(blocks, mixed)
+        assert same_bits(comm.alltoall(blocks), mixed)
+        mine = np.empty(count, dtype)
+        comm.mpi.Scatter(wanted if root == RANK else None, mine, root)
+        assert same_bits(comm.scatter(wanted if root == RANK else None, root, out=np.empty(count, dtype)), mine)
+        counts = uneven(count, 1)
+        together = np.empty(sum(counts), dtype)
+        comm.mpi.Allgatherv(x[: counts[RANK]], (together, counts))
+        assert same_bits(comm.allgatherv(x[: counts[RANK]], counts), together)
+        assert same_bits(comm.allgatherv(x[: counts[RANK]]), together)
+        assert same_bits(comm.allgatherv(x[: counts[RANK]], counts, "ring"), together)
 
 
 def check_halves(choices: random.Random) -> None:
@@ -346,10 +510,10 @@ def check_barrier() -> None:
     """Nobody leaves a barrier before everybody has come. All ranks read the same clock."""
     import time
 
-    for settings in ({}, {"node_size": 1}):
-        with gf.init(config=gf.Config(**settings)) as comm:
-            for turn in range(3):
-                if turn == RANK % 3:
+    for node_size in (0, *NODE_SIZES):
+        with gf.init(config=gf.Config(node_size=node_size)) as comm:
+            for turn in range(SIZE):
+                if turn == RANK:
                     time.sleep(0.01)
                 came = time.monotonic_ns()
                 comm.barrier()
@@ -359,21 +523,47 @@ def check_barrier() -> None:
 
 def check_shapes() -> None:
     """Results have the shapes that the documentation says."""
-    with gf.init() as comm:
-        x = np.full((2, 3), RANK, np.float32)
-        assert comm.allgather(x).shape == (SIZE, 2, 3)
-        assert [float(part[0, 0]) for part in comm.allgather(x)] == list(range(SIZE))
-        assert comm.reduce_scatter(x).shape == (block(6, RANK)[1] - block(6, RANK)[0],)
-        number = np.array(RANK + 1, np.int64)
-        assert comm.allreduce(number) is number
-        assert int(number) == SIZE * (SIZE + 1) // 2
-        assert comm.allgather(np.array(RANK, np.int32)).tolist() == list(range(SIZE))
-        empty = np.zeros((4, 0, 5), np.float64)
-        assert comm.allreduce(empty).shape == (4, 0, 5)
-        assert comm.allgather(empty).shape == (SIZE, 4, 0, 5)
-        if SIZE > 1:
-            with gf.init(config=gf.Config(node_size=1)) as spread:
-                assert spread.allreduce(empty).shape == (4, 0, 5)
+    for node_size in (0, 1, 2):
+        with gf.init(config=gf.Config(node_size=node_size)) as comm:
+            x = np.full((2, 3), RANK, np.float32)
+            assert comm.allgather(x).shape == (SIZE, 2, 3)
+            assert [float(part[0, 0]) for part in comm.allgather(x)] == list(range(SIZE))
+            assert comm.reduce_scatter(x).shape == (block(6, RANK)[1] - block(6, RANK)[0],)
+            gathered = comm.gather(x)
+            assert gathered is None if RANK > 0 else gathered.shape == (SIZE, 2, 3)
+            assert comm.alltoall(np.ones((SIZE, 2, 3))).shape == (SIZE, 2, 3)
+            assert comm.allgatherv(x).shape == (6 * SIZE,)
+            assert comm.allgatherv(np.full((RANK, 2), RANK)).tolist() == [r for r in range(SIZE) for _ in range(2 * r)]
+            if RANK == 0:
+                assert comm.scatter(np.ones((SIZE, 2, 3))).shape == (6,)
+            else:
+                assert comm.scatter(out=np.empty((3, 2))).shape == (3, 2)
+            number = np.array(RANK + 1, np.int64)
+            assert comm.allreduce(number) is number
+            assert int(number) == SIZE * (SIZE + 1) // 2
+            assert comm.allgather(np.array(RANK, np.int32)).tolist() == list(range(SIZE))
+            empty = np.zeros((4, 0, 5), np.float64)
+            assert comm.allreduce(empty).shape == (4, 0, 5)
+            assert comm.allgather(empty).shape == (SIZE, 4, 0, 5)
+            assert comm.alltoall(empty).shape == (4, 0, 5)
+            assert comm.allgatherv(empty).shape == (0,)
+
+
+def check_what_handles_say() -> None:
+    """A handle tells which way its call went, once it is done."""
+    inside = "alone" if SIZE == 1 else "announcement"
+    for node_size, path in ((0, inside), (1, inside if SIZE == 1 else "agreement")):
+        with gf.init(config=gf.Config(node_size=node_size)) as comm:
+            handle = comm.allreduce_async(np.ones(3))
+            assert handle.path in (None, path)
+            handle.wait()
+            assert handle.path == path
+            assert handle.nonfinite is None
+            for algorithm in ("mpi", *SERVED):
+                handle = comm.allreduce_async(np.ones(3), algorithm=algorithm)
+                handle.wait()
+                assert handle.path == (algorithm if SIZE > 1 or algorithm == "mpi" else "alone")
+                assert handle.nonfinite is None
 
 
 def main() -> None:
@@ -382,8 +572,8 @@ def main() -> None:
     with gf.init() as comm:
         remark = comm.describe()["direct_read"]
     what = sys.argv[1]
-    if what == "grid":
-        checked = check_small(choices)
+    if what in ("grid", "between"):
+        checked = check_small(choices) if what == "grid" else check_between_nodes(choices)
         if RANK == 0:
             say("cases", checked)
     elif what == "wrapping":
@@ -394,6 +584,7 @@ def main() -> None:
         check_halves(choices)
         check_barrier()
         check_shapes()
+        check_what_handles_say()
     if RANK == 0:
         say("direct reads:", remark)
 

@@ -224,7 +224,7 @@ def late(node_size: int) -> None:
     missing = [rank for rank in (1, 3) if rank < SIZE]
     named = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
     config = gf.Config(timeout=1, node_size=node_size)
-    for call in ("allreduce", "async", "large") if not node_size else ("allreduce", "async"):
+    for call in ("allreduce", "async", "large"):
         comm = gf.init(config=config)
         arguments = mine(LARGE if call == "large" else 10)
 
@@ -239,14 +239,13 @@ def late(node_size: int) -> None:
             with raises(CommunicationTimeoutError, "timed out after 1 s", f"rank {RANK}"):
                 make()
             assert 0.9 < time.monotonic() - start < 1 + SOON
-            if not node_size:
-                check_names(comm, named)
+            check_names(comm, named)
             with raises(CommunicationTimeoutError, "cannot be used any more"):
                 comm.barrier()
         WORLD.Barrier()
         if RANK in missing:
             with soon():
-                expect_an_error(make, comm, node_size)
+                expect_an_error(make, comm)
         WORLD.Barrier()
         comm.close()
 
@@ -256,17 +255,24 @@ def check_names(comm: gf.Communicator, named: str) -> None:
         comm.barrier()
     except CommunicationTimeoutError as error:
         assert str(error).endswith(f": no sign of {named}"), error  # noqa: PT017
+    else:
+        message = "a broken communicator was used"
+        raise AssertionError(message)
 
 
-def expect_an_error(make: Callable[[], None], comm: gf.Communicator, node_size: int) -> None:
-    """A small call that lacked nobody else may still come to its end; the next one may not."""
+def expect_an_error(make: Callable[[], None], comm: gf.Communicator) -> None:
+    """A small call that lacked nobody else may still come to its end; the next one may not.
+
+    It tells the reason of the others. Between nodes it is also of the kind of theirs: who tells it may have waited for
+    ranks of other nodes on behalf of all ranks of its own.
+    """
     try:
         make()
         comm.barrier()
-    except PeerError as error:
-        assert "has given up after an error" in str(error)  # noqa: PT017
-    except CommunicationTimeoutError:
-        assert node_size  # over MPI nobody can see what became of the others
+    except (PeerError, CommunicationTimeoutError) as error:
+        assert isinstance(error, PeerError if comm.nodes == 1 else CommunicationTimeoutError)  # noqa: PT017
+        assert re.search("rank [0-9]+ has given up", str(error))  # noqa: PT017
+        assert "timed out after 1 s" in str(error)  # noqa: PT017
     else:
         message = "a rank that came too late was not told"
         raise AssertionError(message)
@@ -281,7 +287,7 @@ def stopped() -> None:
     if RANK == FAULTY:
         os.kill(pid, signal.SIGSTOP)  # until rank 0 wakes it
         with soon():
-            expect_an_error(lambda: comm.allreduce(mine()), comm, 0)
+            expect_an_error(lambda: comm.allreduce(mine()), comm)
     else:
         with raises(CommunicationTimeoutError, "timed out after 1 s", f"no sign of rank {FAULTY}"):
             comm.allreduce(mine())
@@ -403,14 +409,14 @@ MODES: dict[str, Callable[[], None]] = {
     "close": leave_by_closing,
     "raise": leave_by_raising,
     "late": lambda: late(0),
-    "late_over_mpi": lambda: late(1),
+    "late_between_nodes": lambda: late(1),
     "stopped": stopped,
     "patient": patient,
     "close_during_a_call": close_during_a_call,
     "leave_during_a_call": lambda: leave_during_a_call(0),
-    "leave_during_a_call_over_mpi": lambda: leave_during_a_call(1),
+    "leave_during_a_call_between_nodes": lambda: leave_during_a_call(1),
     "leave_async": lambda: leave_what_is_under_way(0),
-    "leave_async_over_mpi": lambda: leave_what_is_under_way(1),
+    "leave_async_between_nodes": lambda: leave_what_is_under_way(1),
     "wait_for_ever": wait_for_ever,
     "interrupt": interrupt,
 }

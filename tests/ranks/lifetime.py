@@ -54,6 +54,11 @@ def check_closing(_: gf.Communicator) -> None:
         lambda: comm.reduce_scatter_async(np.ones(3)),
         lambda: comm.empty(3),
         lambda: gf.GradientPool(comm, [3]),
+        lambda: comm.alltoall(np.ones(SIZE)),
+        lambda: comm.gather(np.ones(3)),
+        lambda: comm.scatter(np.ones(SIZE), out=np.ones(1)),
+        lambda: comm.allgatherv(np.ones(3), [3] * SIZE),
+        lambda: comm.split(0),
     ]
     for call in calls:
         with raises(ClosedError, "the communicator is closed"):
@@ -331,15 +336,21 @@ def end_after_finalize() -> None:
 
 def calls_after_finalize() -> None:
     """Where MPI is needed and has ended, a call says so; it does not end the process."""
-    comm, over_mpi = gf.init(), gf.init(config=gf.Config(node_size=1))
+    comm, between = gf.init(config=gf.Config(node_size=0)), gf.init(config=gf.Config(node_size=1))
+    part = between.split(0)
     works(comm)
     MPI.Finalize()
     assert (comm.allreduce(np.full(3, RANK + 1)) == TOTAL).all()  # needs no MPI
     calls: list[Callable[[], Any]] = [
-        lambda: over_mpi.allreduce(np.ones(3)),
-        over_mpi.barrier,
+        lambda: between.allreduce(np.ones(3)),
+        lambda: between.allreduce(np.ones(100_000)),
+        lambda: between.split(0),
+        lambda: between.send(np.ones(3), 1 - RANK),
+        lambda: comm.split(0),
+        between.barrier,
+        part.barrier,
         lambda: comm.allreduce(np.ones(3), algorithm="mpi"),
-        lambda: over_mpi.allreduce_async(np.ones(3)).wait(),
+        lambda: between.allreduce_async(np.ones(3)).wait(),
         lambda: gf.init(),
     ]
     for call in calls:

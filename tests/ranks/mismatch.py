@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from gradientflow.errors import MismatchError
 
 Call = Callable[[gf.Communicator], Any]
 
-ODD_ONE = SIZE - 1
+ODD_ONE = int(sys.argv[1])
 OTHERS = [rank for rank in range(SIZE) if rank != ODD_ONE]
 OTHERS_NAMED = ("rank " if len(OTHERS) == 1 else "ranks ") + ", ".join(map(str, OTHERS))
 
@@ -29,7 +30,7 @@ def still_works(comm: gf.Communicator) -> None:
 
 
 def differ(comm: gf.Communicator, usual: Call, usual_text: str, odd: Call, odd_text: str) -> None:
-    """The last rank makes another call than the others."""
+    """One rank makes another call than the others."""
     wanted = ["the ranks made different calls", f"{OTHERS_NAMED}: {usual_text}", f"rank {ODD_ONE}: {odd_text}"]
     with raises(MismatchError, *wanted):
         (odd if RANK == ODD_ONE else usual)(comm)
@@ -53,6 +54,26 @@ def check_counts(comm: gf.Communicator) -> None:
         lambda c: c.allgather(x(6)),
         "allgather of 6 float32",
     )
+    for count in (1, 20_000):  # a block
+        calls = [lambda c, n=n: c.alltoall(x(n * SIZE)) for n in (count, count + 1)]
+        differ(comm, calls[0], f"alltoall of {count} float32", calls[1], f"alltoall of {count + 1} float32")
+        calls = [lambda c, n=n: c.gather(x(n), SIZE - 1) for n in (count, count + 1)]
+        differ(comm, calls[0], f"gather of {count} float32", calls[1], f"gather of {count + 1} float32")
+        calls = [lambda c, n=n: c.scatter(x(n * SIZE), out=x(n)) for n in (count, count + 1)]
+        differ(comm, calls[0], f"scatter of {count} float32", calls[1], f"scatter of {count + 1} float32")
+        calls = [lambda c, n=n: c.reduce_scatter(x(n)) for n in (count, count + 1)]
+        differ(comm, calls[0], f"reduce_scatter of {count} float32", calls[1], f"reduce_scatter of {count + 1} float32")
+
+
+def check_uneven_counts(comm: gf.Communicator) -> None:
+    """Of an allgatherv all ranks must say the same numbers, also where the sums are equal."""
+    for count in (3, 20_000):
+        same = [count] * SIZE
+        for counts in ([count + 1, *same[1:]], [count + 1, count - 1, *same[2:]]):
+            own = counts if RANK == ODD_ONE else same
+            with raises(MismatchError, "the ranks made different calls", f"rank {ODD_ONE}: allgatherv of"):
+                comm.allgatherv(x(own[RANK]), own)
+            still_works(comm)
 
 
 def check_dtypes(comm: gf.Communicator) -> None:
@@ -91,6 +112,18 @@ def check_roots(comm: gf.Communicator) -> None:
         usual, odd = (lambda c, n=count: c.broadcast(x(n), 0)), (lambda c, n=count: c.broadcast(x(n), 1))
         differ_in(comm, usual, odd, "root 0", "root 1")
     differ_in(comm, lambda c: c.reduce(x(), 1), lambda c: c.reduce(x(), 0), "root 0", "root 1")
+    differ_in(comm, lambda c: c.gather(x(), 1), lambda c: c.gather(x(), 0), "root 0", "root 1")
+    scatter = [lambda c, r=root: c.scatter(x(SIZE), r, out=x(1)) for root in (0, 1)]
+    differ_in(comm, scatter[0], scatter[1], "root 0", "root 1")
+
+
+def check_wires(comm: gf.Communicator) -> None:
+    for count in (10, 50_000):
+        as_they_are, as_float16, as_bfloat16 = (
+            lambda c, n=count, w=wire: c.allreduce(x(n), wire=w) for wire in (None, "float16", "bfloat16")
+        )
+        differ_in(comm, as_they_are, as_float16, f"{count} float32, op sum", "op sum, wire float16")
+        differ_in(comm, as_bfloat16, as_float16, "wire bfloat16", "wire float16")
 
 
 def check_kinds(comm: gf.Communicator) -> None:
@@ -101,15 +134,19 @@ def check_kinds(comm: gf.Communicator) -> None:
         "reduce of": lambda c: c.reduce(x()),
         "allgather of": lambda c: c.allgather(x()),
         "reduce_scatter of": lambda c: c.reduce_scatter(x()),
+        "alltoall of": lambda c: c.alltoall(x(SIZE)),
+        "gather of": lambda c: c.gather(x()),
+        "scatter of": lambda c: c.scatter(x(SIZE), out=x(1)),
+        "allgatherv of": lambda c: c.allgatherv(x(3), [3] * SIZE),
+        "split": lambda c: c.split(0),
     }
     names = list(calls)
     for number, name in enumerate(names):
         other = names[(number + 1) % len(names)]
         differ_in(comm, calls[name], calls[other], name, other)
-    if comm.nodes == 1:
-        differ_in(comm, lambda c: c.empty(10), lambda c: c.empty(11), "allocate of 40 bytes", "allocate of 44 bytes")
-        differ_in(comm, lambda c: c.empty(10), lambda c: c.barrier(), "allocate of 40 bytes", "barrier")
-        differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "allocate")
+    differ_in(comm, lambda c: c.empty(10), lambda c: c.empty(11), "allocate of 40 bytes", "allocate of 44 bytes")
+    differ_in(comm, lambda c: c.empty(10), lambda c: c.barrier(), "allocate of 40 bytes", "barrier")
+    differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "allocate")
 
 
 def check_order(comm: gf.Communicator) -> None:
@@ -139,6 +176,10 @@ def check_algorithms(comm: gf.Communicator) -> None:
         if comm.nodes == 1:
             shared = lambda c, n=count: c.allreduce(x(n), algorithm="shared")  # noqa: E731
             differ_in(comm, mpi, shared, "algorithm mpi", "algorithm shared")
+        names = ["ring", "recursive_doubling", "hierarchical", "hierarchical_lanes", "mpi"]
+        for name, other in itertools.pairwise(names):
+            calls = [lambda c, n=count, a=each: c.allreduce(x(n), algorithm=a) for each in (name, other)]
+            differ_in(comm, calls[0], calls[1], f"algorithm {name}", f"algorithm {other}")
 
 
 def check_all_differ(comm: gf.Communicator) -> None:
@@ -150,10 +191,20 @@ def check_all_differ(comm: gf.Communicator) -> None:
 def check_tensors_are_untouched(comm: gf.Communicator) -> None:
     for count in (10, 50_000):
         for memory in (np.empty(count), comm.empty(count, "float64")):
-            memory[:] = RANK
-            with contextlib.suppress(MismatchError):
-                comm.allreduce(memory, "max" if RANK == 0 else "min")
-                raise AssertionError
+            for algorithm in ("auto", "ring", "recursive_doubling", "hierarchical", "hierarchical_lanes"):
+                out = np.full(count * SIZE, -1.0)
+                memory[:] = RANK
+                with raises(MismatchError):
+                    comm.allreduce(memory, "max" if RANK == 0 else "min", algorithm)
+                with raises(MismatchError):
+                    comm.allreduce(memory, "max" if RANK == 0 else "min", algorithm, out=out[:count])
+                assert (out == -1).all()
+                assert (memory == RANK).all()
+            with raises(MismatchError):
+                comm.allgather(memory, out=out) if RANK == 0 else comm.broadcast(memory)
+            with raises(MismatchError):
+                comm.gather(memory, RANK % 2, out=out)
+            assert (out == -1).all()
             assert (memory == RANK).all()
     still_works(comm)
 
@@ -167,14 +218,20 @@ def check_settings(_: gf.Communicator) -> None:
         "staging_bytes": (4096, 8192),
         "direct_read_bytes": (1, 2),
         "streaming_bytes": ("1MiB", "2MiB"),
+        "segment_bytes": (1024, 2048),
+        "window": (2, 3),
+        "stretch_bytes": (4096, 8192),
+        "doubling_bytes": (0, 1),
+        "ring_bytes": (1, 0),
     }
     for name, values in different.items():
         with raises(MismatchError, f"setting {name} differs between ranks", "rank 0", f"rank {ODD_ONE}"):
             gf.init(config=gf.Config(**{name: values[RANK == ODD_ONE]}))
     # These each rank may choose for itself.
     own = {"timeout": 100 + RANK, "spin": 10 * RANK, "yields": RANK}
-    with gf.init(config=gf.Config(**own)) as comm:
-        still_works(comm)
+    for node_size in (0, 1):
+        with gf.init(config=gf.Config(node_size=node_size, **own)) as comm:
+            still_works(comm)
     # And the MPI communicator is still good.
     assert WORLD.allreduce(1) == SIZE
 
@@ -182,15 +239,23 @@ def check_settings(_: gf.Communicator) -> None:
 run_checks(
     [
         check_counts,
+        check_uneven_counts,
         check_dtypes,
         check_ops,
         check_roots,
+        check_wires,
         check_kinds,
         check_order,
         check_algorithms,
         check_all_differ,
         check_tensors_are_untouched,
     ],
-    [{}, {"inline_bytes": 0, "staging_bytes": 4096}, {"node_size": 1}, {"node_size": 2}],
+    [
+        {},
+        {"inline_bytes": 0, "staging_bytes": 4096},
+        {"node_size": 1},
+        {"node_size": 2},
+        {"node_size": 2, "inline_bytes": 0, "segment_bytes": 1024, "window": 2, "stretch_bytes": 4096},
+    ],
 )
 run_checks([check_settings])

@@ -23,6 +23,13 @@ PATHS: list[dict[str, Any]] = [
     {"inline_bytes": 65536},
 ]
 
+# Between nodes the order of additions is the algorithm's, but it is the same order for all ranks and in every run.
+BETWEEN_NODES: list[dict[str, Any]] = [
+    {},
+    {"inline_bytes": 0, "segment_bytes": 1024, "window": 2, "stretch_bytes": 4096, "ring_bytes": 1},
+]
+ALGORITHMS = ["auto", "ring", "recursive_doubling", "hierarchical", "hierarchical_lanes", "mpi"]
+
 
 def wild_inputs(dtype: str, seed: int) -> list[Array]:
     """Make every rank's input: all orders of magnitude, and one value in eight or so a special one."""
@@ -51,7 +58,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def check_same_on_all_ranks(result: Array, what: str) -> None:
-    everybody = WORLD.allgather(result.tobytes())
+    everybody = WORLD.allgather(hashlib.sha256(result.tobytes()).digest())
     assert all(each == everybody[0] for each in everybody), f"{what}: the ranks have different bits"
 
 
@@ -115,29 +122,74 @@ def check_inside_a_node() -> str:
     return digest.hexdigest()
 
 
-def check_over_mpi() -> None:
-    """The order of addition is MPI's, but all ranks must still have the same bits."""
-    for node_size in (1, 2):
-        with gf.init(config=gf.Config(node_size=node_size)) as comm:
-            for dtype in FLOATS:
-                inputs = wild_inputs(dtype, 2)
-                for op in OPS:
-                    for count in (1, 1000, COUNT):
-                        x = inputs[RANK][:count].copy()
-                        comm.allreduce(as_tensor(x, dtype), op)
-                        check_same_on_all_ranks(x, f"{op} of {count} {dtype} over MPI, nodes of {node_size}")
+def check_about(result: Array, inputs: list[Array], dtype: str, op: str, what: str) -> None:
+    """Compare to NumPy as far as the order of operations, and rounding on the way, do not matter."""
+    values = values_of(result, dtype)
+    stacked = np.stack([values_of(each, dtype) for each in inputs]).astype(np.float64)
+    with np.errstate(all="ignore"):
+        if op in ("max", "min"):
+            wanted = stacked.max(0) if op == "max" else stacked.min(0)
+            assert np.array_equal(values, wanted, equal_nan=True), f"{what}: other values than NumPy"
+        elif op in ("sum", "mean"):
+            divisor = SIZE if op == "mean" else 1
+            usual = np.abs(stacked).sum(0) < np.finfo(np.float16).max  # no infinity, no NaN, and none on the way
+            error = np.abs(values - stacked.sum(0) / divisor)
+            eps = 2**-7 if dtype == "bfloat16" else float(np.finfo(dtype).eps)
+            tiny = 1e-7 if dtype == "float16" else 1e-38
+            allowed = SIZE * (eps * np.abs(stacked).sum(0) / divisor + tiny)
+            assert (error[usual] <= allowed[usual]).all(), f"{what}: not near to NumPy"
+        has_nan = np.isnan(stacked).any(0)
+        assert np.isnan(values[has_nan]).all(), f"{what}: NaN is lost"
+
+
+def check_between_nodes() -> str:
+    """Return a digest of all results."""
+    digest = hashlib.sha256()
+    for node_size in range(1, min(SIZE, 4)):
+        for settings in BETWEEN_NODES:
+            with gf.init(config=gf.Config(node_size=node_size, **settings)) as comm:
+                for dtype in FLOATS:
+                    inputs = wild_inputs(dtype, 2)
+                    pool = comm.empty(COUNT, inputs[0].dtype)
+                    for algorithm in ALGORITHMS:
+                        for op in OPS:
+                            for count, memory in ((1, np.empty_like(pool)), (1000, pool), (COUNT, pool), (COUNT, None)):
+                                x = (np.empty_like(pool) if memory is None else memory)[:count]
+                                x[:] = inputs[RANK][:count]
+                                comm.allreduce(as_tensor(x, dtype), op, algorithm)
+                                what = f"{op} of {count} {dtype} by {algorithm}, nodes of {node_size}, {settings}"
+                                check_same_on_all_ranks(x, what)
+                                check_about(x, [each[:count] for each in inputs], dtype, op, what)
+                                digest.update(x.tobytes())
+                check_wires_between_nodes(comm, digest)
+    return digest.hexdigest()
+
+
+def check_wires_between_nodes(comm: gf.Communicator, digest: hashlib._Hash) -> None:
+    """What was rounded on its way is the same everywhere, too: a rank keeps what it sent to the others."""
+    inputs = wild_inputs("float32", 3)
+    pool = comm.empty(COUNT)
+    for wire in ("float16", "bfloat16"):
+        for algorithm in ALGORITHMS[:-1]:
+            for op in OPS:
+                for count, memory in ((1, pool), (1000, np.empty_like(pool)), (COUNT, pool), (COUNT, None)):
+                    x = (np.empty_like(pool) if memory is None else memory)[:count]
+                    x[:] = inputs[RANK][:count]
+                    handle = comm.allreduce_async(x, op, algorithm, wire=wire)
+                    handle.wait()
+                    what = f"{op} of {count} float32 as {wire} by {algorithm}, {comm!r}"
+                    check_same_on_all_ranks(x, what)
+                    assert handle.nonfinite == np.count_nonzero(~np.isfinite(x)), what
+                    digest.update(x.tobytes())
 
 
 def main() -> None:
     assert set(STORAGE) > set(FLOATS)
-    if sys.argv[1] == "mpi":
-        check_over_mpi()
-    else:
-        digest = check_inside_a_node()
-        if RANK == 0:
-            say("digest", digest)
-            with gf.init(MPI.COMM_SELF) as alone:
-                say("simd", alone.describe()["simd"])
+    digest = check_between_nodes() if sys.argv[1] == "nodes" else check_inside_a_node()
+    if RANK == 0:
+        say("digest", digest)
+        with gf.init(MPI.COMM_SELF) as alone:
+            say("simd", alone.describe()["simd"])
 
 
 run(main)

@@ -78,6 +78,15 @@ def calls_with(comm: gf.Communicator, x: Any) -> list[Callable[[], Any]]:
         lambda: comm.allgather_async(x),
         lambda: comm.reduce_scatter(x),
         lambda: comm.reduce_scatter_async(x),
+        lambda: comm.alltoall(x, out=np.empty(1)),
+        lambda: comm.alltoall_async(x, out=np.empty(1)),
+        lambda: comm.gather(x),
+        lambda: comm.gather_async(x),
+        lambda: comm.allgatherv(x, [1] * SIZE, out=np.empty(1)),
+        lambda: comm.scatter(x, root=RANK, out=np.empty(1)),
+        lambda: comm.scatter_async(x, root=RANK, out=np.empty(1)),
+        lambda: comm.send(x, (RANK + 1) % SIZE),
+        lambda: comm.recv(x, (RANK + 1) % SIZE),
     ]
 
 
@@ -242,6 +251,72 @@ def check_out(comm: gf.Communicator) -> None:
         comm.allgather(x[:6], out=x)
     with raises(ArgumentError, "out"):
         comm.reduce_scatter(x, out=x[RANK * 6 : RANK * 6 + 6])
+    with raises(ArgumentError, "out must not be the tensor itself in alltoall"):
+        comm.alltoall(x, out=x)
+    with raises(ArgumentTypeError, "out has dtype float64, but the input has float32"):
+        comm.alltoall(x, out=np.zeros(6 * SIZE))
+    if RANK == 0:
+        with raises(ArgumentError, "out has 5 elements, but the result has", str(6 * SIZE)):
+            comm.gather(mine(), out=np.zeros(5, np.float32))
+        with raises(ArgumentError, "out has 7 elements, but the result has 6"):
+            comm.scatter(x, out=np.zeros(7, np.float32))
+    else:
+        with raises(ArgumentTypeError, f"scatter needs out= on rank {RANK}: only the root, rank 0, knows how long"):
+            comm.scatter()
+    still_works(comm)
+
+
+def check_blocks(comm: gf.Communicator) -> None:
+    """Where every rank has a block of its own, there must be one for each."""
+    if SIZE > 1:
+        message = f"needs a tensor of one block for each of the {SIZE} ranks, but {SIZE + 1} elements do not divide by"
+        with raises(ArgumentError, "alltoall " + message):
+            comm.alltoall(np.zeros(SIZE + 1))
+        if RANK == 0:
+            with raises(ArgumentError, "scatter " + message):
+                comm.scatter(np.zeros(SIZE + 1))
+    right = [6] * SIZE
+    for counts in (right[1:], [*right, 6], []):
+        with raises(ArgumentError, f"counts must have a number of elements for each of the {SIZE} ranks"):
+            comm.allgatherv(mine(), counts)
+    with raises(ArgumentError, "counts"):
+        comm.allgatherv(mine(), [-6, *right[1:]])
+    with raises(ArgumentError, "out has 5 elements, but the result has", str(6 * SIZE)):
+        comm.allgatherv(mine(), right, out=np.zeros(5, np.float32))
+    still_works(comm)
+
+
+def check_wires(comm: gf.Communicator) -> None:
+    """Only float32 can travel as something shorter, only in allreduce, and only in messages of our own."""
+    for wire in ("float16", "bfloat16"):
+        for dtype in (np.float64, np.int32, np.int8, np.bool_):
+            with raises(ArgumentTypeError, f"cannot travel as {wire}: float32 can, as float16 or bfloat16"):
+                comm.allreduce(mine(dtype), "max", wire=wire)
+            with raises(ArgumentTypeError, "cannot travel"):
+                comm.allreduce_async(mine(dtype), "max", wire=wire)
+        with raises(ArgumentError, "algorithm 'mpi' has no wire dtype"):
+            comm.allreduce(mine(), algorithm="mpi", wire=wire)
+    with raises(ArgumentTypeError, "a tensor of float16 cannot travel as bfloat16"):
+        comm.allreduce(mine(np.float16), wire="bfloat16")
+    with raises(ArgumentTypeError, "a tensor of float32 cannot travel as float64"):
+        comm.allreduce(mine(), wire="float64")
+    with raises(ArgumentTypeError, "a tensor of float32 cannot travel as int8"):
+        comm.allreduce(mine(), wire="int8")
+    for wire in ("float8", "half", "Float16"):
+        with raises(ArgumentTypeError, wire):
+            comm.allreduce(mine(), wire=wire)
+    for call in (comm.broadcast, comm.reduce, comm.allgather, comm.reduce_scatter):
+        try:
+            call(mine(), wire="float16")
+        except TypeError:
+            continue
+        message = f"{call} took a wire"
+        raise AssertionError(message)
+    # A wire on which nothing is lost is none.
+    for dtype, wire in ((np.float32, "float32"), (np.float16, "float32"), (np.float16, "float16")):
+        handle = comm.allreduce_async(mine(dtype), wire=wire)
+        assert (handle.wait() == TOTAL).all()
+        assert handle.nonfinite is None
     still_works(comm)
 
 
@@ -254,10 +329,17 @@ def check_names_and_roots(comm: gf.Communicator) -> None:
     for op in ("", "Sum", "average", "avg"):
         with raises(ArgumentError, f"unknown op '{op}'; choose from sum, mean, max, min, prod"):
             comm.allreduce(mine(), op)
-    for algorithm in ("", "ring", "nccl", "AUTO"):
-        with raises(ArgumentError, f"unknown algorithm '{algorithm}'; choose from auto, shared, mpi"):
+        for call in (comm.gather, comm.scatter):
+            with raises(ArgumentError, f"root {root} is not a rank"):
+                call(mine(), root, out=np.empty(6 * SIZE, np.float32))
+    known = "auto, ring, hierarchical, hierarchical_lanes, recursive_doubling, shared, mpi"
+    for algorithm in ("", "rings", "nccl", "AUTO"):
+        with raises(ArgumentError, f"unknown algorithm '{algorithm}'; choose from {known}"):
             comm.allreduce(mine(), algorithm=algorithm)
         with raises(ArgumentError, "unknown algorithm"):
+            comm.broadcast(mine(), algorithm=algorithm)
+    for algorithm in ("ring", "recursive_doubling", "hierarchical", "hierarchical_lanes"):
+        with raises(ArgumentError, f"algorithm '{algorithm}' does not serve broadcast, only allreduce"):
             comm.broadcast(mine(), algorithm=algorithm)
     for root in (2**40, "0", None, 0.5):
         try:
@@ -335,6 +417,8 @@ run_checks(
         check_buffers,
         check_dlpack,
         check_out,
+        check_blocks,
+        check_wires,
         check_names_and_roots,
         check_errors_on_one_rank,
         check_empty,

@@ -1,0 +1,13 @@
+"""Values that travel between nodes as float16 or bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_values_range_and_counts(mpirun: Callable[..., Any], ranks: int) -> None:
+    mpirun(ranks, "wire")
