@@ -89,6 +89,14 @@ int parse_window(const std::string& text) {
   return value;
 }
 
+std::size_t parse_border(const std::string& text) {
+  const std::size_t value = parse_bytes(text);
+  if (value > (std::size_t{1} << 30)) {
+    refuse("a size of at most 1GiB", text);
+  }
+  return value;
+}
+
 std::size_t parse_inline(const std::string& text) {
   const std::size_t value = parse_bytes(text);
   if (value > 65536) {
@@ -149,13 +157,13 @@ const std::vector<Accessor>& accessors() {
       {{"doubling_bytes", "GRADIENTFLOW_DOUBLING_BYTES", "bytes",
         "Between three or more nodes, tensors below this size are reduced by recursive doubling."},
        [](const Config& c) { return std::to_string(c.doubling_bytes); },
-       [](Config& c, const std::string& t) { c.doubling_bytes = parse_bytes(t); }},
+       [](Config& c, const std::string& t) { c.doubling_bytes = parse_border(t); }},
       {{"ring_bytes", "GRADIENTFLOW_RING_BYTES", "bytes",
         "Between three or more nodes, tensors of this size and above go around a ring; those between doubling_bytes "
         "and "
         "ring_bytes are exchanged pairwise."},
        [](const Config& c) { return std::to_string(c.ring_bytes); },
-       [](Config& c, const std::string& t) { c.ring_bytes = parse_bytes(t); }},
+       [](Config& c, const std::string& t) { c.ring_bytes = parse_border(t); }},
       {{"debug", "GRADIENTFLOW_DEBUG", "choice",
         "Whether rank 0 says on standard error which way each call goes, and why: on or off."},
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },

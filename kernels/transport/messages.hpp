@@ -150,6 +150,7 @@ class Messages {
   const Topology* topology_;
   double timeout_;
   std::uint32_t call_ = 0;
+  Patience::Clock::time_point awake_{};  // until when waits do not sleep
   Patience::Clock::duration last_wait_{};
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;

@@ -34,8 +34,11 @@ void take_nap(long nanoseconds) {
 
 }  // namespace
 
-Patience::Patience(double seconds, Clock::duration expected)
-    : seconds_(std::min(seconds, 1e9)), sleeps_(expected > a_long_wait), nap_nanoseconds_(nap_for(expected)) {}
+Patience::Patience(double seconds, Clock::time_point awake, Clock::duration expected)
+    : seconds_(std::min(seconds, 1e9)),
+      awake_(awake),
+      sleeps_(expected > a_long_wait && Clock::now() > awake),
+      nap_nanoseconds_(nap_for(expected)) {}
 
 bool Patience::pause() {
   if (!sleeps_ && polls_ < spins) {
@@ -46,7 +49,7 @@ bool Patience::pause() {
   if (start_ == Clock::time_point{}) {
     start_ = looked_ = now;
   }
-  if (!sleeps_ && now - start_ < yielding) {
+  if (!sleeps_ && (now - start_ < yielding || now < awake_)) {
     sched_yield();
     return false;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 
 namespace gradientflow::transport {
 
@@ -10,9 +11,9 @@ class Patience {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `seconds`: how long the wait may take. `expected`: how long the last one took; after a long one the next is not
-  // begun with polls, and sleeps are longer.
-  explicit Patience(double seconds, Clock::duration expected = {});
+  // `seconds`: how long the wait may take. `awake`: until when it does not sleep, for calls that are soon done.
+  // `expected`: how long the last wait took; after a long one the next is not begun with polls, and sleeps are longer.
+  explicit Patience(double seconds, Clock::time_point awake = {}, Clock::duration expected = {});
 
   // Lets a little time pass, the more the longer the wait has lasted. Returns true from time to time, when it is time
   // to look for what can go wrong.
@@ -20,11 +21,14 @@ class Patience {
 
   [[nodiscard]] bool over() const;
 
-  // How long the wait has lasted; nothing if it was short.
-  [[nodiscard]] Clock::duration lasted() const { return sleeps_ ? Clock::now() - start_ : Clock::duration{}; }
+  // How long the wait has lasted; nothing if there was none to speak of.
+  [[nodiscard]] std::optional<Clock::duration> lasted() const {
+    return start_ == Clock::time_point{} ? std::nullopt : std::optional(Clock::now() - start_);
+  }
 
  private:
   double seconds_;
+  Clock::time_point awake_;
   bool sleeps_;
   long nap_nanoseconds_;
   int polls_ = 0;
