@@ -12,10 +12,10 @@ using transport::Purpose;
 
 static_assert(std::is_trivially_copyable_v<Word>);
 
-Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest)
+Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index)
     : messages_(messages), leaders_(std::move(leaders)), index_(index) {
   const bool direct = is_direct(static_cast<int>(leaders_.size()));
-  const std::vector<std::byte> buffer(sizeof(Word) + largest);
+  const std::vector<std::byte> buffer(sizeof(Word) + largest_along);
   outgoing_.assign(direct ? leaders_.size() : 1, buffer);
   incoming_.assign(direct ? leaders_.size() : 1, buffer);
   if (direct) {

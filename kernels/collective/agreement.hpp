@@ -10,11 +10,15 @@
 #include <span>
 #include <vector>
 
+#include "../base/config.hpp"
 #include "../compute/kernels.hpp"
 #include "../transport/messages.hpp"
 #include "recursive_doubling.hpp"
 
 namespace gradientflow::collective {
+
+// No more than so many bytes go along with a word.
+inline constexpr std::size_t largest_along = 128 * kib;
 
 // What is told about a call, combined over all ranks.
 struct Word {
@@ -26,9 +30,8 @@ struct Word {
 // What one of the nodes' first ranks does to agree.
 class Agreement {
  public:
-  // `leaders`: the first ranks of all nodes; `index`: this one's place among them. `largest`: the bytes that any data
-  // of any call can have.
-  Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index, std::size_t largest);
+  // `leaders`: the first ranks of all nodes; `index`: this one's place among them.
+  Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index);
 
   [[nodiscard]] const std::vector<int>& leaders() const { return leaders_; }
 

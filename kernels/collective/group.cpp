@@ -57,10 +57,7 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
   for (const auto& members : topology_.members) {
     leaders.push_back(members.front());
   }
-  const std::size_t leaders_number = leaders.size();
-  agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()),
-                                           std::max(agreement_limit(topology_.nodes(), largest_node_, config_),
-                                                    slice(config_.ring_bytes, leaders_number, 0, 64).size()));
+  agreement_ = std::make_unique<Agreement>(*messages_, std::move(leaders), static_cast<std::size_t>(topology_.node()));
   everybody_.resize(static_cast<std::size_t>(mpi_.size()));
   std::iota(everybody_.begin(), everybody_.end(), 0);
   probe_direct_reads();
@@ -137,7 +134,21 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .direct_read_allowed = direct_read_allowed_};
 }
 
+// Node memory that MPI may still read or write, because a message was given up, stays.
 Outcome Group::run(const Call& call) {
+  try {
+    return serve(call);
+  } catch (...) {
+    if (stuck()) {
+      for (const std::byte* const tensor : {call.input, static_cast<const std::byte*>(call.output)}) {
+        static_cast<void>(new auto(node_->locate(tensor, 0).second));  // NOLINT(*-owning-memory): on purpose
+      }
+    }
+    throw;
+  }
+}
+
+Outcome Group::serve(const Call& call) {
   Choice choice = choose(call.signature, false);
   Outcome outcome{choice.path, {}};
   switch (choice.path) {
@@ -360,8 +371,9 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
                     {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
-  if (choice.path == Path::pairwise && largest_node_ == 1 && Agreement::is_direct(topology_.nodes())) {
-    PairwiseAllreduce exchange(everybody, operands, scratch_);
+  PairwiseAllreduce exchange(everybody, operands, scratch_);
+  if (choice.path == Path::pairwise && largest_node_ == 1 && Agreement::is_direct(topology_.nodes()) &&
+      exchange.largest_part() <= largest_along) {
     announce(call, Along::parts, &exchange);
     std::vector<const std::byte*> parts;
     for (std::size_t i = 0; i < everybody_.size(); ++i) {

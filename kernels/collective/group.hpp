@@ -69,6 +69,7 @@ class Group {
   [[nodiscard]] const std::string& direct_read_remark() const { return direct_read_remark_; }
 
  private:
+  Outcome serve(const Call& call);
   void check_configuration() const;
   void probe_direct_reads();
   void report(const transport::Signature& signature, const Choice& choice) const;

@@ -19,6 +19,7 @@ class PairwiseAllreduce {
 
   // Bytes of every part of this member's own slice, and room for the one of member `from`.
   [[nodiscard]] std::size_t part_bytes() const { return slice_of(lane_.index).size() * wire_element_; }
+  [[nodiscard]] std::size_t largest_part() const { return slice_of(0).size() * wire_element_; }
   [[nodiscard]] std::byte* room_for_part(std::size_t from) { return slot(3 * lane_.size() + 1 + from, wire_element_); }
 
   // `parts`: those that the others brought, by member; this member's own is not read. All members call it.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../base/error.hpp"
+#include "agreement.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -125,7 +126,8 @@ std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
   if (largest_node > 1) {
     return std::min(config.inline_bytes, config.staging_bytes);
   }
-  return nodes == 2 ? config.segment_bytes : std::min(config.segment_bytes, config.doubling_bytes);
+  const std::size_t limit = std::min(config.segment_bytes, largest_along);
+  return nodes == 2 ? limit : std::min(config.doubling_bytes, limit);
 }
 
 bool is_inside_node(Path path) {
