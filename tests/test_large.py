@@ -21,7 +21,7 @@ def available_gib() -> float:
     return available / 2**30
 
 
-@pytest.mark.parametrize("what", ["node", "ordinary", "mpi"])
+@pytest.mark.parametrize("what", ["node", "ordinary", "between"])
 def test_more_than_32_bits_can_count(mpirun: Callable[..., Any], what: str) -> None:
     if available_gib() < NEEDED_GIB:
         pytest.skip(f"needs {NEEDED_GIB} GiB of memory, {available_gib():.1f} are available")

@@ -190,8 +190,9 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
 
 Error Messages::failure_of(int rank, const std::string& what) const {
   const Word& word = words_[static_cast<std::size_t>(rank)];
-  return {word.kind, "rank " + std::to_string(rank) + " has given up, while rank " + std::to_string(this->rank()) +
-                         " waited in " + what + ": " + word.text};
+  return {word.kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
+          "rank " + std::to_string(rank) + " has given up, while rank " + std::to_string(this->rank()) + " waited in " +
+              what + ": " + word.text};
 }
 
 void Messages::read_notices() {

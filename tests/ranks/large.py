@@ -56,18 +56,25 @@ def ordinary() -> None:
         check(x, list(range(SIZE)))
 
 
-def over_mpi() -> None:
-    """A call to MPI takes 2^30 elements at most, so there are two rounds."""
+def between_nodes() -> None:
+    """A call to MPI takes 2^30 elements at most, so there are two rounds; a tensor sent to one rank has two parts."""
     with gf.init(config=gf.Config(node_size=1)) as comm:
         x = np.empty((1 << 30) + 1001, np.uint8)
+        for algorithm in ("auto", "mpi"):
+            fill(x)
+            comm.broadcast(x, root=SIZE - 1, algorithm=algorithm)
+            check(x, [SIZE - 1])
         fill(x)
-        comm.broadcast(x, root=SIZE - 1)
-        check(x, [SIZE - 1])
+        if RANK == 0:
+            comm.send(x, 1)
+        elif RANK == 1:
+            comm.recv(x, 0)
+        check(x, [0] if RANK <= 1 else [RANK])
 
 
 def main() -> None:
     for what in sys.argv[1:]:
-        {"node": in_node_memory, "ordinary": ordinary, "mpi": over_mpi}[what]()
+        {"node": in_node_memory, "ordinary": ordinary, "between": between_nodes}[what]()
         gc.collect()
 
 

@@ -41,7 +41,7 @@ def fill(pool: gf.GradientPool, seed: int) -> list[list[np.ndarray]]:
 
 
 def check_means(pool: gf.GradientPool, values: list[list[np.ndarray]]) -> None:
-    """Inside a node the order is that of the ranks; over MPI the sum may be off by a rounding."""
+    """Inside a node the order is that of the ranks; between nodes the sum may be off by a rounding."""
     for view, everybody in zip(pool.views, values, strict=True):
         wanted = expected([np.ascontiguousarray(each).reshape(-1) for each in everybody], str(view.dtype), "mean")
         found = view.reshape(-1)
