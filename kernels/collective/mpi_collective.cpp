@@ -83,17 +83,6 @@ class Operator {
   MPI_Op op_ = MPI_OP_NULL;
 };
 
-// Calls `wait`. When it throws, MPI may still write to `buffer` one day: then the buffer is never freed.
-template <class T, class Wait>
-void wait_or_keep(std::vector<T>& buffer, Wait wait) {
-  try {
-    wait();
-  } catch (...) {
-    static_cast<void>(new std::vector<T>(std::move(buffer)));  // NOLINT(*-owning-memory): on purpose
-    throw;
-  }
-}
-
 class Rounds {
  public:
   Rounds(const transport::MpiCommunicator& mpi, const Call& call, double timeout)
@@ -185,11 +174,11 @@ class Rounds {
   }
 
   void reduce_widened(const std::byte* from, std::byte* to, std::size_t elements, int root) {
-    std::vector<float> wide(elements);
-    auto* const buffer = reinterpret_cast<std::byte*>(wide.data());
+    const transport::Buffer wide(mpi_, elements * sizeof(float));
+    std::byte* const buffer = wide.data();
     compute::cast(buffer, DType::float32, from, call_.signature.dtype, elements, 1.0F);
     const bool receives = to != nullptr;
-    wait_or_keep(wide, [&] { reduce_native(buffer, receives, elements, root, DType::float32); });
+    reduce_native(buffer, receives, elements, root, DType::float32);
     if (receives) {
       if (call_.signature.op == ReduceOp::mean) {
         divide(buffer, elements, DType::float32);

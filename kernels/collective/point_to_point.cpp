@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -37,10 +38,12 @@ void PointToPoint::send(int to, const void* data, std::size_t count, DType dtype
   const std::string what = "send of " + describe(header) + " to rank " + std::to_string(to);
   const std::size_t bytes = count * size_of(dtype);
   const auto* const from = static_cast<const std::byte*>(data);
+  const transport::Buffer head(messages_.mpi(), sizeof header);
+  std::memcpy(head.data(), &header, sizeof header);
   std::vector<Message> sent;
   {
     const std::lock_guard lock(to_[static_cast<std::size_t>(to)]);
-    sent.push_back(messages_.send(to, Purpose::user, &header, sizeof header));
+    sent.push_back(messages_.send(to, Purpose::user, head.data(), sizeof header));
     for (std::size_t k = 0; k < pieces(bytes, part_bytes); ++k) {
       const Range part = piece({0, bytes}, part_bytes, k);
       sent.push_back(messages_.send(to, Purpose::user, from + part.begin, part.size()));
@@ -55,12 +58,14 @@ void PointToPoint::receive(int from, void* data, std::size_t count, DType dtype)
   const Header expected{count, dtype};
   const std::string what = "receive of " + describe(expected) + " from rank " + std::to_string(from);
   const std::lock_guard lock(from_[static_cast<std::size_t>(from)]);
-  Header header;
-  Message first = messages_.receive(from, Purpose::user, &header, sizeof header);
+  const transport::Buffer head(messages_.mpi(), sizeof(Header));
+  Message first = messages_.receive(from, Purpose::user, head.data(), sizeof(Header));
   messages_.wait_apart(first, what);
+  Header header;
+  std::memcpy(&header, head.data(), sizeof header);
   const bool fits = header.count == expected.count && header.dtype == expected.dtype;
   const std::size_t bytes = header.count * size_of(header.dtype);
-  std::vector<std::byte> unwanted(fits ? 0 : std::min(bytes, part_bytes));
+  const transport::Buffer unwanted(messages_.mpi(), fits ? 0 : std::min(bytes, part_bytes));
   for (std::size_t k = 0; k < pieces(bytes, part_bytes); ++k) {
     const Range part = piece({0, bytes}, part_bytes, k);
     std::byte* const to = fits ? static_cast<std::byte*>(data) + part.begin : unwanted.data();

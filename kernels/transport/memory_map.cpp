@@ -102,14 +102,19 @@ void MemoryMap::map(std::size_t bytes) {
   madvise(address, bytes, MADV_HUGEPAGE);  // a hint
 }
 
+// Shared memory gets no huge pages of itself on most systems, but stretches of which there is at least one page can be
+// made huge, and zero where they were not there: that is much faster than to have every small page first.
 void MemoryMap::populate(std::size_t offset, std::size_t bytes) const noexcept {
-  if (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
-    for (std::size_t i = 0; i < bytes; i += page) {
+  const auto touch_every = [&](std::size_t distance) {
+    for (std::size_t i = 0; i < bytes; i += distance) {
       static_cast<volatile std::byte*>(data_)[offset + i] = std::byte{0};
     }
+  };
+  touch_every(huge_page);
+  if (madvise(data_ + offset, bytes, advice_collapse) != 0 &&
+      madvise(data_ + offset, bytes, advice_populate_write) != 0) {
+    touch_every(page);
   }
-  // Shared memory gets no huge pages of itself on most systems, but those that are there can be made huge.
-  madvise(data_ + offset, bytes, advice_collapse);
 }
 
 void MemoryMap::seal() noexcept {

@@ -104,6 +104,7 @@ class Messages {
   // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
   std::size_t wait_apart(Message& message, const std::string& what);
 
+  [[nodiscard]] const MpiCommunicator& mpi() const { return *mpi_; }
   [[nodiscard]] int rank() const { return mpi_->rank(); }
   [[nodiscard]] int size() const { return mpi_->size(); }
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -75,6 +76,25 @@ class MpiCommunicator {
   mutable std::atomic<bool> stuck_{false};
   std::vector<int> awaited_;
   int awaited_tag_ = 0;
+};
+
+// Memory for the requests of one call. Where MPI may still use it, because a request was given up, it stays for good:
+// declare it before the messages that use it.
+class Buffer {
+ public:
+  Buffer(const MpiCommunicator& mpi, std::size_t bytes) : mpi_(mpi), bytes_(std::make_unique<std::byte[]>(bytes)) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() {
+    if (mpi_.stuck()) {
+      static_cast<void>(bytes_.release());
+    }
+  }
+  [[nodiscard]] std::byte* data() const noexcept { return bytes_.get(); }
+
+ private:
+  const MpiCommunicator& mpi_;
+  std::unique_ptr<std::byte[]> bytes_;
 };
 
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).
