@@ -57,10 +57,9 @@ Messages::~Messages() {
       }
     }
     std::vector<int> awaited;
-    for (int r = 0; r < size(); ++r) {
-      const auto index = static_cast<std::size_t>(r);
-      const State state = words_[index].state;
-      if (acquainted_[index] && state != State::closed && state != State::failed) {
+    for (const int r : ranks_to_tell()) {
+      const State state = words_[static_cast<std::size_t>(r)].state;
+      if (state != State::closed && state != State::failed) {
         awaited.push_back(r);
       }
     }
@@ -164,7 +163,13 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
   if (mpi_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
   }
+  if (!collective && gave_up_) {
+    throw Error(ErrorKind::peer, "this rank has given up meanwhile, so it no longer waits in " + what);
+  }
   read_notices();
+  if (collective) {
+    answer_the_roll();
+  }
   const std::lock_guard lock(words_mutex_);
   for (std::size_t r = 0; r < words_.size(); ++r) {
     const Word& word = words_[r];
@@ -216,6 +221,7 @@ void Messages::read_notices(Purpose purpose) {
     Word& word = words_[static_cast<std::size_t>(status.MPI_SOURCE)];
     if (purpose == Purpose::roll_call) {
       word.present = notice.call;
+      word.asks = word.asks || notice.state == State::asking;
     } else {
       notice.text[sizeof notice.text - 1] = '\0';
       word.state = notice.state;
@@ -225,73 +231,95 @@ void Messages::read_notices(Purpose purpose) {
   }
 }
 
+void Messages::answer_the_roll() {
+  std::vector<int> asking;
+  {
+    const std::lock_guard lock(words_mutex_);
+    for (std::size_t r = 0; r < words_.size(); ++r) {
+      if (words_[r].asks && words_[r].present == call_) {
+        asking.push_back(static_cast<int>(r));
+      }
+      words_[r].asks = false;
+    }
+  }
+  tell(asking, State::here, ErrorKind::peer, "");
+}
+
 void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text) {
   if (ranks.empty()) {
     return;
   }
-  const Purpose purpose = state == State::here ? Purpose::roll_call : Purpose::leave;
+  const bool is_leaving = state == State::closed || state == State::failed;
+  const int tag = Tag(is_leaving ? Purpose::leave : Purpose::roll_call, 0).value();
+  const std::lock_guard lock(sent_mutex_);
   Sent& sent = sent_.emplace_back(Sent{std::make_unique<Notice>(), {}});
   sent.notice->state = state;
   sent.notice->kind = kind;
   sent.notice->call = call_;
   std::strncpy(static_cast<char*>(sent.notice->text), text, sizeof sent.notice->text - 1);
   for (const int r : ranks) {
-    check_mpi(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, Tag(purpose, 0).value(), mpi_->get(),
+    check_mpi(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, tag, mpi_->get(),
                         &sent.requests.emplace_back(MPI_REQUEST_NULL)),
               "MPI_Isend of a notice");
   }
 }
 
-void Messages::tell_closed() noexcept { tell_once({}, State::closed, ErrorKind::peer, ""); }
+void Messages::tell_closed() noexcept { leave(State::closed, ErrorKind::peer, ""); }
 
-// After a timeout inside the node, those who wait for the node from outside do not know which of its ranks is missing.
 void Messages::tell_failed(const Error& error) noexcept {
-  const bool waited = error.kind() == ErrorKind::timeout && participants_ != nullptr && topology_->nodes() > 1;
-  tell_once(waited ? *participants_ : std::vector<int>(), State::failed, error.kind(), error.what());
+  gave_up_ = true;
+  leave(State::failed, error.kind(), error.what());
 }
 
-void Messages::tell_once(std::vector<int> ranks, State state, ErrorKind kind, const char* text) noexcept {
-  if (told_) {
+std::vector<int> Messages::ranks_to_tell() const {
+  constexpr int few = 64;
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    const bool knows = (topology_->nodes() > 1 && size() <= few) || acquainted_[static_cast<std::size_t>(r)];
+    if (knows && r != rank()) {
+      ranks.push_back(r);
+    }
+  }
+  return ranks;
+}
+
+void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
+  if (told_.exchange(true)) {
     return;
   }
-  told_ = true;
   try {
     if (!mpi_->finalized()) {
-      for (int r = 0; r < size(); ++r) {
-        if (acquainted_[static_cast<std::size_t>(r)]) {
-          ranks.push_back(r);
-        }
-      }
-      std::sort(ranks.begin(), ranks.end());
-      ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-      std::erase(ranks, rank());
-      tell(ranks, state, kind, text);
+      tell(ranks_to_tell(), state, kind, text);
     }
   } catch (const Error&) {  // they will find out when their time is up
   } catch (const std::bad_alloc&) {
   }
 }
 
-// The ranks that wait in the same call answer each other; who does not answer within a while is missing. Where a node
-// has none that answers, all of its ranks are.
+// The ranks that wait in the same call answer; who does not within a while is missing. Where a node has none that
+// answers, all of its ranks are.
 std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
   std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),
                [&](int r) { return r != rank(); });
   node_->pulse();
-  tell(others, State::here, ErrorKind::peer, "");
+  tell(others, State::asking, ErrorKind::peer, "");
   std::vector<int> missing;
   Patience patience(std::min(roll_call_seconds, timeout_));
   while (true) {
     read_notices();
-    for (int r = 0; r < size(); ++r) {
-      if (words_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
-        throw failure_of(r, describe(signature_));
+    answer_the_roll();
+    {
+      const std::lock_guard lock(words_mutex_);
+      for (int r = 0; r < size(); ++r) {
+        if (words_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
+          throw failure_of(r, describe(signature_));
+        }
       }
+      missing.clear();
+      std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
+                   [&](int r) { return words_[static_cast<std::size_t>(r)].present != call_; });
     }
-    missing.clear();
-    std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
-                 [&](int r) { return words_[static_cast<std::size_t>(r)].present != call_; });
     if (missing.empty() || (patience.pause() && patience.over())) {
       break;
     }

@@ -108,12 +108,12 @@ class Messages {
   [[nodiscard]] int rank() const { return mpi_->rank(); }
   [[nodiscard]] int size() const { return mpi_->size(); }
 
-  // Tells the ranks that this one has exchanged messages with that it has left, and why.
+  // Tells the other ranks, of many those that this one has exchanged messages with, that it has left, and why.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
 
  private:
-  enum class State : std::uint32_t { open, here, closed, failed };
+  enum class State : std::uint32_t { open, asking, here, closed, failed };
 
   // What a rank says about itself.
   struct Notice {
@@ -126,7 +126,8 @@ class Messages {
 
   struct Word {  // of a rank of another node
     State state = State::open;
-    std::uint32_t present = 0;  // the last call in which it answered the roll
+    std::uint32_t present = 0;  // the last call in which it said that it was there
+    bool asks = false;          // who else is
     ErrorKind kind = ErrorKind::peer;
     std::string text;
   };
@@ -141,7 +142,9 @@ class Messages {
   [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);
-  void tell_once(std::vector<int> ranks, State state, ErrorKind kind, const char* text) noexcept;
+  void answer_the_roll();
+  void leave(State state, ErrorKind kind, const char* text) noexcept;
+  [[nodiscard]] std::vector<int> ranks_to_tell() const;  // when this rank leaves; they tell this one, too
   void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
   [[nodiscard]] std::vector<int> missing_ranks(int awaited);
   [[noreturn]] void raise_timeout(int awaited);
@@ -158,8 +161,10 @@ class Messages {
   std::vector<Word> words_;  // by rank
   std::mutex words_mutex_;
   mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
+  std::mutex sent_mutex_;
   std::vector<Sent> sent_;
-  bool told_ = false;
+  std::atomic<bool> told_{false};
+  std::atomic<bool> gave_up_{false};
 };
 
 }  // namespace gradientflow::transport
