@@ -120,20 +120,28 @@ def test_shared_serves_one_node_only(kind: str) -> None:
 def test_allreduce_between_nodes() -> None:
     """Small ones travel with the agreement; then come doubling, pairwise exchange and a ring, or doubling for two."""
     doubling, pairwise, ring = "recursive_doubling", "pairwise", "ring"
+    borders = {"segment_bytes": "32KiB", "doubling_bytes": "16KiB", "ring_bytes": "128KiB"}
+
+    def path(*nodes: int, bytes: int) -> str:
+        return select(nodes=nodes, bytes=bytes, overrides=borders)
+
+    def paths(*nodes: int, bytes: int) -> tuple[str, str]:
+        return choice(nodes=nodes, bytes=bytes, overrides=borders)
+
     for nodes in ((1, 1), (1, 1, 1), (4, 4), (3, 3, 2)):
-        assert select(nodes=nodes, bytes=0) == select(nodes=nodes, bytes=4096) == "agreement"
-    two, three, nine = (1, 1), (1, 1, 1), (1,) * 9
-    assert select(nodes=two, bytes=63 * KIB) == "agreement"
-    assert select(nodes=two, bytes=63 * KIB + 1) == select(nodes=two, bytes=1 << 30) == doubling
-    assert select(nodes=three, bytes=32 * KIB) == select(nodes=nine, bytes=32 * KIB) == "agreement"
-    assert select(nodes=three, bytes=32 * KIB + 1) == select(nodes=nine, bytes=256 * KIB - 1) == pairwise
-    assert select(nodes=three, bytes=256 * KIB) == select(nodes=nine, bytes=1 << 30) == ring
-    assert choice(nodes=(4, 4), bytes=4097) == choice(nodes=(2, 3), bytes=1 << 30) == ("hierarchical_lanes", doubling)
-    assert choice(nodes=(4, 4, 4), bytes=4097) == ("hierarchical_lanes", doubling)
-    assert choice(nodes=(4, 4, 4), bytes=32 * KIB) == ("hierarchical_lanes", pairwise)
-    assert choice(nodes=(4, 3, 2), bytes=256 * KIB) == ("hierarchical_lanes", ring)
-    assert choice(nodes=(4, 1), bytes=4097) == ("hierarchical", doubling)  # a node of one rank has one lane
-    assert choice(nodes=(2, 2, 1), bytes=256 * KIB) == ("hierarchical", ring)
+        assert path(*nodes, bytes=0) == path(*nodes, bytes=4096) == "agreement"
+    assert path(1, 1, bytes=32 * KIB) == "agreement"
+    assert path(1, 1, bytes=32 * KIB + 1) == path(1, 1, bytes=1 << 30) == doubling
+    for nodes in ((1, 1, 1), (1,) * 9):
+        assert path(*nodes, bytes=16 * KIB) == "agreement"
+        assert path(*nodes, bytes=16 * KIB + 1) == path(*nodes, bytes=128 * KIB - 1) == pairwise
+        assert path(*nodes, bytes=128 * KIB) == path(*nodes, bytes=1 << 30) == ring
+    assert paths(4, 4, bytes=4097) == paths(2, 3, bytes=1 << 30) == ("hierarchical_lanes", doubling)
+    assert paths(4, 4, 4, bytes=4097) == paths(4, 4, 4, bytes=16 * KIB - 1) == ("hierarchical_lanes", doubling)
+    assert paths(4, 4, 4, bytes=16 * KIB) == ("hierarchical_lanes", pairwise)
+    assert paths(4, 3, 2, bytes=128 * KIB) == ("hierarchical_lanes", ring)
+    assert paths(4, 1, bytes=4097) == ("hierarchical", doubling)  # a node of one rank has one lane
+    assert paths(2, 2, 1, bytes=128 * KIB) == ("hierarchical", ring)
 
 
 def test_rounding_for_the_wire_is_not_done_in_the_agreement() -> None:

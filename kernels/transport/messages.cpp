@@ -302,11 +302,11 @@ std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
   std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),
                [&](int r) { return r != rank(); });
-  node_->pulse();
   tell(others, State::asking, ErrorKind::peer, "");
   std::vector<int> missing;
   Patience patience(std::min(roll_call_seconds, timeout_));
   while (true) {
+    node_->pulse();
     read_notices();
     answer_the_roll();
     {
