@@ -459,12 +459,15 @@ def test_doctor_reports_as_json_what_has_to_be_put_right() -> None:
 
 
 def test_doctor_judges_what_its_job_reports() -> None:
-    facts = {"direct_read": "denied", "inside_a_node": "ours"}
+    ways = [(0, "announcement", "small"), (4097, "staged", "ordinary arrays")]
+    facts = {"direct_read": "denied", "allreduce_of_arrays": ways, "allreduce_of_node_memory": ways[:1]}
     found = checks.judge({"ranks": 2, "wrong": {"pool": 0, "array": 3}, "describe": facts})
     statuses = {check.name: check.status for check in found}
     assert statuses["node memory"] == "ok"
     assert statuses["ordinary arrays"] == "fail"
     assert statuses["direct reads"] == "warn"
+    values = {check.name: check.value for check in found}
+    assert values["allreduce of arrays"] == "announcement (small); from 4097 on staged (ordinary arrays)"
     assert all(check.advice for check in found if check.status != "ok")
 
 

@@ -190,7 +190,10 @@ def between_hosts() -> list[Check]:
     """Say which way an allreduce would go between hosts, and why."""
     ways = load_core().collective.ways
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
-    return [Check(name, "ok", _ways(ways(node_sizes))) for name, node_sizes in layouts]
+    try:
+        return [Check(name, "ok", _ways(ways(node_sizes))) for name, node_sizes in layouts]
+    except ValueError as error:
+        return [Check("choice", "warn", "not known", str(error))]
 
 
 def _ways(ways: Sequence[tuple[int, str, str]]) -> str:
