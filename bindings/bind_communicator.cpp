@@ -3,12 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../kernels/collective/call.hpp"
@@ -204,14 +205,21 @@ void receive(Communicator& communicator, py::handle x, int from) {
   }
 }
 
-// The new communicator as the number by which mpi4py knows it.
+// An MPI handle, a pointer or an int, as the number by which mpi4py knows it.
+template <class MpiHandle>
+std::uintptr_t number_of(MpiHandle handle) {
+  if constexpr (std::is_pointer_v<MpiHandle>) {
+    return reinterpret_cast<std::uintptr_t>(handle);
+  } else {
+    return static_cast<std::uintptr_t>(handle);
+  }
+}
+
+// The new communicator, as that number.
 std::uintptr_t split(Communicator& communicator, int color, int key) {
   const py::gil_scoped_release release;
   const MPI_Comm part = communicator.split(color, key);
-  std::uintptr_t number = 0;
-  static_assert(sizeof part <= sizeof number);
-  std::memcpy(&number, &part, sizeof part);
-  return number;
+  return number_of(part);
 }
 
 // Which way an allreduce goes: (from so many bytes on, path, why).

@@ -67,8 +67,7 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) 
 Group::~Group() {
   if (stuck()) {
     static_cast<void>(agreement_.release());
-    static_cast<void>(new Scratch(std::move(scratch_)));  // NOLINT(*-owning-memory): on purpose
-    static_cast<void>(new auto(std::move(stretches_)));   // NOLINT(*-owning-memory): on purpose
+    static_cast<void>(work_.release());
   }
 }
 
@@ -220,7 +219,7 @@ Parts Group::parts_of(const Signature& signature) const { return {signature.dtyp
 // The part that this node puts into a call that the agreement serves, where the others of the node see it later.
 std::span<std::byte> Group::payload_of(const Call& call) {
   const bool alone = node_->size() == 1;
-  std::byte* const values = alone ? scratch_.at(0, call.bytes()) : node_->staging(0, 0);
+  std::byte* const values = alone ? work_->scratch.at(0, call.bytes()) : node_->staging(0, 0);
   std::vector<const void*> sources;
   for (int local = 0; local < node_->size(); ++local) {
     sources.push_back(alone ? call.input : node_->payload(local));
@@ -308,7 +307,7 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
 // All ranks know that some made another call, so all come here, and tell each other which.
 void Group::raise_mismatch(const Signature& signature) {
   const std::size_t ranks = everybody_.size();
-  std::byte* const all = scratch_.at(0, ranks * sizeof(Signature));
+  std::byte* const all = work_->scratch.at(0, ranks * sizeof(Signature));
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
   pairwise(everybody, {.signature = {.count = sizeof(Signature), .kind = CallKind::allgather},
@@ -329,7 +328,7 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
   switch (call.signature.kind) {
     case CallKind::reduce_scatter:
-      ring_reduce_scatter(everybody, call, scratch_);
+      ring_reduce_scatter(everybody, call, work_->scratch);
       return {};
     case CallKind::allgather:
     case CallKind::allgatherv:
@@ -343,7 +342,7 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
       tree_broadcast(everybody, call, topology_, shape);
       return {};
     case CallKind::reduce:
-      tree_reduce(everybody, call, topology_, shape, scratch_);
+      tree_reduce(everybody, call, topology_, shape, work_->scratch);
       return {};
     case CallKind::alltoall:
     case CallKind::gather:
@@ -371,7 +370,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
                     {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
-  PairwiseAllreduce exchange(everybody, operands, scratch_);
+  PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (choice.path == Path::pairwise && largest_node_ == 1 && Agreement::is_direct(topology_.nodes()) &&
       exchange.largest_part() <= largest_along) {
     announce(call, Along::parts, &exchange);
@@ -384,11 +383,11 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
     announce(call, Along::nothing);
     messages_->expect(everybody_);
     if (choice.path == Path::ring) {
-      ring_allreduce(everybody, operands, scratch_);
+      ring_allreduce(everybody, operands, work_->scratch);
     } else if (choice.path == Path::pairwise) {
-      pairwise_allreduce(everybody, operands, scratch_);
+      pairwise_allreduce(everybody, operands, work_->scratch);
     } else {
-      recursive_doubling(everybody, operands, scratch_);
+      recursive_doubling(everybody, operands, work_->scratch);
     }
   }
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
@@ -400,7 +399,7 @@ std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool ma
   const std::vector<int> participants = drivers(topology_, lanes);
   messages_->expect(participants);
   if (node_->size() == 1 && mapped) {
-    return hierarchical(levels, call, {{call.input}, {call.output}}, scratch_);
+    return hierarchical(levels, call, {{call.input}, {call.output}}, work_->scratch);
   }
   if (mapped) {
     const auto inputs = node_->locate(call.input, call.bytes()).second;
@@ -410,18 +409,18 @@ std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool ma
       tensors.inputs.push_back(inputs->part(local) + node_->announcement(local).input.offset);
       tensors.outputs.push_back(outputs->part(local) + node_->announcement(local).output.offset);
     }
-    const std::size_t nonfinite = hierarchical(levels, call, tensors, scratch_);
+    const std::size_t nonfinite = hierarchical(levels, call, tensors, work_->scratch);
     node_->check_nobody_failed();
     return nonfinite;
   }
-  if (stretches_ == nullptr) {
+  if (work_->stretches == nullptr) {
     try {
-      stretches_ = node_->allocate(staging_slots * config_.stretch_bytes);
+      work_->stretches = node_->allocate(staging_slots * config_.stretch_bytes);
     } catch (const Error& error) {  // other nodes have it, and wait
       throw Error(ErrorKind::system, error.what());
     }
   }
-  const std::size_t nonfinite = hierarchical_staged(levels, call, *stretches_, scratch_);
+  const std::size_t nonfinite = hierarchical_staged(levels, call, *work_->stretches, work_->scratch);
   node_->check_nobody_failed();
   return nonfinite;
 }

@@ -26,6 +26,12 @@ struct Outcome {
   std::optional<std::size_t> nonfinite;  // elements of the result, where they were rounded for the wire
 };
 
+// Memory that calls use on their way.
+struct Workspace {
+  Scratch scratch;
+  std::shared_ptr<transport::Segment> stretches;  // of ordinary arrays between nodes; made when they first pass
+};
+
 class Group {
  public:
   // Finds the nodes, shares memory inside them, and checks that all ranks have the same configuration. Collective.
@@ -105,8 +111,7 @@ class Group {
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;
   std::string direct_read_remark_;
-  Scratch scratch_;
-  std::shared_ptr<transport::Segment> stretches_;  // for ordinary arrays between nodes; made when they first pass
+  std::unique_ptr<Workspace> work_ = std::make_unique<Workspace>();
 };
 
 }  // namespace gradientflow::collective

@@ -12,7 +12,6 @@ namespace {
 
 using transport::CallKind;
 using transport::check_mpi;
-using transport::Signature;
 
 constexpr std::size_t round_elements = std::size_t{1} << 30;      // of one MPI call, whose counts are int
 constexpr std::size_t widened_elements = std::size_t{256} << 10;  // of a round through a float32 buffer

@@ -138,7 +138,7 @@ class Messages {
   };
 
   [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
-  void look_out(const Message& message, const std::string& what, bool collective);
+  void look_out(const Message& awaited, const std::string& what, bool collective);
   [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);

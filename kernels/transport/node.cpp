@@ -263,7 +263,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
   const auto extend = [&] {
     deadline = {Clock::now() + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };
-  if (!deadline.at) {
+  if (deadline.at == Clock::time_point{}) {
     extend();
   }
   std::atomic<std::uint32_t>& word = awaited(local, event);
@@ -282,7 +282,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
       throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
     }
     check_peers(event, target);
-    if (Clock::now() > *deadline.at) {
+    if (Clock::now() > deadline.at) {
       if (pulse_of_all() == deadline.pulse) {
         raise_timeout(event, target);
       }

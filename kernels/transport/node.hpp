@@ -23,7 +23,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -171,7 +170,7 @@ class Node {
 
   // Set by the first sleep of a wait, and again when the pulse of the others has changed.
   struct Deadline {
-    std::optional<std::chrono::steady_clock::time_point> at;
+    std::chrono::steady_clock::time_point at{};
     std::uint64_t pulse = 0;
   };
 
