@@ -18,15 +18,17 @@ Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, st
   const std::vector<std::byte> buffer(sizeof(Word) + largest_along);
   outgoing_.assign(direct ? leaders_.size() : 1, buffer);
   incoming_.assign(direct ? leaders_.size() : 1, buffer);
-  if (direct) {
-    for (const int leader : leaders_) {
-      messages_.acquaint(leader);
-    }
-  } else {
+  if (!direct) {
     rounds_ = doubling_rounds(leaders_.size(), index);
-    for (const Round& round : rounds_) {
-      messages_.acquaint(leaders_[round.peer]);
-    }
+  }
+  if (leaders_[index] != messages_.rank()) {
+    return;  // it hears of the agreement from its leader
+  }
+  for (std::size_t i = 0; direct && i < leaders_.size(); ++i) {
+    messages_.acquaint(leaders_[i]);
+  }
+  for (const Round& round : rounds_) {
+    messages_.acquaint(leaders_[round.peer]);
   }
 }
 
