@@ -150,7 +150,7 @@ class Communicator:
         wire : {"float32", "float16", "bfloat16"}, optional
             What the values of a float32 tensor are rounded to where they travel between nodes; by default nothing.
             Sums are computed in float32. A mean is divided before it travels, a sum of many values may overflow
-            float16. Inside a node nothing is rounded.
+            float16. Inside a node nothing is rounded, unless an algorithm that sends messages is asked for.
 
         Returns
         -------
