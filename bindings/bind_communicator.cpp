@@ -61,16 +61,6 @@ struct Options {
   const std::vector<std::size_t>& counts;
 };
 
-// A wire dtype that rounds nothing is none.
-std::optional<DType> wire_of(const std::string& name, DType dtype) {
-  if (name.empty()) {
-    return {};
-  }
-  const DType wire = dtype_from_name(name);
-  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
-  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
-}
-
 // Elements of a tensor that has one block for each rank.
 std::size_t block_count(const TensorView& tensor, int ranks, CallKind kind) {
   const auto number = static_cast<std::size_t>(ranks);
@@ -80,6 +70,14 @@ std::size_t block_count(const TensorView& tensor, int ranks, CallKind kind) {
                                       " elements do not divide by " + std::to_string(ranks));
   }
   return tensor.count / number;
+}
+
+void check_own_count(const Communicator& communicator, const std::vector<std::size_t>& counts, std::size_t own) {
+  const auto rank = static_cast<std::size_t>(communicator.rank());
+  if (counts.size() == static_cast<std::size_t>(communicator.size()) && counts[rank] != own) {
+    throw Error(ErrorKind::value, "counts say " + std::to_string(counts[rank]) + " elements for rank " +
+                                      std::to_string(rank) + ", but its tensor has " + std::to_string(own));
+  }
 }
 
 bool works_in_place(CallKind kind) {
@@ -116,14 +114,11 @@ BoundCall bind_call(const Communicator& communicator, CallKind kind, const Optio
     signature.count = std::accumulate(options.counts.begin(), options.counts.end(), std::size_t{0});
     signature.detail = collective::hash_of(options.counts);
     bound.call.counts = options.counts;
+    check_own_count(communicator, options.counts, known.count);
   }
-  if (kind == CallKind::allgatherv && options.counts[static_cast<std::size_t>(communicator.rank())] != known.count) {
-    throw Error(ErrorKind::value, "counts say " +
-                                      std::to_string(options.counts[static_cast<std::size_t>(communicator.rank())]) +
-                                      " elements for rank " + std::to_string(communicator.rank()) +
-                                      ", but its tensor has " + std::to_string(known.count));
+  if (!options.wire.empty()) {
+    signature.wire = collective::rounding_wire(dtype_from_name(options.wire), signature.dtype);
   }
-  signature.wire = wire_of(options.wire, signature.dtype);
   bound.call.input = bound.input.data;
   bound.call.output = in_place && (writes_input || kind == CallKind::broadcast) ? bound.input.data : bound.output.data;
   if (!in_place && gets_result && puts_in) {

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from gradientflow.launch import (
     OPEN_MPI,
+    SESSION_FOLDER,
     Launcher,
     find_launcher,
     launch_environment,
@@ -55,6 +57,7 @@ class Job:
     process: subprocess.Popen[str]
     tag: str
     timeout: float
+    folder: tempfile.TemporaryDirectory[str]
     recover: bool = False
     started: float = field(default_factory=time.monotonic)
 
@@ -87,7 +90,7 @@ class Job:
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
         commands = [_command_of(pid) for pid in left]
-        self.kill()
+        self.close()
         if late:
             pytest.fail(f"the job had not ended after {self.timeout} s\n{finished.output}")
         if left:
@@ -103,14 +106,21 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Leave nothing behind: no process, no pipe, no file of the launcher."""
+        self.kill()
+        self.process.communicate()
+        self.folder.cleanup()
+
 
 def _start(command: list[str], env: dict[str, str] | None, timeout: float, *, recover: bool = False) -> Job:
     """Start a command under a tag of its own, without settings of the library from outside."""
     tag = uuid.uuid4().hex
     outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
+    folder = tempfile.TemporaryDirectory(prefix="gradientflow-test-", ignore_cleanup_errors=True)
     process = subprocess.Popen(
         command,
-        env={**outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
+        env={SESSION_FOLDER: folder.name, **outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -118,7 +128,7 @@ def _start(command: list[str], env: dict[str, str] | None, timeout: float, *, re
         errors="replace",
         start_new_session=True,
     )
-    return Job(process, tag, timeout, recover)
+    return Job(process, tag, timeout, folder, recover)
 
 
 def _rank_command(
@@ -170,8 +180,7 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
 
     yield start
     for job in jobs:
-        job.kill()
-        job.process.communicate()
+        job.close()
 
 
 @pytest.fixture
@@ -218,8 +227,7 @@ def start_netlab(_hosts_can_be_made: None) -> Iterator[Callable[..., Job]]:
 
     yield start
     for job in jobs:
-        job.kill()
-        job.process.communicate()
+        job.close()
 
 
 @pytest.fixture

@@ -211,9 +211,9 @@ def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, statu
         process.kill()
 
 
-def test_ranks_do_not_outlive_a_killed_launcher() -> None:
+def test_a_killed_launcher_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
     tag = uuid.uuid4().hex
-    process = start("run", "-n", "2", "--", "sleep", "92.5", env={TAG: tag})
+    process = start("run", "-n", "2", "--", "sleep", "92.5", env={TAG: tag, "TMPDIR": str(tmp_path)})
     try:
         wait_until(lambda: sum(line.strip() == "sleep 92.5" for line in tagged(tag)) == 2)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -221,6 +221,7 @@ def test_ranks_do_not_outlive_a_killed_launcher() -> None:
         process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGKILL
         assert tagged(tag) == []
+        assert list(tmp_path.iterdir()) == []  # files of a killed launcher would stop a later one with its number
     finally:
         process.kill()
 

@@ -8,6 +8,8 @@ and each has its answer here:
 - the launcher is killed: its ranks become children of this process ("child subreaper") and are killed;
 - this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
   ranks.
+
+What a killed launcher would have tidied up lies in a folder made for this job, and goes with it.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from gradientflow.launch import SESSION_FOLDER
 
 TIMED_OUT = 124
 
@@ -81,10 +86,11 @@ def run_job(job: Job) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         die_with_parent(signal.SIGTERM)
 
+    folder = tempfile.TemporaryDirectory(prefix="gradientflow-", ignore_cleanup_errors=True)
     try:
         launcher = subprocess.Popen(
             job.command,
-            env={**os.environ, **job.environment},
+            env={SESSION_FOLDER: folder.name, **os.environ, **job.environment},
             stdin=None if job.reads_input else subprocess.DEVNULL,
             stdout=job.output,
             stderr=job.output,
@@ -98,6 +104,7 @@ def run_job(job: Job) -> int:
                 launcher.wait()
             _kill_orphans(children_before)
     finally:
+        folder.cleanup()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     if cause is not None:

@@ -7,7 +7,7 @@ import click
 from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_link_down
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
-from gradientflow.cli.run import _executable
+from gradientflow.cli.run import executable
 from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment, mpirun_command, ranks_of_this_job
 
 # The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
@@ -61,7 +61,7 @@ def netlab(
         raise NetlabError("say how many hosts to make and what to run, for example --hosts 2 -- hostname")
     lab = Netlab(hosts, rate, ranks_per_host)
     downs = [parse_link_down(text, hosts) for text in links_down]
-    command = _executable(program, elsewhere=False)
+    command = executable(program, elsewhere=False)
     launcher = find_launcher(built_with())
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")

@@ -27,7 +27,7 @@ def run(ranks: int, hosts: str | None, dry_run: bool, program: tuple[str, ...]) 
     if (outer := ranks_of_this_job()) is not None:
         raise LaunchError(f"this is already a rank of an MPI job of {outer}: start the program itself, without 'run'")
     launcher = find_launcher(built_with())
-    command = mpirun_command(launcher, ranks, _executable(program, elsewhere=hosts is not None), hosts)
+    command = mpirun_command(launcher, ranks, executable(program, elsewhere=hosts is not None), hosts)
     environment = launch_environment(launcher)
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
@@ -35,7 +35,7 @@ def run(ranks: int, hosts: str | None, dry_run: bool, program: tuple[str, ...]) 
     return run_job(Job(command, environment, reads_input=True))
 
 
-def _executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
+def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:
     """Put the interpreter before a Python file, and find mistyped names here rather than in N complaints of mpirun."""
     name = program[0]
     if name.endswith(".py"):

@@ -45,16 +45,6 @@ Algorithm algorithm_of(int algorithm) {
   return algorithms.at(static_cast<std::size_t>(algorithm));
 }
 
-// A wire dtype that rounds nothing is none.
-std::optional<DType> wire_of(int name, DType dtype) {
-  if (name == GF_NO_DTYPE) {
-    return {};
-  }
-  const DType wire = dtype_of(name);
-  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
-  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
-}
-
 // gf_call_options, with the enums as numbers.
 struct Options {
   std::size_t size = sizeof(gf_call_options);
@@ -158,7 +148,9 @@ Call make_call(const engine::Communicator& communicator, const Request& request)
                .dtype = dtype_of(request.dtype),
                .op = op_of(request.op),
                .algorithm = algorithm_of(options.algorithm)};
-  signature.wire = wire_of(options.wire, signature.dtype);
+  if (options.wire != GF_NO_DTYPE) {
+    signature.wire = collective::rounding_wire(dtype_of(options.wire), signature.dtype);
+  }
   if (request.kind == CallKind::allgatherv) {
     call.counts = counts_of(request, ranks);
     signature.count = collective::displacement(call, call.counts.size());

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "../base/dtype.hpp"
@@ -105,6 +106,12 @@ struct Call {
     }
   }
   return hash;
+}
+
+// The wire dtype asked for, for a tensor of `dtype`: none where it rounds nothing.
+[[nodiscard]] inline std::optional<DType> rounding_wire(DType wire, DType dtype) {
+  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
+  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
 }
 
 // How a result over `ranks` ranks is computed.

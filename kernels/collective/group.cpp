@@ -370,27 +370,32 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
                     {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
-  PairwiseAllreduce exchange(everybody, operands, work_->scratch);
-  if (choice.path == Path::pairwise && largest_node_ == 1 && Agreement::is_direct(topology_.nodes()) &&
-      exchange.largest_part() <= largest_along) {
-    announce(call, Along::parts, &exchange);
-    std::vector<const std::byte*> parts;
-    for (std::size_t i = 0; i < everybody_.size(); ++i) {
-      parts.push_back(agreement_->received(i));
-    }
-    exchange.finish(parts);
+  if (choice.path == Path::pairwise) {
+    pairwise_over_messages(call, everybody, operands);
   } else {
     announce(call, Along::nothing);
     messages_->expect(everybody_);
-    if (choice.path == Path::ring) {
-      ring_allreduce(everybody, operands, work_->scratch);
-    } else if (choice.path == Path::pairwise) {
-      pairwise_allreduce(everybody, operands, work_->scratch);
-    } else {
-      recursive_doubling(everybody, operands, work_->scratch);
-    }
+    const auto allreduce = choice.path == Path::ring ? ring_allreduce : recursive_doubling;
+    allreduce(everybody, operands, work_->scratch);
   }
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
+}
+
+// Parts that are small enough travel with the agreement.
+void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
+  PairwiseAllreduce exchange(everybody, operands, work_->scratch);
+  if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
+    announce(call, Along::nothing);
+    messages_->expect(everybody_);
+    pairwise_allreduce(everybody, operands, work_->scratch);
+    return;
+  }
+  announce(call, Along::parts, &exchange);
+  std::vector<const std::byte*> parts;
+  for (std::size_t i = 0; i < everybody_.size(); ++i) {
+    parts.push_back(agreement_->received(i));
+  }
+  exchange.finish(parts);
 }
 
 std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool mapped) {

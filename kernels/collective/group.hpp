@@ -94,6 +94,7 @@ class Group {
   Word agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
   std::optional<std::size_t> allreduce_over_messages(const Call& call, const Choice& choice);
+  void pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands);
   [[nodiscard]] Parts parts_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
   [[noreturn]] void raise_mismatch(const transport::Signature& signature);
