@@ -23,7 +23,7 @@ from gradientflow.errors import ArgumentError
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 
-# Where the launcher of Open MPI keeps its files, under a name made of its process number. What a killed one leaves there
+# The folder for the files of Open MPI's launcher, whose names are made of its process number. What a killed one leaves
 # stops a later one from starting once the number comes round again: whoever may kill it gives it a folder of its own.
 SESSION_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 
