@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -217,6 +218,16 @@ std::uintptr_t split(Communicator& communicator, int color, int key) {
   return number_of(part);
 }
 
+// What the calling thread did from `begin` to `end`, in seconds of the steady clock, goes into the timeline, if any.
+void record_span(const Communicator& communicator, const std::string& name, double begin, double end) {
+  if (const auto timeline = communicator.timeline()) {
+    const auto time = [](double seconds) {
+      return Timeline::Time(std::chrono::duration_cast<Timeline::Clock::duration>(std::chrono::duration<double>(seconds)));
+    };
+    timeline->span(timeline->thread_track(), name, time(begin), time(end));
+  }
+}
+
 // Which way an allreduce goes: (from so many bytes on, path, why).
 py::list ways(const Communicator& communicator, bool in_node_memory) {
   const collective::Group& group = communicator.group();
@@ -259,6 +270,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("done", &Handle::done)
       .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
       .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
+      .def_property_readonly("bytes_sent", [](const Handle& handle) { return handle.outcome().bytes_sent; })
       .def("wait", &Handle::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
@@ -287,6 +299,9 @@ void bind_communicator(py::module_& module) {
       .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
       .def("describe", &describe)
+      .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<py::gil_scoped_release>())
+      .def("stop_timeline", &Communicator::stop_timeline)
+      .def("record_span", &record_span, py::arg("name"), py::arg("begin"), py::arg("end"))
       .def("send", &send, py::arg("x"), py::arg("to"))
       .def("receive", &receive, py::arg("x"), py::arg("from"))
       .def("split", &split, py::arg("color"), py::arg("key"))

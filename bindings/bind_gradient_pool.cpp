@@ -1,35 +1,88 @@
-// gradientflow._core.GradientPool.
+// gradientflow._core.GradientPool and fuse.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../kernels/engine/gradient_pool.hpp"
 #include "bindings.hpp"
 
 namespace gradientflow::bindings {
+namespace {
 
 namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
+double seconds(engine::Times::Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
+
+// (first tensor, one past the last, offset, bytes) of each range.
+std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> ranges(const GradientPool& pool) {
+  std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> found;
+  for (const auto& range : pool.ranges()) {
+    found.emplace_back(range.begin, range.end, pool.offset(range.begin), pool.bytes_of(range));
+  }
+  return found;
+}
+
+// (bytes sent, non-finite values, path, ready, started, ended) of each range in the last iteration.
+py::list reports(const GradientPool& pool) {
+  py::list found;
+  for (const auto& report : pool.reports()) {
+    found.append(py::make_tuple(report.outcome.bytes_sent, report.outcome.nonfinite, name_of(report.outcome.path),
+                                seconds(report.ready), seconds(report.times.started), seconds(report.times.ended)));
+  }
+  return found;
+}
+
+std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::size_t>& bytes, std::size_t threshold) {
+  std::vector<std::pair<std::size_t, std::size_t>> found;
+  for (const auto& range : engine::fuse(bytes, threshold)) {
+    found.emplace_back(range.begin, range.end);
+  }
+  return found;
+}
+
+std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
+                                   const std::string& dtype, std::size_t fusion_threshold, const std::string& wire,
+                                   const std::string& algorithm) {
+  const DType type = dtype_from_name(dtype);
+  GradientPool::Options options{
+      .fusion_threshold = fusion_threshold, .wire = {}, .algorithm = transport::algorithm_from_name(algorithm)};
+  if (!wire.empty()) {
+    options.wire = collective::rounding_wire(dtype_from_name(wire), type);
+  }
+  const py::gil_scoped_release release;
+  return std::make_shared<GradientPool>(communicator, counts, type, options);
+}
+
+}  // namespace
+
 void bind_gradient_pool(py::module_& module) {
   py::class_<GradientPool, std::shared_ptr<GradientPool>>(module, "GradientPool")
-      .def(py::init([](std::shared_ptr<Communicator> communicator, const std::vector<std::size_t>& counts,
-                       const std::string& dtype) {
-             const DType type = dtype_from_name(dtype);
-             const py::gil_scoped_release release;
-             return std::make_shared<GradientPool>(std::move(communicator), counts, type);
-           }),
-           py::arg("communicator"), py::arg("counts"), py::arg("dtype"))
+      .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
+           py::arg("wire"), py::arg("algorithm"))
       .def_property_readonly("bytes", &GradientPool::bytes)
+      .def_property_readonly("ranges", &ranges)
+      .def_property_readonly("reports", &reports)
       .def_property_readonly("ready_count", &GradientPool::ready_count)
+      .def_property_readonly("iteration", &GradientPool::iteration)
+      .def_property_readonly("closed", &GradientPool::closed)
       .def_property_readonly("segment", &GradientPool::segment)
       .def("offset", &GradientPool::offset, py::arg("tensor"))
-      .def("ready", &GradientPool::ready, py::arg("tensor"))
-      .def("wait", &GradientPool::wait, py::call_guard<py::gil_scoped_release>());
+      .def("ready", &GradientPool::ready, py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
+      .def("ready_all", &GradientPool::ready_all, py::call_guard<py::gil_scoped_release>())
+      .def("wait", &GradientPool::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def("abandon", &GradientPool::abandon, py::call_guard<py::gil_scoped_release>())
+      .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>());
+  module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }
 
 }  // namespace gradientflow::bindings

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import os
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -478,6 +481,34 @@ class Communicator:
         except BaseException:
             part.Free()
             raise
+
+    # ---- timeline ------------------------------------------------------------------------------------------------
+
+    def start_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Have what happens when written to a file, for Chrome's or Perfetto's trace viewer.
+
+        Every rank writes a file of its own: trace.json becomes trace.rank0.json, trace.rank1.json and so on; see
+        ``gradientflow timeline merge``. GRADIENTFLOW_TIMELINE does the same from the start. Collective.
+
+        Raises
+        ------
+        gradientflow.errors.SystemCallError
+            If the file cannot be written.
+        """
+        self._native.start_timeline(os.fspath(path))
+
+    def stop_timeline(self) -> None:
+        """Write nothing more, and close the file unless other communicators write to it. Without one, do nothing."""
+        self._native.stop_timeline()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Record what runs inside the ``with`` block in the timeline, if one is written."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._native.record_span(name, begin, time.monotonic())
 
     # ---- facts ---------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,15 @@ class Handle:
         count = self._native.nonfinite if self.done else None
         return None if count is None else int(count)
 
+    @property
+    def bytes_sent(self) -> int | None:
+        """How many bytes this rank sent to others in messages.
+
+        0 where ranks share memory; None before the call is done, and where the MPI library sent them.
+        """
+        count = self._native.bytes_sent if self.done else None
+        return None if count is None else int(count)
+
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call is done.
 

@@ -32,7 +32,7 @@ static void train() {
 
   const std::vector<std::size_t> counts = {784 * 10, 10};  // weights and biases of one layer
   gf_pool* made_pool = nullptr;
-  check(gf_pool_create(communicator.get(), counts.data(), counts.size(), GF_FLOAT32, &made_pool));
+  check(gf_pool_create(communicator.get(), counts.data(), counts.size(), GF_FLOAT32, nullptr, &made_pool));
   const Pool pool(made_pool);
 
   for (int step = 0; step < 3; ++step) {
@@ -43,7 +43,7 @@ static void train() {
       }
       check(gf_pool_ready(pool.get(), i));
     }
-    check(gf_pool_wait(pool.get()));  // every gradient is now the mean over all ranks
+    check(gf_pool_wait(pool.get(), -1));  // every gradient is now the mean over all ranks
   }
   if (gf_rank(communicator.get()) == 0) {
     std::printf("%d ranks: gradient %.1f\n", gf_size(communicator.get()),

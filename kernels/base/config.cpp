@@ -168,6 +168,11 @@ const std::vector<Accessor>& accessors() {
         "Whether rank 0 says on standard error which way each call goes, and why: on or off."},
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },
        [](Config& c, const std::string& t) { c.debug = parse_switch(t); }},
+      {{"timeline", "GRADIENTFLOW_TIMELINE", "file",
+        "Where to write what happens when: trace.json becomes trace.rank0.json, trace.rank1.json and so on; empty "
+        "writes nothing."},
+       [](const Config& c) { return c.timeline; },
+       [](Config& c, const std::string& t) { c.timeline = t; }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

@@ -28,6 +28,7 @@ struct Config {
   std::size_t doubling_bytes = 24 * kib;    // between more than two nodes: recursive doubling below,
   std::size_t ring_bytes = 192 * kib;       // a ring from here on, pairwise between
   bool debug = false;                       // say on standard error which way each call goes
+  std::string timeline;                     // the file to write what happens when to; empty: none
   int spin = 50;                            // polls of a flag before the core is yielded to others
   int yields = 100;                         // yields before the rank sleeps
 };

@@ -55,18 +55,31 @@ static_assert(sizeof(Options) == sizeof(gf_call_options) &&
               offsetof(Options, algorithm) == offsetof(gf_call_options, algorithm) &&
               offsetof(Options, wire) == offsetof(gf_call_options, wire));
 
+// gf_pool_options, the same way.
+struct PoolOptions {
+  std::size_t size = sizeof(gf_pool_options);
+  std::size_t fusion_threshold = engine::GradientPool::Options{}.fusion_threshold;
+  int wire = GF_NO_DTYPE;
+  int algorithm = GF_ALGORITHM_AUTO;
+};
+static_assert(sizeof(PoolOptions) == sizeof(gf_pool_options) &&
+              offsetof(PoolOptions, fusion_threshold) == offsetof(gf_pool_options, fusion_threshold) &&
+              offsetof(PoolOptions, wire) == offsetof(gf_pool_options, wire) &&
+              offsetof(PoolOptions, algorithm) == offsetof(gf_pool_options, algorithm));
+
 // From a program that may have been compiled with another version of the header: the fields after its own keep their
-// defaults.
-Options options_of(const gf_call_options* from) {
-  Options options;
+// defaults. `Known` is the struct of this library.
+template <class Known, class Given>
+Known options_of(const Given* from, const char* type, const char* initializer) {
+  Known options;
   if (from == nullptr) {
     return options;
   }
   const std::size_t size = from->size;
   if (size < sizeof options.size || size > sizeof options) {
-    throw Error(ErrorKind::value, "the size of a gf_call_options is " + std::to_string(size) +
+    throw Error(ErrorKind::value, std::string("the size of a ") + type + " is " + std::to_string(size) +
                                       ", and this library knows sizes up to " + std::to_string(sizeof options) +
-                                      "; begin with GF_CALL_OPTIONS_INIT");
+                                      "; begin with " + initializer);
   }
   std::memcpy(static_cast<void*>(&options), from, size);
   return options;
@@ -137,9 +150,19 @@ void check_fits(std::size_t count, std::size_t element) {
   }
 }
 
+engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype) {
+  const auto options = options_of<PoolOptions>(given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
+  engine::GradientPool::Options made{
+      .fusion_threshold = options.fusion_threshold, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
+  if (options.wire != GF_NO_DTYPE) {
+    made.wire = collective::rounding_wire(dtype_of(options.wire), dtype);
+  }
+  return made;
+}
+
 Call make_call(const engine::Communicator& communicator, const Request& request) {
   const int ranks = communicator.size();
-  const Options options = options_of(request.options);
+  const auto options = options_of<Options>(request.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
   Call call;
   Signature& signature = call.signature;
   signature = {.count = request.count,

@@ -6,6 +6,7 @@
 
 #include "../collective/call.hpp"
 #include "../engine/communicator.hpp"
+#include "../engine/gradient_pool.hpp"
 #include "gradientflow.h"
 
 namespace gradientflow::c {
@@ -28,6 +29,8 @@ struct Request {
   const gf_call_options* options = nullptr;
   const std::size_t* counts = nullptr;
 };
+
+[[nodiscard]] engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype);
 
 [[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Request& request);
 

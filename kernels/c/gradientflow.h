@@ -18,7 +18,7 @@
 //           The library cannot see how long an array is: what the count says must be there. An array of a count of 0
 //           may be NULL.
 //
-// Functions may be added, and fields at the end of gf_call_options; what is here keeps its meaning within one major
+// Functions may be added, and fields at the end of gf_call_options and gf_pool_options; what is here keeps its meaning within one major
 // version (before 1.0: minor version).
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
@@ -254,14 +254,25 @@ size_t gf_memory_bytes(const gf_memory* memory);
 void gf_memory_free(gf_memory* memory);
 
 // ---- gradient pool --------------------------------------------------------------------------------------------------
-// All gradients of a model side by side in node memory, averaged over the ranks in one pass and without a copy. Fill
-// the tensors, call gf_pool_ready for each, and gf_pool_wait once an iteration.
+// All gradients of a model side by side in node memory, averaged over the ranks without a copy. Fill the tensors, call
+// gf_pool_ready for each as soon as it is final, and gf_pool_wait once an iteration. Neighbouring tensors travel
+// together, in the background, once all of them are ready. A pool is closed with its communicator.
 
 typedef struct gf_pool gf_pool;
 
+// Begin with GF_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+typedef struct gf_pool_options {
+  size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
+  size_t fusion_threshold;  // bytes from which on tensors are sent; SIZE_MAX: all together, at the end
+  gf_dtype wire;            // for FLOAT32, as in gf_call_options
+  gf_algorithm algorithm;
+} gf_pool_options;
+
+#define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), (size_t)8 << 20, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
+
 // `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating one. Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
-                         gf_pool** pool);
+                         const gf_pool_options* options, gf_pool** pool);
 
 // Tensor `tensor`: zero-filled at first, at a multiple of 64 bytes, valid until the pool is freed. NULL where there is
 // none.
@@ -272,9 +283,15 @@ size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, wi
 // Tensor `tensor` is final for this iteration. Once an iteration, from any thread.
 gf_status gf_pool_ready(gf_pool* pool, size_t tensor);
 
-// Replaces every tensor by its mean over the ranks, whether ready was said or not, and begins the next iteration.
-// Collective.
-gf_status gf_pool_wait(gf_pool* pool);
+gf_status gf_pool_ready_all(gf_pool* pool);  // all that are not yet
+
+// Waits until every tensor is replaced by its mean over the ranks, and begins the next iteration. Tensors that are not
+// ready count as zeros. A `timeout` in seconds that passes first is GF_ERROR_TIMEOUT; the iteration goes on and can be
+// waited for again. A negative one waits as long as the calls may take. Collective.
+gf_status gf_pool_wait(gf_pool* pool, double timeout);
+
+// Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
+gf_status gf_pool_abandon(gf_pool* pool);
 
 // Not collective.
 void gf_pool_free(gf_pool* pool);

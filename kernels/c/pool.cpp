@@ -1,4 +1,6 @@
 // The gradient pool.
+#include <cmath>
+#include <optional>
 #include <vector>
 
 #include "../engine/gradient_pool.hpp"
@@ -10,7 +12,7 @@ using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the f
 using gradientflow::engine::GradientPool;
 
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
-                         gf_pool** pool) {
+                         const gf_pool_options* options, gf_pool** pool) {
   return guarded([&, number = int{dtype}] {
     gf_pool*& result = result_of(pool, "pool");
     const gf_communicator& owner = given(communicator, "communicator");
@@ -24,7 +26,7 @@ gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, si
       sum += of_each.back();
       check_fits(sum, size_of(type));
     }
-    result = new gf_pool{GradientPool(owner.engine, of_each, type)};
+    result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options, type))};
   });
 }
 
@@ -40,8 +42,22 @@ gf_status gf_pool_ready(gf_pool* pool, size_t tensor) {
   return guarded([&] { given(pool, "pool").engine.ready(tensor); });
 }
 
-gf_status gf_pool_wait(gf_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.wait(); });
+gf_status gf_pool_ready_all(gf_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.ready_all(); });
+}
+
+gf_status gf_pool_wait(gf_pool* pool, double timeout) {
+  return guarded([&] {
+    GradientPool& engine = given(pool, "pool").engine;
+    if (std::isnan(timeout)) {
+      throw gradientflow::Error(gradientflow::ErrorKind::value, "timeout is not a number");
+    }
+    engine.wait(timeout < 0 ? std::nullopt : std::optional(timeout));
+  });
+}
+
+gf_status gf_pool_abandon(gf_pool* pool) {
+  return guarded([&] { given(pool, "pool").engine.abandon(); });
 }
 
 void gf_pool_free(gf_pool* pool) { delete pool; }

@@ -1,7 +1,10 @@
 #include "group.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -10,6 +13,7 @@
 #include <utility>
 
 #include "../base/error.hpp"
+#include "clock.hpp"
 #include "direct_allreduce.hpp"
 #include "hierarchical.hpp"
 #include "mpi_collective.hpp"
@@ -30,9 +34,9 @@ using transport::CallKind;
 using transport::Signature;
 
 // Every rank decides alone which way a call goes, so these settings must be the same everywhere.
-constexpr std::array<std::string_view, 11> agreed_fields = {
+constexpr std::array<std::string_view, 12> agreed_fields = {
     "node_size",     "direct_read", "inline_bytes",  "staging_bytes",  "direct_read_bytes", "streaming_bytes",
-    "segment_bytes", "window",      "stretch_bytes", "doubling_bytes", "ring_bytes"};
+    "segment_bytes", "window",      "stretch_bytes", "doubling_bytes", "ring_bytes",        "timeline"};
 
 }  // namespace
 
@@ -135,8 +139,13 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
 
 // Node memory that MPI may still read or write, because a message was given up, stays.
 Outcome Group::run(const Call& call) {
+  const std::uint64_t before = messages_->bytes_sent();
   try {
-    return serve(call);
+    Outcome outcome = serve(call);
+    if (outcome.path != Path::mpi) {
+      outcome.bytes_sent = messages_->bytes_sent() - before;
+    }
+    return outcome;
   } catch (...) {
     if (stuck()) {
       for (const std::byte* const tensor : {call.input, static_cast<const std::byte*>(call.output)}) {
@@ -149,7 +158,7 @@ Outcome Group::run(const Call& call) {
 
 Outcome Group::serve(const Call& call) {
   Choice choice = choose(call.signature, false);
-  Outcome outcome{choice.path, {}};
+  Outcome outcome{choice.path, {}, {}};
   switch (choice.path) {
     case Path::alone:
       run_alone(call);
@@ -501,6 +510,25 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {
     announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Along::nothing);
   }
   return node_->allocate(bytes);
+}
+
+// One rank of each node asks rank 0 for the time, several times; the quickest answer counts.
+Group::Clock Group::compare_clocks() {
+  mpi_.check_not_finalized();
+  announce({.signature = {.kind = CallKind::barrier}}, Along::nothing);
+  Clock mine{static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()), 0.0};
+  mine.run = mine.run * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(getpid());
+  const std::vector<int>& leaders = agreement_->leaders();
+  messages_->expect(leaders);
+  if (mpi_.rank() == leaders.front()) {
+    for (auto leader = leaders.begin() + 1; leader != leaders.end(); ++leader) {
+      answer_with_time(*messages_, *leader);
+    }
+  } else if (node_->rank() == 0) {
+    mine.offset = ask_for_time(*messages_, leaders.front());
+  }
+  const std::vector<Clock> all = mpi_.allgather(mine);
+  return {all.front().run, all[static_cast<std::size_t>(node_->world_rank(0))].offset};
 }
 
 MPI_Comm Group::split(int color, int key) {

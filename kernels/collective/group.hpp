@@ -1,6 +1,7 @@
 // The ranks of a communicator as the collectives see them, and the way from a call to the algorithm that serves it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +24,8 @@ namespace gradientflow::collective {
 // How a call was served.
 struct Outcome {
   Path path;
-  std::optional<std::size_t> nonfinite;  // elements of the result, where they were rounded for the wire
+  std::optional<std::size_t> nonfinite;      // elements of the result, where they were rounded for the wire
+  std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; not known where the MPI library sends them
 };
 
 // Memory that calls use on their way.
@@ -52,6 +54,14 @@ class Group {
   }
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+
+  // How the clocks of the ranks stand to each other.
+  struct Clock {
+    std::uint64_t run;  // a random number, the same on all ranks
+    double offset;      // seconds to be added to this rank's steady clock, for that of rank 0
+  };
+  // Collective.
+  Clock compare_clocks();
 
   // A communicator of the ranks with the same `color` of 0 or more, ordered by `key`; MPI_COMM_NULL for a negative
   // color. The caller frees it. Collective.

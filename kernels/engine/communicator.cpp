@@ -63,6 +63,25 @@ void check_wire(const transport::Signature& signature) {
   }
 }
 
+void record(Timeline& timeline, int track, const collective::Call& call, const collective::Outcome& outcome,
+            const Times& times, const std::optional<Error>& failure) {
+  const std::string name = describe(call.signature);
+  timeline.waited(track, name, times.queued, times.started);
+  std::string facts = "\"bytes\": " + std::to_string(call.bytes());
+  if (failure) {
+    facts += R"(, "failed": true)";
+  } else {
+    facts += ", \"path\": \"" + std::string(name_of(outcome.path)) + "\"";
+  }
+  if (outcome.bytes_sent) {
+    facts += ", \"bytes_sent\": " + std::to_string(*outcome.bytes_sent);
+  }
+  if (outcome.nonfinite) {
+    facts += ", \"nonfinite\": " + std::to_string(*outcome.nonfinite);
+  }
+  timeline.span(track, name, times.started, times.ended, facts);
+}
+
 }  // namespace
 
 Communicator::Communicator(MPI_Comm comm, const Config& config)
@@ -73,11 +92,15 @@ Communicator::Communicator(MPI_Comm comm, const Config& config)
 // In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
 // condition variable that was in use at the fork stays so.
 std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config) {
-  return {new Communicator(comm, config), [](const Communicator* communicator) {
-            if (communicator->forks_ == count_forks()) {
-              delete communicator;
-            }
-          }};
+  std::shared_ptr<Communicator> communicator(new Communicator(comm, config), [](const Communicator* instance) {
+    if (instance->forks_ == count_forks()) {
+      delete instance;
+    }
+  });
+  if (!config.timeline.empty()) {
+    communicator->start_timeline(config.timeline);
+  }
+  return communicator;
 }
 
 Communicator::~Communicator() { close(false); }
@@ -86,6 +109,12 @@ void Communicator::check_process() const {
   if (forks_ != forks.load(std::memory_order_relaxed)) {
     throw Error(ErrorKind::closed, "the communicator belongs to the process that this one was forked from");
   }
+}
+
+void Communicator::check_open() const {
+  check_process();
+  const std::lock_guard lock(mutex_);
+  check_usable();
 }
 
 void Communicator::check(const collective::Call& call) const {
@@ -192,7 +221,101 @@ void Communicator::leave_turn() {
 
 collective::Outcome Communicator::run(const collective::Call& call) {
   check(call);
-  return in_turn([&] { return group_->run(call); });
+  const auto queued = Times::Clock::now();
+  return in_turn([&] { return serve(call, queued).outcome; });
+}
+
+// Runs the call, and records it.
+Communicator::Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
+  Served served{{}, {queued, Times::Clock::now(), {}}};
+  std::optional<Error> failure;
+  try {
+    served.outcome = group_->run(call);
+  } catch (const Error& error) {
+    failure = error;
+  }
+  served.times.ended = Times::Clock::now();
+  std::shared_ptr<Timeline> timeline;
+  int track = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    timeline = timeline_;
+    track = track_;
+  }
+  if (timeline != nullptr) {
+    record(*timeline, track, call, served.outcome, served.times, failure);
+  }
+  if (failure) {
+    throw Error(*failure);
+  }
+  return served;
+}
+
+std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
+  const MPI_Comm comm = split(0, rank());
+  Config config = group_->config();
+  config.timeline.clear();
+  std::shared_ptr<Communicator> copy;
+  try {
+    copy = make(comm, config);
+  } catch (const Error&) {
+    transport::free(comm);
+    throw;
+  }
+  transport::free(comm);
+  copy->name_ = name;
+  const std::lock_guard lock(mutex_);
+  check_usable();
+  std::erase_if(duplicates_, [](const auto& each) { return each.expired(); });
+  duplicates_.push_back(copy);
+  copy->follow(timeline_);
+  return copy;
+}
+
+std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Communicator>> found;
+  for (const auto& each : duplicates_) {
+    if (auto copy = each.lock()) {
+      found.push_back(std::move(copy));
+    }
+  }
+  return found;
+}
+
+void Communicator::follow(const std::shared_ptr<Timeline>& timeline) {
+  const int track = timeline == nullptr ? 0 : timeline->add_track(name_);
+  const std::lock_guard lock(mutex_);
+  timeline_ = timeline;
+  track_ = track;
+}
+
+void Communicator::start_timeline(const std::string& path) {
+  check_process();
+  const collective::Group::Clock clock = in_turn([&] { return group_->compare_clocks(); });
+  constexpr double micro = 1e6;
+  const int world_rank = transport::world_rank();
+  const std::string own = path_of_rank(path, world_rank);
+  auto timeline = Timeline::find(own);
+  if (timeline == nullptr) {
+    timeline = Timeline::open(own, {world_rank, clock.run, clock.offset * micro});
+  }
+  follow(timeline);
+  for (const auto& copy : duplicates()) {
+    copy->follow(timeline);
+  }
+}
+
+void Communicator::stop_timeline() {
+  follow(nullptr);
+  for (const auto& copy : duplicates()) {
+    copy->follow(nullptr);
+  }
+}
+
+std::shared_ptr<Timeline> Communicator::timeline() const {
+  const std::lock_guard lock(mutex_);
+  return timeline_;
 }
 
 MPI_Comm Communicator::split(int color, int key) {
@@ -253,7 +376,7 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   if (!progress_thread_.joinable()) {
     progress_thread_ = std::thread([this] { progress(); });
   }
-  pending_.push_back({next_ticket_, call, handle});
+  pending_.push_back({next_ticket_, call, handle, Times::Clock::now()});
   ++next_ticket_;
   turn_.notify_all();
   return handle;
@@ -271,11 +394,11 @@ void Communicator::progress() {
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
     std::optional<Error> failure;
-    collective::Outcome outcome{};
+    Served served{};
     try {
       check_usable();
       lock.unlock();
-      outcome = guarded([&] { return group_->run(next.call); });
+      served = guarded([&] { return serve(next.call, next.queued); });
       lock.lock();
     } catch (const Error& error) {
       failure = error;
@@ -285,13 +408,16 @@ void Communicator::progress() {
     }
     ++serving_;
     turn_.notify_all();
-    next.handle->finish(outcome, std::move(failure));
+    next.handle->finish(served.outcome, served.times, std::move(failure));
   }
 }
 
 void Communicator::close(bool drain) noexcept {
   if (forks_ != count_forks()) {
     return;
+  }
+  for (const auto& copy : duplicates()) {
+    copy->close(drain);
   }
   std::thread finished;
   {

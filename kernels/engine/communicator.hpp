@@ -13,8 +13,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "../base/timeline.hpp"
 #include "../collective/group.hpp"
 #include "../collective/point_to_point.hpp"
 #include "handle.hpp"
@@ -37,6 +40,10 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
+  // Throws what a call of this kind would throw at once: Error(value), Error(type), Error(closed).
+  void check(const collective::Call& call) const;
+  void check_open() const;
+
   // Serves the call. The tensors must stay as they are until then.
   collective::Outcome run(const collective::Call& call);
 
@@ -52,6 +59,16 @@ class Communicator {
   // caller frees it. Collective.
   MPI_Comm split(int color, int key);
 
+  // A communicator of the same ranks with a progress thread of its own, so that its calls and those of this one do not
+  // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
+  std::shared_ptr<Communicator> duplicate(const std::string& name);
+
+  // Has every call recorded, in a file of this rank's own (see path_of_rank), until it is stopped or all communicators
+  // that write to it are gone. Collective.
+  void start_timeline(const std::string& path);
+  void stop_timeline();
+  [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
+
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
@@ -66,10 +83,14 @@ class Communicator {
     std::uint64_t ticket;
     collective::Call call;
     std::shared_ptr<Handle> handle;
+    Times::Clock::time_point queued;
+  };
+  struct Served {
+    collective::Outcome outcome;
+    Times times;
   };
 
   Communicator(MPI_Comm comm, const Config& config);
-  void check(const collective::Call& call) const;
   void check_process() const;
   void check_rank(int rank, const char* what) const;
   void check_usable() const;  // with mutex_ held
@@ -81,6 +102,9 @@ class Communicator {
   void apart(int peer, Work work);
   void progress();
   void leave_turn();
+  Served serve(const collective::Call& call, Times::Clock::time_point queued);
+  void follow(const std::shared_ptr<Timeline>& timeline);
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
 
   std::unique_ptr<collective::Group> group_;
   collective::PointToPoint point_to_point_;
@@ -95,6 +119,10 @@ class Communicator {
   bool closed_ = false;
   std::optional<Error> broken_;
   std::thread progress_thread_;
+  std::vector<std::weak_ptr<Communicator>> duplicates_;
+  std::string name_ = "collectives";  // in the timeline
+  std::shared_ptr<Timeline> timeline_;
+  int track_ = 0;
 };
 
 }  // namespace gradientflow::engine

@@ -1,47 +1,115 @@
-// The gradient pool: all gradient tensors of a model in one stretch of node memory, reduced there in one pass, without
-// a copy (GradientFlow paper, section 3.1: gradients are written to where they are sent from).
+// The gradient pool: all gradient tensors of a model in one stretch of node memory, reduced there without a copy while
+// backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce).
+//
+// Tensors are put together into ranges, by the layout and a threshold alone. When all tensors of a range are ready, and
+// all ranges before it are under way, the range is queued for a progress thread. So all ranks reduce the same ranges in
+// the same order, whatever the order in which tensors become ready, and without asking each other.
+// An iteration goes from the first tensor that is ready to the end of `wait` or `abandon`.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "communicator.hpp"
+#include "fusion.hpp"
 
 namespace gradientflow::engine {
 
 class GradientPool {
  public:
-  // `counts`: elements of each tensor, in the order in which they lie in memory; every tensor starts at a multiple of
-  // 64 bytes and the padding between them is reduced along, as zeros. Collective. Throws Error(type) unless `dtype` is
-  // a floating one.
-  GradientPool(std::shared_ptr<Communicator> communicator, const std::vector<std::size_t>& counts, DType dtype);
+  struct Options {
+    std::size_t fusion_threshold = 8 * mib;  // bytes; see `fuse`
+    std::optional<DType> wire = {};          // what float32 values are rounded to between nodes
+    transport::Algorithm algorithm = transport::Algorithm::automatic;
+  };
 
-  [[nodiscard]] std::size_t tensors() const { return offsets_.size(); }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  // How a range went in the last iteration.
+  struct Report {
+    collective::Outcome outcome;
+    Times::Clock::time_point ready;  // the last of its tensors
+    Times times;
+  };
+
+  // `counts`: elements of each tensor, in the order in which they lie in memory; every tensor starts at a multiple of
+  // 64 bytes and the padding between them is reduced along, as zeros. The pool's calls are served apart from those of
+  // `communicator`, with which it is closed. Collective. Throws Error(type) unless `dtype` is a floating one.
+  GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  GradientPool(const GradientPool&) = delete;
+  GradientPool& operator=(const GradientPool&) = delete;
+  ~GradientPool();
+
+  [[nodiscard]] std::size_t tensors() const { return tensors_; }
+  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] std::byte* data() const { return segment_->mine(); }
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
   [[nodiscard]] const std::shared_ptr<transport::Segment>& segment() const { return segment_; }
+  [[nodiscard]] const std::vector<TensorRange>& ranges() const { return ranges_; }
+  [[nodiscard]] std::size_t bytes_of(const TensorRange& range) const {
+    return offsets_[range.end] - offsets_[range.begin];
+  }
 
   // Tensor `tensor` is final for this iteration. From any thread. Throws Error(value) for an index out of range, or
   // said twice in one iteration.
   void ready(std::size_t tensor);
+  void ready_all();  // all that are not yet
   [[nodiscard]] std::size_t ready_count() const;
 
-  // Replaces every tensor by its mean over the ranks, whether ready was said or not, and starts the next iteration.
-  void wait();
+  // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
+  // not ready count as zeros. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on
+  // and can be waited for again.
+  void wait(std::optional<double> timeout = {});
+
+  // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
+  void abandon();
+
+  // Of the last iteration that was waited for, by range.
+  [[nodiscard]] std::vector<Report> reports() const;
+  [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
+
+  // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const;
 
  private:
-  std::shared_ptr<Communicator> communicator_;
+  void check_open() const;
+  void check_same_on_all_ranks(const std::vector<std::size_t>& counts);
+  Report collect(Times::Clock::time_point begin, std::optional<double> timeout);
+  Report reduce_now();
+  void mark(std::size_t tensor, Times::Clock::time_point now);  // with mutex_ held, as all that follow
+  void queue_complete_ranges();
+  void finish_what_is_left();
+  void start_next_iteration();
+  [[nodiscard]] collective::Call call_for(std::size_t range) const;
+
+  std::shared_ptr<Communicator> communicator_;  // its own
+  bool in_background_;                          // ranges are reduced while others are not ready yet
   DType dtype_;
-  std::vector<std::size_t> offsets_;
-  std::size_t bytes_ = 0;
+  Options options_;
+  std::size_t tensors_;
+  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::shared_ptr<transport::Segment> segment_;
+  std::vector<TensorRange> ranges_;
+  std::vector<std::size_t> range_of_;  // by tensor
+  std::atomic<bool> closed_{false};
+
+  std::mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
   std::vector<bool> ready_;
   std::size_t ready_count_ = 0;
+  std::vector<std::size_t> left_;                          // by range: tensors that are not ready
+  std::vector<Times::Clock::time_point> complete_;         // by range: when the last of them was
+  std::vector<std::shared_ptr<Handle>> under_way_;         // by range, as far as they are queued
+  std::size_t collected_ = 0;                              // of them have been waited for
+  bool finishing_ = false;                                 // everything is queued, and waited for
+  std::uint64_t iteration_ = 0;
+  std::vector<Report> current_;
+  std::vector<Report> reports_;
 };
 
 }  // namespace gradientflow::engine

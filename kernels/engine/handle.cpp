@@ -26,8 +26,14 @@ collective::Outcome Handle::outcome() const {
   return outcome_;
 }
 
-void Handle::finish(const collective::Outcome& outcome, std::optional<Error> error) {
+Times Handle::times() const {
   const std::lock_guard lock(mutex_);
+  return times_;
+}
+
+void Handle::finish(const collective::Outcome& outcome, const Times& times, std::optional<Error> error) {
+  const std::lock_guard lock(mutex_);
+  times_ = times;
   outcome_ = outcome;
   error_ = std::move(error);
   done_.store(true, std::memory_order_release);

@@ -1,7 +1,8 @@
-// What an asynchronous call hands back: whether it is done, and how it ended.
+// What an asynchronous call hands back: whether it is done, when it ran, and how it ended.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,14 @@
 
 namespace gradientflow::engine {
 
+// When a call was made, began and ended.
+struct Times {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point queued;
+  Clock::time_point started;
+  Clock::time_point ended;
+};
+
 class Handle {
  public:
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
@@ -19,11 +28,12 @@ class Handle {
   // more) that passes first: throws Error(timeout); the call goes on and can be waited for again.
   void wait(std::optional<double> timeout);
 
-  // Of a call that has ended: how it was served.
+  // Of a call that has ended: how it was served, and when.
   [[nodiscard]] collective::Outcome outcome() const;
+  [[nodiscard]] Times times() const;
 
   // By the engine, once.
-  void finish(const collective::Outcome& outcome, std::optional<Error> error);
+  void finish(const collective::Outcome& outcome, const Times& times, std::optional<Error> error);
 
  private:
   mutable std::mutex mutex_;
@@ -31,6 +41,7 @@ class Handle {
   std::atomic<bool> done_{false};
   std::optional<Error> error_;
   collective::Outcome outcome_{};
+  Times times_{};
 };
 
 }  // namespace gradientflow::engine

@@ -87,6 +87,9 @@ Message Messages::send(int to, Purpose purpose, const void* data, std::size_t by
   check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, Tag(purpose, call).value(), mpi_->get(),
                       &message.request_),
             "MPI_Isend");
+  if (purpose != Purpose::user) {
+    bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   return message;
 }
 

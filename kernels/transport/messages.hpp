@@ -104,6 +104,9 @@ class Messages {
   // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
   std::size_t wait_apart(Message& message, const std::string& what);
 
+  // Of collective calls, so far.
+  [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+
   [[nodiscard]] const MpiCommunicator& mpi() const { return *mpi_; }
   [[nodiscard]] int rank() const { return mpi_->rank(); }
   [[nodiscard]] int size() const { return mpi_->size(); }
@@ -163,6 +166,7 @@ class Messages {
   mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
   std::mutex sent_mutex_;
   std::vector<Sent> sent_;
+  mutable std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<bool> told_{false};
   std::atomic<bool> gave_up_{false};
 };

@@ -16,9 +16,7 @@ void check_mpi(int code, const char* what) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   MPI_Error_string(code, text.data(), &length);
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  throw Error(ErrorKind::mpi, std::string(what) + " failed on rank " + std::to_string(rank) +
+  throw Error(ErrorKind::mpi, std::string(what) + " failed on rank " + std::to_string(world_rank()) +
                                   " of MPI_COMM_WORLD: " + std::string(text.data(), static_cast<std::size_t>(length)));
 }
 
@@ -100,6 +98,18 @@ void MpiCommunicator::give_up(MPI_Request& request, bool receives) const noexcep
   if (request != MPI_REQUEST_NULL) {
     MPI_Request_free(&request);
   }
+}
+
+void free(MPI_Comm comm) noexcept {
+  if (comm != MPI_COMM_NULL) {
+    MPI_Comm_free(&comm);
+  }
+}
+
+int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
 }
 
 bool mpi_thread_multiple() {

@@ -97,6 +97,12 @@ class Buffer {
   std::unique_ptr<std::byte[]> bytes_;
 };
 
+// Gives a communicator back that was made by MpiCommunicator::split, if it is one.
+void free(MPI_Comm comm) noexcept;
+
+// In MPI_COMM_WORLD.
+[[nodiscard]] int world_rank();
+
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 [[nodiscard]] bool mpi_thread_multiple();
 

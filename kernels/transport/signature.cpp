@@ -33,7 +33,15 @@ Choice from_name(const std::array<std::string_view, size>& names, std::string_vi
   throw Error(ErrorKind::value, "unknown " + std::string(what) + " '" + std::string(name) + "'; choose from " + known);
 }
 
+// The iteration and the number of the range, which is never 0; both as far as they fit.
+constexpr std::uint32_t range_bits = 16;
+constexpr std::uint32_t range_mask = (1U << range_bits) - 1;
+
 }  // namespace
+
+std::uint32_t pool_detail(std::uint64_t iteration, std::size_t range) {
+  return static_cast<std::uint32_t>(iteration) << range_bits | static_cast<std::uint32_t>(range % range_mask + 1);
+}
 
 std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
 std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
@@ -62,6 +70,10 @@ std::string describe(const Signature& signature) {
   if (signature.kind == CallKind::allgatherv) {
     text += ", counts of hash " + std::to_string(signature.detail);
   }
+  if (signature.kind == CallKind::allreduce && signature.detail != 0) {
+    text += ", range " + std::to_string((signature.detail & range_mask) - 1) + " of a gradient pool in iteration " +
+            std::to_string(signature.detail >> range_bits);
+  }
   if (signature.wire) {
     text += ", wire " + std::string(name_of(*signature.wire));
   }
@@ -76,8 +88,8 @@ std::string name_ranks(std::span<const int> ranks) {
   return text;
 }
 
-Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks) {
-  std::string text = "the ranks made different calls:";
+Error difference_error(std::string_view what, std::span<const std::string> of_each, std::span<const int> ranks) {
+  std::string text = "the ranks made different " + std::string(what) + ":";
   std::vector<bool> told(ranks.size(), false);
   for (std::size_t first = 0; first < ranks.size(); ++first) {
     if (told[first]) {
@@ -85,14 +97,22 @@ Error mismatch_error(std::span<const Signature> signatures, std::span<const int>
     }
     std::vector<int> alike;
     for (std::size_t other = first; other < ranks.size(); ++other) {
-      if (signatures[other] == signatures[first]) {
+      if (of_each[other] == of_each[first]) {
         told[other] = true;
         alike.push_back(ranks[other]);
       }
     }
-    text += (first == 0 ? " " : "; ") + name_ranks(alike) + ": " + describe(signatures[first]);
+    text += (first == 0 ? " " : "; ") + name_ranks(alike) + ": " + of_each[first];
   }
   return {ErrorKind::mismatch, text};
+}
+
+Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks) {
+  std::vector<std::string> texts;
+  for (const Signature& signature : signatures) {
+    texts.push_back(describe(signature));
+  }
+  return difference_error("calls", texts, ranks);
 }
 
 }  // namespace gradientflow::transport

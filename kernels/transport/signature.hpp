@@ -52,11 +52,14 @@ struct Signature {
   DType dtype = DType::uint8;
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint32_t detail = 0;                  // a hash of what else they must agree on
+  std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
 
   friend bool operator==(const Signature&, const Signature&) = default;
 };
+
+// The detail of an allreduce of a gradient pool; of an allgatherv it is a hash of the counts.
+[[nodiscard]] std::uint32_t pool_detail(std::uint64_t iteration, std::size_t range);
 
 // "allreduce of 1024 float32, op sum"
 [[nodiscard]] std::string describe(const Signature& signature);
@@ -64,7 +67,11 @@ struct Signature {
 // "rank 3" or "ranks 1, 2, 5"
 [[nodiscard]] std::string name_ranks(std::span<const int> ranks);
 
-// An Error of kind mismatch that says which ranks made which call; signatures[i] is that of ranks[i].
+// An Error of kind mismatch: "the ranks made different WHAT: ranks 0, 2: this; rank 1: that".
+[[nodiscard]] Error difference_error(std::string_view what, std::span<const std::string> of_each,
+                                     std::span<const int> ranks);
+
+// The same of calls: signatures[i] is that of ranks[i].
 [[nodiscard]] Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks);
 
 }  // namespace gradientflow::transport

@@ -105,11 +105,11 @@ static void null_arguments(void) {
   gf_memory_free(NULL);
 
   gf_pool* pool;
-  REFUSED(gf_pool_create(NULL, ones, 1, GF_FLOAT32, &pool), GF_ERROR_VALUE, "communicator is NULL");
-  REFUSED(gf_pool_create(communicator, NULL, 1, GF_FLOAT32, &pool), GF_ERROR_VALUE, "counts is NULL");
-  REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_create(NULL, ones, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "communicator is NULL");
+  REFUSED(gf_pool_create(communicator, NULL, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "counts is NULL");
+  REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_pool_wait(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
   REQUIRE(gf_pool_tensor(NULL, 0) == NULL && gf_pool_tensors(NULL) == 0 && gf_pool_bytes(NULL) == 0);
   gf_pool_free(NULL);
 
@@ -146,9 +146,9 @@ static void wrong_values(void) {
   REFUSED(gf_recv(communicator, x, huge, GF_FLOAT32, 0), GF_ERROR_VALUE, "more elements than");
   gf_pool* pool;
   const size_t counts[] = {huge, 2};
-  REFUSED(gf_pool_create(communicator, counts, 2, GF_FLOAT32, &pool), GF_ERROR_VALUE, "more elements than");
-  REFUSED(gf_pool_create(communicator, counts + 1, 1, (gf_dtype)77, &pool), GF_ERROR_TYPE, "77 is not");
-  REFUSED(gf_pool_create(communicator, counts + 1, 1, GF_INT32, &pool), GF_ERROR_TYPE, "floating");
+  REFUSED(gf_pool_create(communicator, counts, 2, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "more elements than");
+  REFUSED(gf_pool_create(communicator, counts + 1, 1, (gf_dtype)77, NULL, &pool), GF_ERROR_TYPE, "77 is not");
+  REFUSED(gf_pool_create(communicator, counts + 1, 1, GF_INT32, NULL, &pool), GF_ERROR_TYPE, "floating");
   REQUIRE(gf_dtype_size((gf_dtype)77) == 0 && gf_dtype_size(GF_BFLOAT16) == 2 && gf_dtype_size(GF_FLOAT64) == 8);
 }
 
@@ -223,7 +223,7 @@ static void* another_thread(void* unused) {
 
 static void messages_belong_to_threads(void) {
   pthread_t thread;
-  REFUSED(gf_pool_wait(NULL), GF_ERROR_VALUE, "pool");
+  REFUSED(gf_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool");
   REQUIRE(pthread_create(&thread, NULL, another_thread, NULL) == 0);
   REQUIRE(pthread_join(thread, NULL) == 0);
   REQUIRE(strstr(gf_last_error_message(), "pool") != NULL);

@@ -80,8 +80,8 @@ static void node_memory(gf_communicator* communicator) {
 static void pools(gf_communicator* communicator) {
   const size_t counts[] = {100000, 0, 3};
   gf_pool *pool, *empty;
-  OK(gf_pool_create(communicator, counts, 3, GF_FLOAT32, &pool));
-  OK(gf_pool_create(communicator, NULL, 0, GF_FLOAT64, &empty));
+  OK(gf_pool_create(communicator, counts, 3, GF_FLOAT32, NULL, &pool));
+  OK(gf_pool_create(communicator, NULL, 0, GF_FLOAT64, NULL, &empty));
   REQUIRE(gf_pool_tensors(pool) == 3 && gf_pool_tensors(empty) == 0);
   REQUIRE(gf_pool_bytes(pool) >= 100003 * sizeof(float) && gf_pool_bytes(empty) == 0);
   REQUIRE(gf_pool_tensor(pool, 3) == NULL && gf_pool_tensor(empty, 0) == NULL);
@@ -94,13 +94,13 @@ static void pools(gf_communicator* communicator) {
     }
     REFUSED(gf_pool_ready(pool, 1), GF_ERROR_VALUE, "already ready");
     REFUSED(gf_pool_ready(pool, 3), GF_ERROR_VALUE, "not in the pool");
-    OK(gf_pool_wait(pool));
+    OK(gf_pool_wait(pool, -1));
     for (size_t t = 0; t < 3; ++t) {
       const float* const gradient = gf_pool_tensor(pool, t);
       for (size_t i = 0; i < counts[t]; ++i) REQUIRE(gradient[i] == (float)(size - 1 + step));
     }
   }
-  OK(gf_pool_wait(empty));
+  OK(gf_pool_wait(empty, -1));
   gf_pool_free(empty);
   gf_pool_free(pool);
 }
@@ -157,8 +157,8 @@ int main(int argc, char** argv) {
   gf_handle* handle = NULL;
   const size_t counts[] = {1000};
   OK(gf_memory_allocate(freed, 4096, &memory));
-  OK(gf_pool_create(freed, counts, 1, GF_FLOAT32, &pool));
-  OK(gf_pool_create(closed, counts, 1, GF_FLOAT32, &other_pool));
+  OK(gf_pool_create(freed, counts, 1, GF_FLOAT32, NULL, &pool));
+  OK(gf_pool_create(closed, counts, 1, GF_FLOAT32, NULL, &other_pool));
   const int in_background = !by_hand || gf_nodes(whole) == 1;
   if (in_background) {
     OK(gf_barrier_async(closed, &handle));
@@ -171,7 +171,7 @@ int main(int argc, char** argv) {
   MPI_Barrier(MPI_COMM_WORLD);
   gf_communicator_free(freed);
   REFUSED(gf_barrier(closed), GF_ERROR_CLOSED, "closed");
-  REFUSED(gf_pool_wait(pool), GF_ERROR_CLOSED, "closed");
+  REFUSED(gf_pool_wait(pool, -1), GF_ERROR_CLOSED, "closed");
   ((char*)gf_memory_data(memory))[4095] = 1;
   ((float*)gf_pool_tensor(pool, 0))[999] = 1;
 

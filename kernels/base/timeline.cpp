@@ -1,0 +1,162 @@
+#include "timeline.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <map>
+
+#include "error.hpp"
+
+namespace gradientflow {
+namespace {
+
+// Those of this process that are being written, by path.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Timeline>> open;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      result += ' ';
+      continue;
+    }
+    if (c == '"' || c == '\\') {
+      result += '\\';
+    }
+    result += c;
+  }
+  return result + '"';
+}
+
+std::string fixed(double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.3f", value);
+  return text.data();
+}
+
+double micros(Timeline::Time time) { return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count(); }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+std::string member(const char* name, const std::string& value) { return std::string("\"") + name + "\": " + value; }
+
+}  // namespace
+
+std::shared_ptr<Timeline> Timeline::find(const std::string& path) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.open.find(path);
+  return found == all.open.end() ? nullptr : found->second.lock();
+}
+
+std::shared_ptr<Timeline> Timeline::open(const std::string& path, const Origin& origin) {
+  std::shared_ptr<Timeline> timeline(new Timeline(path, origin));
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.open[path] = timeline;
+  return timeline;
+}
+
+Timeline::Timeline(const std::string& path, const Origin& origin)
+    : path_(path), rank_(origin.rank), file_(std::fopen(path.c_str(), "we")) {
+  if (file_ == nullptr) {
+    throw system_error("cannot write the timeline " + path, errno);
+  }
+  const std::string host = host_name();
+  std::fputs("[", file_);
+  const auto metadata = [&](const std::string& name, const std::string& arguments) {
+    write("{" + member("ph", "\"M\"") + ", " + member("name", quoted(name)) + ", " +
+          member("pid", std::to_string(rank_)) + ", " + member("args", "{" + arguments + "}") + "}");
+  };
+  metadata("process_name", member("name", quoted("rank " + std::to_string(rank_) + " (" + host + ")")));
+  metadata("process_sort_index", member("sort_index", std::to_string(rank_)));
+  metadata("clock", member("rank", std::to_string(rank_)) + ", " + member("offset_us", fixed(origin.offset_us)) + ", " +
+                        member("host", quoted(host)) + ", " + member("run", quoted(std::to_string(origin.run))));
+}
+
+Timeline::~Timeline() {
+  std::fputs("\n]\n", file_);
+  static_cast<void>(std::fclose(file_));
+}
+
+int Timeline::add_track(const std::string& name) {
+  int track = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    track = ++tracks_;
+  }
+  name_track(track, name);
+  return track;
+}
+
+int Timeline::thread_track() {
+  const int thread = gettid();
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_new = threads_.insert(thread).second;
+  }
+  if (is_new) {
+    name_track(thread, thread == getpid() ? "main thread" : "thread " + std::to_string(thread));
+  }
+  return thread;
+}
+
+void Timeline::name_track(int track, const std::string& name) {
+  write("{" + member("ph", "\"M\"") + ", " + member("name", "\"thread_name\"") + ", " +
+        member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
+        member("args", "{" + member("name", quoted(name)) + "}") + "}");
+}
+
+void Timeline::span(int track, const std::string& name, Time begin, Time end, const std::string& arguments) {
+  write("{" + member("ph", "\"X\"") + ", " + member("name", quoted(name)) + ", " + member("pid", std::to_string(rank_)) +
+        ", " + member("tid", std::to_string(track)) + ", " + member("ts", fixed(micros(begin))) + ", " +
+        member("dur", fixed(micros(end) - micros(begin))) + ", " + member("args", "{" + arguments + "}") + "}");
+}
+
+void Timeline::instant(int track, const std::string& name, Time time, const std::string& arguments) {
+  write("{" + member("ph", "\"i\"") + ", " + member("s", "\"t\"") + ", " + member("name", quoted(name)) + ", " +
+        member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
+        member("ts", fixed(micros(time))) + ", " + member("args", "{" + arguments + "}") + "}");
+}
+
+void Timeline::waited(int track, const std::string& name, Time begin, Time end) {
+  const std::uint64_t id = ++waits_;
+  const auto half = [&](const char* phase, Time time) {
+    write("{" + member("ph", std::string("\"") + phase + "\"") + ", " + member("cat", "\"queued\"") + ", " +
+          member("id", std::to_string(id)) + ", " + member("name", quoted(name)) + ", " +
+          member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
+          member("ts", fixed(micros(time))) + "}");
+  };
+  half("b", begin);
+  half("e", end);
+}
+
+void Timeline::write(const std::string& event) {
+  const std::lock_guard lock(mutex_);
+  std::fputs(is_first_ ? "\n" : ",\n", file_);
+  std::fputs(event.c_str(), file_);
+  is_first_ = false;
+}
+
+std::string path_of_rank(const std::string& path, int rank) {
+  const std::size_t slash = path.rfind('/');
+  const std::size_t dot = path.rfind('.');
+  const bool has_suffix = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1) && dot > 0;
+  const std::size_t end = has_suffix ? dot : path.size();
+  return path.substr(0, end) + ".rank" + std::to_string(rank) + path.substr(end);
+}
+
+}  // namespace gradientflow

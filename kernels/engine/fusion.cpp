@@ -1,0 +1,25 @@
+#include "fusion.hpp"
+
+namespace gradientflow::engine {
+
+std::vector<TensorRange> fuse(std::span<const std::size_t> bytes, std::size_t threshold) {
+  std::vector<TensorRange> ranges;
+  std::size_t begin = 0;
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    sum += bytes[i];
+    if (sum > 0 && sum >= threshold) {
+      ranges.push_back({begin, i + 1});
+      begin = i + 1;
+      sum = 0;
+    }
+  }
+  if (sum > 0) {
+    ranges.push_back({begin, bytes.size()});
+  } else if (!ranges.empty()) {  // tensors without elements
+    ranges.back().end = bytes.size();
+  }
+  return ranges;
+}
+
+}  // namespace gradientflow::engine
