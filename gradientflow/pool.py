@@ -210,8 +210,6 @@ class GradientPool:
         ------
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
-        gradientflow.errors.MismatchError
-            If the ranks are in different iterations.
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """

@@ -84,7 +84,7 @@ def test_fields_are_complete() -> None:
     assert len({field.name for field in found}) == len(found)
     for field in found:
         assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
-        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice")
+        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file")
         assert field.meaning.endswith(".")
     assert {field.name for field in found} == set(gf.Config())
 
@@ -114,6 +114,7 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "doubling_bytes": [(0, "0"), ("1GiB", str(2**30))],
     "ring_bytes": [(0, "0"), (1, "1"), ("1GiB", str(2**30))],
     "debug": [(True, "on"), (False, "off"), ("1", "on"), ("no", "off")],
+    "timeline": [("off", "off"), ("trace.json", "trace.json"), ("/tmp/a b", "/tmp/a b")],
     "spin": [(0, "0"), (1000000, "1000000")],
     "yields": [(0, "0"), (7, "7")],
 }  # fmt: skip
@@ -133,6 +134,7 @@ BAD: dict[str, list[object]] = {
     "doubling_bytes": [-1, 2**30 + 1, "1T", "little", ""],
     "ring_bytes": [-1, 2**30 + 1, "1.5M", "never", ""],
     "debug": ["maybe", "", "loud", 2],
+    "timeline": ["traces/", "/", ""],
     "spin": [-1, 1.0, ""],
     "yields": ["-5", "x"],
 }

@@ -92,15 +92,16 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.pool"}
-PYTHON_LAYERS["gradientflow.frameworks"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
-PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.frameworks"] - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-MAY_IMPORT_FRAMEWORKS = ("gradientflow.frameworks", "gradientflow.bench.gloo")  # a peer of the benchmark
+# In the last two are peers of the benchmarks.
+MAY_IMPORT_FRAMEWORKS = ("gradientflow.torch", "gradientflow.bench.gloo", "gradientflow.bench.train")
 
 
 def python_modules(root: Path) -> dict[str, Path]:
@@ -289,7 +290,7 @@ GOOD_PYTHON = {
         "from typing import TYPE_CHECKING\nfrom .errors import E\nif TYPE_CHECKING:\n    from .pool import P\n"
     ),
     "gradientflow/pool.py": "import numpy\nfrom .communicator import Communicator\n",
-    "gradientflow/frameworks/torch.py": "import torch\nfrom ..pool import P\n",
+    "gradientflow/torch/optimizer.py": "import torch\nfrom ..pool import P\n",
     "bench/__init__.py": "",
     "bench/gloo.py": "import torch.distributed as dist\n",
     "gradientflow/cli/__init__.py": "from gradientflow.bench import gloo\n",

@@ -97,6 +97,13 @@ std::size_t parse_border(const std::string& text) {
   return value;
 }
 
+std::string parse_file(const std::string& text) {
+  if (text.empty() || text.back() == '/') {
+    refuse("the name of a file", text);
+  }
+  return text == "off" ? "" : text;
+}
+
 std::size_t parse_inline(const std::string& text) {
   const std::size_t value = parse_bytes(text);
   if (value > 65536) {
@@ -169,10 +176,10 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },
        [](Config& c, const std::string& t) { c.debug = parse_switch(t); }},
       {{"timeline", "GRADIENTFLOW_TIMELINE", "file",
-        "Where to write what happens when: trace.json becomes trace.rank0.json, trace.rank1.json and so on; empty "
-        "writes nothing."},
-       [](const Config& c) { return c.timeline; },
-       [](Config& c, const std::string& t) { c.timeline = t; }},
+        "Where to write what happens when: trace.json becomes trace.rank0.json, trace.rank1.json and so on; off writes "
+        "nothing."},
+       [](const Config& c) -> std::string { return c.timeline.empty() ? "off" : c.timeline; },
+       [](Config& c, const std::string& t) { c.timeline = parse_file(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

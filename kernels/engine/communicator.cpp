@@ -443,6 +443,7 @@ void Communicator::close(bool drain) noexcept {
   ++waiting_;
   turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });  // blocking calls of other threads
   --waiting_;
+  timeline_.reset();
   group_->close();
 }
 

@@ -135,7 +135,7 @@ collective::Call GradientPool::call_for(std::size_t range) const {
                         .dtype = dtype_,
                         .op = ReduceOp::mean,
                         .algorithm = options_.algorithm,
-                        .detail = transport::pool_detail(iteration_, range),
+                        .detail = transport::pool_detail(range),
                         .wire = options_.wire},
           .input = memory,
           .output = memory,

@@ -33,15 +33,7 @@ Choice from_name(const std::array<std::string_view, size>& names, std::string_vi
   throw Error(ErrorKind::value, "unknown " + std::string(what) + " '" + std::string(name) + "'; choose from " + known);
 }
 
-// The iteration and the number of the range, which is never 0; both as far as they fit.
-constexpr std::uint32_t range_bits = 16;
-constexpr std::uint32_t range_mask = (1U << range_bits) - 1;
-
 }  // namespace
-
-std::uint32_t pool_detail(std::uint64_t iteration, std::size_t range) {
-  return static_cast<std::uint32_t>(iteration) << range_bits | static_cast<std::uint32_t>(range % range_mask + 1);
-}
 
 std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
 std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
@@ -71,8 +63,7 @@ std::string describe(const Signature& signature) {
     text += ", counts of hash " + std::to_string(signature.detail);
   }
   if (signature.kind == CallKind::allreduce && signature.detail != 0) {
-    text += ", range " + std::to_string((signature.detail & range_mask) - 1) + " of a gradient pool in iteration " +
-            std::to_string(signature.detail >> range_bits);
+    text += ", range " + std::to_string(signature.detail - pool_detail(0)) + " of a gradient pool";
   }
   if (signature.wire) {
     text += ", wire " + std::string(name_of(*signature.wire));

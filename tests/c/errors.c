@@ -109,7 +109,13 @@ static void null_arguments(void) {
   REFUSED(gf_pool_create(communicator, NULL, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "counts is NULL");
   REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
+  gf_pool_options pool_options = GF_POOL_OPTIONS_INIT;
+  pool_options.size = 3;
+  REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, &pool_options, &pool), GF_ERROR_VALUE,
+          "the size of a gf_pool_options is 3");
   REQUIRE(gf_pool_tensor(NULL, 0) == NULL && gf_pool_tensors(NULL) == 0 && gf_pool_bytes(NULL) == 0);
   gf_pool_free(NULL);
 

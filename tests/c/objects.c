@@ -1,4 +1,6 @@
 // Parts of the ranks, tensors between two ranks, node memory, the pool; and the order in which things end.
+#include <math.h>
+
 #include "expect.h"
 
 static int rank, size;
@@ -100,6 +102,28 @@ static void pools(gf_communicator* communicator) {
       for (size_t i = 0; i < counts[t]; ++i) REQUIRE(gradient[i] == (float)(size - 1 + step));
     }
   }
+  gf_pool_options options = GF_POOL_OPTIONS_INIT;
+  options.fusion_threshold = 0;
+  options.wire = GF_FLOAT16;
+  gf_pool* lazy;
+  OK(gf_pool_create(communicator, counts, 3, GF_FLOAT32, &options, &lazy));
+  float* const first = gf_pool_tensor(lazy, 0);
+  float* const last = gf_pool_tensor(lazy, 2);
+  for (int step = 0; step < 3; ++step) {
+    first[99999] = last[2] = (float)(2 * rank);
+    OK(gf_pool_ready(lazy, 2));
+    if (step == 1) {  // what is not ready counts as zeros
+      OK(gf_pool_abandon(lazy));
+      REQUIRE(first[99999] == 0);
+    } else {
+      OK(gf_pool_ready_all(lazy));
+      OK(gf_pool_wait(lazy, 60));
+      REQUIRE(first[99999] == (float)(size - 1));
+    }
+    REQUIRE(last[2] == (float)(size - 1));
+  }
+  gf_pool_free(lazy);
+  REFUSED(gf_pool_wait(empty, NAN), GF_ERROR_VALUE, "not a number");
   OK(gf_pool_wait(empty, -1));
   gf_pool_free(empty);
   gf_pool_free(pool);

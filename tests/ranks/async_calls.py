@@ -323,6 +323,7 @@ def check_a_pool_in_another_thread(comm: gf.Communicator) -> None:
 
     for _ in range(5):
         in_threads(3, work)
+        assert pool.ready_count == 3
         in_threads(1, lambda _: pool.wait())
         for index, view in enumerate(pool.views):
             assert np.array_equal(view, np.full(view.shape, (index + 1) * TOTAL / SIZE, np.float32))

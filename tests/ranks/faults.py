@@ -69,7 +69,11 @@ def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
     }
 
 
-def later_calls(comm: gf.Communicator) -> list[Callable[[], Any]]:
+def later_calls(comm: gf.Communicator, call: Callable[[], Any]) -> list[Callable[[], Any]]:
+    """Return what can no longer be called after `call` has failed; a pool fails alone."""
+    pool = getattr(call, "__self__", None)
+    if isinstance(pool, gf.GradientPool):
+        return [pool.wait, pool.ready, lambda: pool.ready(0)]
     return [
         comm.barrier,
         lambda: comm.allreduce(mine()),
@@ -78,17 +82,20 @@ def later_calls(comm: gf.Communicator) -> list[Callable[[], Any]]:
     ]
 
 
-def wait_and_be_told(comms: list[gf.Communicator], fragment: str) -> None:
-    """Make one call on each communicator; the faulty rank does not take part in any."""
+alive: list[Any] = []  # pools whose end the others would notice
+
+
+def wait_and_be_told(comms: list[gf.Communicator], fragment: str) -> Any:
+    """Make one call on each communicator; the faulty rank does not take part in any. Return what must stay alive."""
     calls = [every_call(comm) for comm in comms]  # needs all ranks
     WORLD.Barrier()
     if RANK == FAULTY:
-        return
+        return calls
     for number, comm in enumerate(comms):
         name, call = list(calls[number].items())[number]
         with soon(), raises(PeerError, f"rank {FAULTY}", fragment, name, f"while rank {RANK} waited"):
             call()
-        for later in later_calls(comm):
+        for later in later_calls(comm, call):
             start = time.monotonic()
             with raises(PeerError, "cannot be used any more", f"rank {FAULTY}", fragment):
                 later()
@@ -99,6 +106,7 @@ def wait_and_be_told(comms: list[gf.Communicator], fragment: str) -> None:
         assert comm.closed
         with raises(ClosedError):
             comm.barrier()
+    return calls
 
 
 def communicators() -> list[gf.Communicator]:
@@ -117,7 +125,7 @@ def kill_one_of_many_waits(how: str) -> None:
     comms = communicators()
     with gf.init(others) as survivors:
         array = survivors.empty(100, "float64")
-        wait_and_be_told(comms, f"(process {WORLD.bcast(os.getpid(), FAULTY)}) has died")
+        alive.append(wait_and_be_told(comms, f"(process {WORLD.bcast(os.getpid(), FAULTY)}) has died"))
         if RANK == FAULTY:
             os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(3)
         tell_memory()
@@ -168,7 +176,7 @@ def kill_one_during_calls() -> None:
 
 def leave_by_closing() -> None:
     comms = communicators()
-    wait_and_be_told(comms, "has closed its communicator")
+    alive.append(wait_and_be_told(comms, "has closed its communicator"))
     if RANK == FAULTY:
         for comm in comms:
             comm.close()
@@ -177,7 +185,7 @@ def leave_by_closing() -> None:
 def leave_by_ending() -> None:
     """The program of a rank is at its end, and nothing was closed: the last thing in a job."""
     kept.extend(communicators())
-    wait_and_be_told(kept, "has closed its communicator")
+    alive.append(wait_and_be_told(kept, "has closed its communicator"))
 
 
 kept: list[gf.Communicator] = []

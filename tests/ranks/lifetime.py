@@ -168,6 +168,7 @@ def open_and_close(number: int) -> None:
         comm.allreduce_async(np.ones(3000)).wait()
         x = comm.empty(1000)
         pool = gf.GradientPool(comm, [100])
+        pool.ready()
         pool.wait()
         del x, pool
 

@@ -146,7 +146,7 @@ def check_kinds(comm: gf.Communicator) -> None:
         differ_in(comm, calls[name], calls[other], name, other)
     differ_in(comm, lambda c: c.empty(10), lambda c: c.empty(11), "allocate of 40 bytes", "allocate of 44 bytes")
     differ_in(comm, lambda c: c.empty(10), lambda c: c.barrier(), "allocate of 40 bytes", "barrier")
-    differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "allocate")
+    differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "tensors")
 
 
 def check_order(comm: gf.Communicator) -> None:

@@ -1,4 +1,4 @@
-"""The gradient pool: where its tensors lie, what they hold after wait, what it refuses, and what memory it takes."""
+"""The gradient pool: where its tensors lie, what travels together, what they hold afterwards, what it refuses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import gc
 import importlib.util
 import math
 import re
+import threading
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,13 @@ from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
 from gradientflow._location import build_info
-from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
+from gradientflow.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    CommunicationTimeoutError,
+    MismatchError,
+)
 
 SHAPES: list[Any] = [(30, 20), 7, (), (0,), [4, 0, 2], (1, 1, 1), np.int64(33), (17,), (100, 101), [5], range(2, 5), 16]
 
@@ -81,8 +90,9 @@ def check_values(comm: gf.Communicator) -> None:
                     everybody[:] = [np.asarray(np.round(each)) for each in everybody]
                     view[...] = everybody[RANK]
             order = np.random.default_rng([turn, RANK]).permutation(len(SHAPES))
-            for index in order[: len(SHAPES) // (turn + 1)]:  # ready for all, for half, for a third of them
+            for index in order[: len(SHAPES) // (turn + 1)]:  # one by one for all, for half, for a third of them
                 pool.ready(int(index))
+            pool.ready()
             pool.wait()
             check_means(pool, values)
 
@@ -99,7 +109,7 @@ def check_ready(comm: gf.Communicator) -> None:
         for index in (3, -4, 10**6, -(10**6), 2**31, 2**40):
             with raises(ArgumentError, "is not in the pool, which has 3"):
                 pool.ready(index)
-        for index in ("1", 0.0, None):
+        for index in ("1", 0.0):
             try:
                 pool.ready(index)
             except TypeError:
@@ -111,10 +121,182 @@ def check_ready(comm: gf.Communicator) -> None:
     pool.wait()  # an iteration in which nobody was ready
 
 
+def check_zeros_for_what_is_not_ready(comm: gf.Communicator) -> None:
+    for threshold in (0, 300, math.inf):
+        pool = gf.GradientPool(comm, [10, 20, 30, 40], fusion_threshold=threshold)
+        for turn in range(3):
+            for index, view in enumerate(pool.views):
+                view[...] = SIZE * 10
+                unused_by = SIZE - 1 if index == turn else 0  # layers that a rank does not use
+                if index in (turn, 3) and unused_by != RANK:
+                    pool.ready(index)
+            assert pool.ready_count == (RANK != SIZE - 1) + (RANK != 0)
+            pool.wait()
+            assert pool.ready_count == 0
+            assert pool.iteration == turn + 1
+            for index, view in enumerate(pool.views):
+                wanted = 10 * (SIZE - 1) if index in (turn, 3) else 0
+                assert (view == wanted).all(), (threshold, turn, index, view[0])
+
+
+def check_order(comm: gf.Communicator) -> None:
+    """Tensors may become ready in any order, from any thread, differently on every rank."""
+    shapes = [3000, 1, 70, 0, 5000, (20, 30), 9, 2**17 + 3, 1, 4]
+    for threshold in (0, 1, "4KiB", 2**15, "inf"):
+        pool = gf.GradientPool(comm, shapes, fusion_threshold=threshold)
+        for turn in range(6):
+            values = fill(pool, turn)
+            for view, everybody in zip(pool.views, values, strict=True):
+                everybody[:] = [np.asarray(np.round(each)) for each in everybody]
+                view[...] = everybody[RANK]
+            order = np.random.default_rng([turn, RANK]).permutation(len(shapes)).tolist()
+            if turn % 2:
+                in_threads = [threading.Thread(target=pool.ready, args=(index,)) for index in order]
+                for thread in in_threads:
+                    thread.start()
+                for thread in in_threads:
+                    thread.join()
+            else:
+                for index in order:
+                    pool.ready(index)
+            pool.wait()
+            check_means(pool, values)
+            reports = pool.reports
+            assert [report.nbytes for report in reports] == [each.nbytes for each in pool.ranges]
+            for before, after in pairwise(reports):  # one after the other, in the order of memory
+                assert before.started <= before.ended <= after.started
+            assert all(report.ready <= report.started for report in reports)
+
+
+def check_ranges(comm: gf.Communicator) -> None:
+    pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=128)
+    assert pool.offsets == (0, 64, 128, 128, 256)
+    assert pool.ranges == (
+        gf.pool.PoolRange(range(0, 2), 0, 128),
+        gf.pool.PoolRange(range(2, 4), 128, 128),
+        gf.pool.PoolRange(range(4, 5), 256, 64),
+    )
+    for threshold, number, stored in ((0, 4, 0), ("inf", 1, math.inf), (math.inf, 1, math.inf), ("1KiB", 1, 1024)):
+        pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=threshold)
+        assert len(pool.ranges) == number
+        assert pool.fusion_threshold == stored
+    for wrong, words in ((-1, "0 or more"), (1.5, "whole number"), (math.nan, "whole number"), ("8 apples", "size")):
+        with raises(ArgumentError, words):
+            gf.GradientPool(comm, [3], fusion_threshold=wrong)
+    with raises(ArgumentTypeError, "a number of bytes"):
+        gf.GradientPool(comm, [3], fusion_threshold=[1])
+
+
+def check_settings_are_checked_first(comm: gf.Communicator) -> None:
+    with raises(ArgumentTypeError, "float64 cannot travel as float16"):
+        gf.GradientPool(comm, [3], "float64", wire="float16")
+    with raises(ArgumentTypeError, "dtype int4"):
+        gf.GradientPool(comm, [3], wire="int4")
+    with raises(ArgumentError, "unknown algorithm 'tree'"):
+        gf.GradientPool(comm, [3], algorithm="tree")
+    if comm.nodes > 1:
+        with raises(ArgumentError, "works inside one node"):
+            gf.GradientPool(comm, [3], algorithm="shared")
+    assert comm.allreduce(np.array(1)) == SIZE
+
+
+def check_wire(comm: gf.Communicator) -> None:
+    sent = {}
+    for wire in (None, "float32", "float16", "bfloat16"):
+        pool = gf.GradientPool(comm, [2**16, 2**16], fusion_threshold=0, wire=wire, algorithm="ring")
+        for view in pool.views:
+            view[...] = RANK  # exact in every one of them
+        pool.views[1][7] = np.inf
+        pool.ready()
+        pool.wait()
+        assert (pool.views[0] == np.float32((SIZE - 1) / 2)).all()
+        sent[wire] = [report.bytes_sent for report in pool.reports]
+        counts = [report.nonfinite for report in pool.reports]
+        assert counts == ([0, 1] if wire in ("float16", "bfloat16") and SIZE > 1 else [None, None])
+        assert all(report.path == ("ring" if SIZE > 1 else "alone") for report in pool.reports)
+    if SIZE > 1:
+        least = 2 * 4 * 2**16 * (SIZE - 1) // SIZE
+        assert all(abs(each - least) < 4096 for each in sent[None]), (sent, least)
+        assert all(abs(each - least / 2) < 4096 for each in sent["float16"]), (sent, least)
+    else:
+        assert sent[None] == [0, 0]
+
+
+def check_abandon(comm: gf.Communicator) -> None:
+    """A rank that gives up half-way does not keep the others waiting; in the next iteration nothing is left of it."""
+    pool = gf.GradientPool(comm, [100, 200, 300], fusion_threshold=0)
+    pool.abandon()
+    assert pool.iteration == 0
+    for turn in range(3):
+        for view in pool.views:
+            view[...] = 1
+        pool.ready(0)
+        if RANK == 0:
+            pool.abandon()
+            assert pool.ready_count == 0
+        else:
+            pool.ready(2)
+            pool.ready(1)
+            pool.wait()
+            assert (pool.views[0] == 1).all()
+            assert (pool.views[1] == np.float32((SIZE - 1) / SIZE)).all()
+        assert pool.iteration == 2 * turn + 1
+        for view in pool.views:
+            view[...] = RANK
+        pool.ready()
+        pool.wait()
+        assert all((view == np.float32((SIZE - 1) / 2)).all() for view in pool.views)
+
+
+def check_a_wait_that_ends_too_early(comm: gf.Communicator) -> None:
+    pool = gf.GradientPool(comm, [1000])
+    pool.views[0][...] = RANK
+    if RANK == SIZE - 1:
+        comm.mpi.Barrier()
+    pool.ready(0)
+    if RANK != SIZE - 1:
+        for _ in range(2):
+            with raises(CommunicationTimeoutError, "it goes on"):
+                pool.wait(timeout=0.02)
+        with raises(ArgumentError, "tensor 0 was already ready"):
+            pool.ready(0)
+        comm.mpi.Barrier()
+    pool.wait(timeout=60)
+    assert (pool.views[0] == (SIZE - 1) / 2).all()
+    assert pool.iteration == 1
+
+
+def check_ranks_that_differ(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    different: list[dict[str, Any]] = [
+        {"shapes": [5, 3]}, {"dtype": "float64"}, {"fusion_threshold": 1}, {"wire": "float16"}, {"algorithm": "ring"},
+    ]  # fmt: skip
+    for change in different:
+        arguments = {"shapes": [3, 5], **(change if RANK == SIZE - 1 else {})}
+        with raises(MismatchError, "the ranks made different gradient pools", f"; rank {SIZE - 1}: 2 tensors"):
+            gf.GradientPool(comm, **arguments)
+    assert comm.allreduce(np.array(1)) == SIZE
+
+
+def check_close(comm: gf.Communicator) -> None:
+    with gf.GradientPool(comm, [10]) as pool:
+        pool.ready()
+        pool.wait()
+        assert not pool.closed
+    assert pool.closed
+    for use in (pool.wait, pool.ready, lambda: pool.ready(0)):
+        with raises(ClosedError, "the gradient pool is closed"):
+            use()
+    assert comm.allreduce(np.array(1)) == SIZE
+    assert (pool.memory == 0).all()
+
+
 def check_empty_pools(comm: gf.Communicator) -> None:
     for shapes in ([], [0], [(0, 5), 0]):
         pool = gf.GradientPool(comm, shapes)
         assert pool.nbytes == 0
+        assert pool.ranges == ()
         assert [view.size for view in pool.views] == [0] * len(shapes)
         pool.wait()
         with raises(ArgumentError, "is not in the pool"):
@@ -130,10 +312,13 @@ def check_several_pools(comm: gf.Communicator) -> None:
         for view, of_view in zip(pool.views, everybody, strict=True):
             view[...] = of_view[RANK]
     assert comm.allreduce(np.array(1)) == SIZE
-    for number in (2, 0, 1):
+    for number in (2, 0, 1) if RANK % 2 else (1, 2, 0):  # in different orders: their messages do not mix
+        pools[number].ready()
+        comm.allreduce_async(np.array(1))
+    for number in (0, 2, 1) if RANK % 2 else (1, 0, 2):
         pools[number].wait()
         check_means(pools[number], values[number])
-        comm.barrier()
+    comm.barrier()
     # A view is an array in node memory like any other.
     view = pools[0].views[0]
     view[:] = RANK
@@ -148,14 +333,16 @@ def check_dtypes(comm: gf.Communicator) -> None:
     for dtype in ("complex64", "float17", "U4", object, np.longdouble, "int16"):
         with raises(ArgumentTypeError, "dtype"):
             gf.GradientPool(comm, [3], dtype)
+    pool = gf.GradientPool(comm, [3, 40], "bfloat16")
+    bits = pool.memory.view(np.uint16)  # the upper half of a float32
+    bits[:] = np.array(RANK, np.float32).view(np.uint32) >> 16
+    pool.ready()
+    pool.wait()
+    assert ((bits.astype(np.uint32) << 16).view(np.float32) == (SIZE - 1) / 2).all()
     if importlib.util.find_spec("ml_dtypes") is None:
         with raises(ArgumentTypeError, "ml_dtypes"):
-            gf.GradientPool(comm, [3], "bfloat16")
+            assert pool.views
     else:
-        pool = gf.GradientPool(comm, [3, 40], "bfloat16")
-        for view in pool.views:
-            view[...] = RANK
-        pool.wait()
         assert all((view.astype(np.float32) == np.float32((SIZE - 1) / 2)).all() for view in pool.views)
     for shape in (-1, (2, -1), 2.5, "3", None, [[1]]):
         with raises(ArgumentError, "shape"):
@@ -175,10 +362,15 @@ def check_views_outlive_everything(_: gf.Communicator) -> None:
         pool = gf.GradientPool(comm, [1000, 3])
         first, second = pool.views
         first[:] = RANK
+        pool.ready()
         pool.wait()
-    with raises(ClosedError, "the communicator is closed"):
-        pool.wait()
-    pool.ready(0)
+    for use in (pool.wait, pool.ready, partial(pool.ready, 0)):
+        with raises(ClosedError, "the communicator is closed"):
+            use()
+    del use
+    assert pool.closed
+    pool.abandon()
+    pool.close()
     assert (first == (SIZE - 1) / 2).all()
     del pool, comm
     gc.collect()
@@ -211,7 +403,8 @@ def anonymous_kib() -> int:
 
 def check_memory(comm: gf.Communicator) -> None:
     """Gradients lie in the pool and nowhere else."""
-    gf.GradientPool(comm, [5000]).wait()  # whatever the first call of its kind takes
+    with gf.GradientPool(comm, [5000]) as first:
+        first.wait()  # whatever the first call of its kind takes
     gc.collect()
     comm.mpi.Barrier()
     before, pss_before = anonymous_kib(), comm.mpi.allreduce(node_memory_kib("Pss"))
@@ -245,6 +438,15 @@ run_checks(
         check_layout,
         check_values,
         check_ready,
+        check_zeros_for_what_is_not_ready,
+        check_order,
+        check_ranges,
+        check_settings_are_checked_first,
+        check_wire,
+        check_abandon,
+        check_a_wait_that_ends_too_early,
+        check_ranks_that_differ,
+        check_close,
         check_empty_pools,
         check_several_pools,
         check_dtypes,

@@ -110,6 +110,7 @@ def check_node_memory(comm: gf.Communicator) -> None:
     inputs = torch.randn(8, 30)
     model(inputs).sum().backward()
     mine = [parameter.grad.clone() for parameter in model.parameters()]
+    pool.ready()
     pool.wait()
     for parameter, gradient in zip(model.parameters(), mine, strict=True):
         total = WORLD.allreduce(gradient.numpy())

@@ -1,0 +1,112 @@
+"""What a timeline holds: the calls, the pool's tensors and ranges, the user's own spans, and nothing once stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import SystemCallError
+
+FOLDER = Path(sys.argv[1])
+
+
+def events_of(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.rank{RANK}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def check_a_training_step(comm: gf.Communicator) -> None:
+    begin = time.monotonic() * 1e6
+    comm.start_timeline(FOLDER / "step.json")
+    pool = gf.GradientPool(comm, [1000, 2000, 3000], fusion_threshold=4000)
+    with comm.span('back"ward'):
+        for index in range(3):
+            pool.ready(index)
+    pool.wait()
+    comm.allreduce(np.ones(5), "max")
+    comm.allreduce_async(np.ones(7)).wait()
+    comm.stop_timeline()
+    comm.allreduce(np.ones(9))
+    with comm.span("not recorded"):
+        pass
+    end = time.monotonic() * 1e6
+
+    events = events_of("step")
+    clocks = [event["args"] for event in events if event["name"] == "clock"]
+    assert len(clocks) == 1
+    assert clocks[0]["rank"] == RANK
+    assert len(set(comm.mpi.allgather(clocks[0]["run"]))) == 1
+    assert abs(clocks[0]["offset_us"]) < 1e5  # one machine, one clock
+    if RANK == 0:
+        assert clocks[0]["offset_us"] == 0
+    assert {event["pid"] for event in events} == {RANK}
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"collectives", "gradient pool of 24064 bytes", "main thread"} <= set(rows.values()), rows
+
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(begin <= event["ts"] and event["ts"] + event["dur"] <= end and event["dur"] >= 0 for event in spans)
+    in_row = {row: [event for event in spans if rows[event["tid"]] == row] for row in rows.values()}
+    assert [event["name"] for event in in_row["collectives"]] == [
+        "allreduce of 5 float64, op max",
+        "allreduce of 7 float64, op sum",
+    ]
+    assert in_row["collectives"][0]["args"]["bytes"] == 40
+    assert [event["name"] for event in in_row["main thread"]] == ['back"ward', "wait for gradients"]
+    ranges = [event for event in in_row["gradient pool of 24064 bytes"] if "range" in event["name"]]
+    assert [event["name"].partition(", range ")[2] for event in ranges] == [
+        f"{number} of a gradient pool" for number in range(3)
+    ]
+    for event, report in zip(ranges, pool.reports, strict=True):
+        assert event["args"]["path"] == report.path
+        assert event["args"]["bytes"] == report.nbytes
+        assert event["args"]["bytes_sent"] == report.bytes_sent
+    instants = [event["name"] for event in events if event["ph"] == "i"]
+    assert instants == [f"tensor {index} ready" for index in range(3)]
+    waits = [event for event in events if event["ph"] in "be"]
+    assert [event["ph"] for event in waits] == ["b", "e"] * (len(waits) // 2)
+    assert len({event["id"] for event in waits}) == len(waits) // 2
+
+
+def check_one_file_for_several_communicators(comm: gf.Communicator) -> None:
+    comm.start_timeline(FOLDER / "shared.json")
+    with gf.init() as other:
+        other.start_timeline(FOLDER / "shared.json")
+        other.barrier()
+        comm.barrier()
+        comm.stop_timeline()
+        other.allreduce(np.ones(3))
+    events = events_of("shared")
+    assert [event["name"] for event in events if event["ph"] == "X"] == [
+        "barrier",
+        "barrier",
+        "allreduce of 3 float64, op sum",
+    ]
+    assert sum(event["name"] == "clock" for event in events) == 1
+
+
+def check_failures(comm: gf.Communicator) -> None:
+    with raises(SystemCallError, "cannot write the timeline /no/such/folder/x.rank", "No such file"):
+        comm.start_timeline("/no/such/folder/x.json")
+    comm.stop_timeline()
+    assert comm.allreduce(np.array(1)) == SIZE
+
+
+run_checks(
+    [check_a_training_step, check_one_file_for_several_communicators, check_failures],
+    [{}, {"node_size": 1}],
+)
+with gf.init(config=gf.Config(timeline=str(FOLDER / "setting"))) as whole:
+    whole.barrier()
+    pool = gf.GradientPool(whole, [10])
+    pool.wait()
+    pool.close()
+names = [event["name"] for event in json.loads((FOLDER / f"setting.rank{RANK}").read_text(encoding="utf-8"))]
+assert "barrier" in names
+assert any("range 0 of a gradient pool" in name for name in names)
