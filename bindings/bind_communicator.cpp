@@ -222,7 +222,8 @@ std::uintptr_t split(Communicator& communicator, int color, int key) {
 void record_span(const Communicator& communicator, const std::string& name, double begin, double end) {
   if (const auto timeline = communicator.timeline()) {
     const auto time = [](double seconds) {
-      return Timeline::Time(std::chrono::duration_cast<Timeline::Clock::duration>(std::chrono::duration<double>(seconds)));
+      return Timeline::Time(
+          std::chrono::duration_cast<Timeline::Clock::duration>(std::chrono::duration<double>(seconds)));
     };
     timeline->span(timeline->thread_track(), name, time(begin), time(end));
   }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -51,8 +52,8 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
 }
 
 std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
-                                   const std::string& dtype, std::size_t fusion_threshold, const std::string& wire,
-                                   const std::string& algorithm) {
+                                   const std::string& dtype, std::optional<std::size_t> fusion_threshold,
+                                   const std::string& wire, const std::string& algorithm) {
   const DType type = dtype_from_name(dtype);
   GradientPool::Options options{
       .fusion_threshold = fusion_threshold, .wire = {}, .algorithm = transport::algorithm_from_name(algorithm)};
@@ -70,6 +71,7 @@ void bind_gradient_pool(py::module_& module) {
       .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
            py::arg("wire"), py::arg("algorithm"))
       .def_property_readonly("bytes", &GradientPool::bytes)
+      .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
       .def_property_readonly("reports", &reports)
       .def_property_readonly("ready_count", &GradientPool::ready_count)

@@ -88,9 +88,10 @@ class GradientPool:
         in which backpropagation produces them, last layer first.
     dtype : dtype, default "float32"
         A floating dtype, of all tensors.
-    fusion_threshold : int, float or str, default "8MiB"
+    fusion_threshold : int, float or str, default "auto"
         Bytes, or text such as "64KiB". With 0 every tensor travels alone; with ``math.inf`` or "inf" all travel
-        together, once the last is ready.
+        together, once the last is ready. "auto" is 8 MiB; inside a node, where the threads that call `ready` reduce the
+        ranges (GRADIENTFLOW_PROGRESS), it is 256 KiB.
     wire : {"float32", "float16", "bfloat16"}, optional
         What values of float32 are rounded to where they travel between nodes, see `Communicator.allreduce`.
     algorithm : str, default "auto"
@@ -139,7 +140,7 @@ class GradientPool:
         comm: Communicator,
         shapes: Sequence[int | Sequence[int]],
         dtype: npt.DTypeLike | str = "float32",
-        fusion_threshold: float | str = "8MiB",
+        fusion_threshold: float | str = "auto",
         wire: str | None = None,
         algorithm: str = "auto",
     ) -> None:
@@ -149,17 +150,19 @@ class GradientPool:
         for shape in self._shapes:
             checked_bytes(shape, element)
         self.dtype: str = "bfloat16" if is_bfloat16 else element.name
-        self.fusion_threshold = checked_threshold(fusion_threshold)
         self.wire = wire
+        threshold = checked_threshold(fusion_threshold)
         self._native = load_core().GradientPool(
             comm._native,
             [math.prod(shape) for shape in self._shapes],
             self.dtype,
-            _NO_LIMIT if self.fusion_threshold == math.inf else self.fusion_threshold,
+            _NO_LIMIT if threshold == math.inf else threshold,
             wire or "",
             algorithm,
         )
         self.nbytes: int = self._native.bytes
+        given: int = self._native.fusion_threshold
+        self.fusion_threshold: int | float = math.inf if given == _NO_LIMIT else given
         self.memory: npt.NDArray[np.uint8] = array_over(self._native.segment, 0, (self.nbytes,), np.dtype(np.uint8))
         self.offsets: tuple[int, ...] = tuple(self._native.offset(i) for i in range(len(self._shapes)))
         self.ranges: tuple[PoolRange, ...] = tuple(
@@ -259,8 +262,8 @@ class GradientPool:
         self._native.close(kind is None)
 
 
-def checked_threshold(threshold: Any) -> int | float:
-    """Return a fusion threshold in bytes: a whole number of 0 or more, or infinity.
+def checked_threshold(threshold: Any) -> int | float | None:
+    """Return a fusion threshold in bytes: a whole number of 0 or more, or infinity; None for "auto".
 
     Raises
     ------
@@ -270,6 +273,8 @@ def checked_threshold(threshold: Any) -> int | float:
         If it is neither a number nor text.
     """
     if isinstance(threshold, str):
+        if threshold == "auto":
+            return None
         if threshold.lower() in ("inf", "infinity"):
             return math.inf
         return int(load_core().parse_bytes(threshold))
@@ -278,7 +283,7 @@ def checked_threshold(threshold: Any) -> int | float:
     except TypeError as error:
         message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
         raise ArgumentTypeError(message) from error
-    if number == math.inf or number > _NO_LIMIT:
+    if number == math.inf or number >= _NO_LIMIT:
         return math.inf
     if not number >= 0 or number != int(number):
         message = f"fusion_threshold is a whole number of bytes of 0 or more, not {threshold!r}"

@@ -56,14 +56,19 @@ bool parse_switch(const std::string& text) {
   refuse("on or off", text);
 }
 
-std::string parse_simd(const std::string& text) {
-  for (const auto* const level : {"auto", "baseline", "avx2", "avx512"}) {
-    if (text == level) {
+std::string parse_choice(const std::string& text, std::initializer_list<const char*> choices) {
+  std::string known;
+  for (const auto* const choice : choices) {
+    if (text == choice) {
       return text;
     }
+    known += (known.empty() ? "" : ", ") + std::string(choice);
   }
-  refuse("one of auto, baseline, avx2, avx512", text);
+  refuse("one of " + known, text);
 }
+
+std::string parse_simd(const std::string& text) { return parse_choice(text, {"auto", "baseline", "avx2", "avx512"}); }
+std::string parse_progress(const std::string& text) { return parse_choice(text, {"auto", "thread", "caller"}); }
 
 std::size_t parse_slot(const std::string& text) {
   const std::size_t value = parse_bytes(text);
@@ -171,6 +176,12 @@ const std::vector<Accessor>& accessors() {
         "ring_bytes are exchanged pairwise."},
        [](const Config& c) { return std::to_string(c.ring_bytes); },
        [](Config& c, const std::string& t) { c.ring_bytes = parse_border(t); }},
+      {{"progress", "GRADIENTFLOW_PROGRESS", "choice",
+        "Who averages a gradient pool inside a node: thread, a thread of each rank's own; caller, the threads that "
+        "call "
+        "ready and wait; auto, a thread where the node has two cores for each rank."},
+       [](const Config& c) { return c.progress; },
+       [](Config& c, const std::string& t) { c.progress = parse_progress(t); }},
       {{"debug", "GRADIENTFLOW_DEBUG", "choice",
         "Whether rank 0 says on standard error which way each call goes, and why: on or off."},
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },

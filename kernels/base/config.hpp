@@ -27,6 +27,7 @@ struct Config {
   std::size_t stretch_bytes = 4 * mib;      // ordinary arrays pass through node memory so much at a time, between nodes
   std::size_t doubling_bytes = 24 * kib;    // between more than two nodes: recursive doubling below,
   std::size_t ring_bytes = 192 * kib;       // a ring from here on, pairwise between
+  std::string progress = "auto";            // who reduces the ranges of a pool inside a node: auto, thread, caller
   bool debug = false;                       // say on standard error which way each call goes
   std::string timeline;                     // the file to write what happens when to; empty: none
   int spin = 50;                            // polls of a flag before the core is yielded to others

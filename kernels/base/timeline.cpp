@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <initializer_list>
 #include <map>
 
 #include "error.hpp"
@@ -43,14 +44,29 @@ std::string fixed(double value) {
   return text.data();
 }
 
-double micros(Timeline::Time time) { return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count(); }
+double micros(Timeline::Time time) {
+  return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
+}
 
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
-std::string member(const char* name, const std::string& value) { return std::string("\"") + name + "\": " + value; }
+std::string member(const char* name, const std::string& value) {
+  std::string text = quoted(name);
+  text += ": ";
+  return text += value;
+}
+
+std::string object(std::initializer_list<std::string> members) {
+  std::string text = "{";
+  for (const std::string& each : members) {
+    text += text.size() == 1 || each.empty() ? "" : ", ";
+    text += each;
+  }
+  return text += '}';
+}
 
 }  // namespace
 
@@ -70,20 +86,20 @@ std::shared_ptr<Timeline> Timeline::open(const std::string& path, const Origin& 
 }
 
 Timeline::Timeline(const std::string& path, const Origin& origin)
-    : path_(path), rank_(origin.rank), file_(std::fopen(path.c_str(), "we")) {
+    : path_(path), process_(member("pid", std::to_string(origin.rank))), file_(std::fopen(path.c_str(), "we")) {
   if (file_ == nullptr) {
     throw system_error("cannot write the timeline " + path, errno);
   }
   const std::string host = host_name();
   std::fputs("[", file_);
-  const auto metadata = [&](const std::string& name, const std::string& arguments) {
-    write("{" + member("ph", "\"M\"") + ", " + member("name", quoted(name)) + ", " +
-          member("pid", std::to_string(rank_)) + ", " + member("args", "{" + arguments + "}") + "}");
+  const auto metadata = [&](const char* name, const std::string& arguments) {
+    write(object({member("ph", "\"M\""), member("name", quoted(name)), process_, member("args", arguments)}));
   };
-  metadata("process_name", member("name", quoted("rank " + std::to_string(rank_) + " (" + host + ")")));
-  metadata("process_sort_index", member("sort_index", std::to_string(rank_)));
-  metadata("clock", member("rank", std::to_string(rank_)) + ", " + member("offset_us", fixed(origin.offset_us)) + ", " +
-                        member("host", quoted(host)) + ", " + member("run", quoted(std::to_string(origin.run))));
+  const std::string rank = std::to_string(origin.rank);
+  metadata("process_name", object({member("name", quoted("rank " + rank + " (" + host + ")"))}));
+  metadata("process_sort_index", object({member("sort_index", rank)}));
+  metadata("clock", object({member("rank", rank), member("offset_us", fixed(origin.offset_us)),
+                            member("host", quoted(host)), member("run", quoted(std::to_string(origin.run)))}));
 }
 
 Timeline::~Timeline() {
@@ -115,30 +131,28 @@ int Timeline::thread_track() {
 }
 
 void Timeline::name_track(int track, const std::string& name) {
-  write("{" + member("ph", "\"M\"") + ", " + member("name", "\"thread_name\"") + ", " +
-        member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
-        member("args", "{" + member("name", quoted(name)) + "}") + "}");
+  write(object({member("ph", "\"M\""), member("name", "\"thread_name\""), process_,
+                member("tid", std::to_string(track)), member("args", object({member("name", quoted(name))}))}));
 }
 
 void Timeline::span(int track, const std::string& name, Time begin, Time end, const std::string& arguments) {
-  write("{" + member("ph", "\"X\"") + ", " + member("name", quoted(name)) + ", " + member("pid", std::to_string(rank_)) +
-        ", " + member("tid", std::to_string(track)) + ", " + member("ts", fixed(micros(begin))) + ", " +
-        member("dur", fixed(micros(end) - micros(begin))) + ", " + member("args", "{" + arguments + "}") + "}");
+  write(object({member("ph", "\"X\""), member("name", quoted(name)), process_, member("tid", std::to_string(track)),
+                member("ts", fixed(micros(begin))), member("dur", fixed(micros(end) - micros(begin))),
+                member("args", object({arguments}))}));
 }
 
 void Timeline::instant(int track, const std::string& name, Time time, const std::string& arguments) {
-  write("{" + member("ph", "\"i\"") + ", " + member("s", "\"t\"") + ", " + member("name", quoted(name)) + ", " +
-        member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
-        member("ts", fixed(micros(time))) + ", " + member("args", "{" + arguments + "}") + "}");
+  write(object({member("ph", "\"i\""), member("s", "\"t\""), member("name", quoted(name)), process_,
+                member("tid", std::to_string(track)), member("ts", fixed(micros(time))),
+                member("args", object({arguments}))}));
 }
 
 void Timeline::waited(int track, const std::string& name, Time begin, Time end) {
-  const std::uint64_t id = ++waits_;
+  const std::string id = std::to_string(++waits_);
   const auto half = [&](const char* phase, Time time) {
-    write("{" + member("ph", std::string("\"") + phase + "\"") + ", " + member("cat", "\"queued\"") + ", " +
-          member("id", std::to_string(id)) + ", " + member("name", quoted(name)) + ", " +
-          member("pid", std::to_string(rank_)) + ", " + member("tid", std::to_string(track)) + ", " +
-          member("ts", fixed(micros(time))) + "}");
+    write(object({member("ph", quoted(phase)), member("cat", "\"queued\""), member("id", id),
+                  member("name", quoted(name)), process_, member("tid", std::to_string(track)),
+                  member("ts", fixed(micros(time)))}));
   };
   half("b", begin);
   half("e", end);

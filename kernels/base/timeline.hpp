@@ -61,7 +61,7 @@ class Timeline {
   void write(const std::string& event);
 
   std::string path_;
-  int rank_;
+  std::string process_;  // of every event
   std::mutex mutex_;
   std::FILE* file_;
   bool is_first_ = true;

@@ -58,7 +58,7 @@ static_assert(sizeof(Options) == sizeof(gf_call_options) &&
 // gf_pool_options, the same way.
 struct PoolOptions {
   std::size_t size = sizeof(gf_pool_options);
-  std::size_t fusion_threshold = engine::GradientPool::Options{}.fusion_threshold;
+  std::size_t fusion_threshold = GF_AUTO_THRESHOLD;
   int wire = GF_NO_DTYPE;
   int algorithm = GF_ALGORITHM_AUTO;
 };
@@ -152,8 +152,10 @@ void check_fits(std::size_t count, std::size_t element) {
 
 engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype) {
   const auto options = options_of<PoolOptions>(given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
-  engine::GradientPool::Options made{
-      .fusion_threshold = options.fusion_threshold, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
+  engine::GradientPool::Options made{.fusion_threshold = {}, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
+  if (options.fusion_threshold != GF_AUTO_THRESHOLD) {
+    made.fusion_threshold = options.fusion_threshold;
+  }
   if (options.wire != GF_NO_DTYPE) {
     made.wire = collective::rounding_wire(dtype_of(options.wire), dtype);
   }

@@ -18,8 +18,8 @@
 //           The library cannot see how long an array is: what the count says must be there. An array of a count of 0
 //           may be NULL.
 //
-// Functions may be added, and fields at the end of gf_call_options and gf_pool_options; what is here keeps its meaning within one major
-// version (before 1.0: minor version).
+// Functions may be added, and fields at the end of gf_call_options and gf_pool_options; what is here keeps its meaning
+// within one major version (before 1.0: minor version).
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
 
@@ -260,6 +260,8 @@ void gf_memory_free(gf_memory* memory);
 
 typedef struct gf_pool gf_pool;
 
+#define GF_AUTO_THRESHOLD (SIZE_MAX - 1)
+
 // Begin with GF_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
 typedef struct gf_pool_options {
   size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
@@ -268,7 +270,7 @@ typedef struct gf_pool_options {
   gf_algorithm algorithm;
 } gf_pool_options;
 
-#define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), (size_t)8 << 20, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
+#define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
 
 // `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating one. Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,

@@ -24,7 +24,7 @@ namespace gradientflow::collective {
 // How a call was served.
 struct Outcome {
   Path path;
-  std::optional<std::size_t> nonfinite;      // elements of the result, where they were rounded for the wire
+  std::optional<std::size_t> nonfinite;     // elements of the result, where they were rounded for the wire
   std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; not known where the MPI library sends them
 };
 

@@ -63,25 +63,6 @@ void check_wire(const transport::Signature& signature) {
   }
 }
 
-void record(Timeline& timeline, int track, const collective::Call& call, const collective::Outcome& outcome,
-            const Times& times, const std::optional<Error>& failure) {
-  const std::string name = describe(call.signature);
-  timeline.waited(track, name, times.queued, times.started);
-  std::string facts = "\"bytes\": " + std::to_string(call.bytes());
-  if (failure) {
-    facts += R"(, "failed": true)";
-  } else {
-    facts += ", \"path\": \"" + std::string(name_of(outcome.path)) + "\"";
-  }
-  if (outcome.bytes_sent) {
-    facts += ", \"bytes_sent\": " + std::to_string(*outcome.bytes_sent);
-  }
-  if (outcome.nonfinite) {
-    facts += ", \"nonfinite\": " + std::to_string(*outcome.nonfinite);
-  }
-  timeline.span(track, name, times.started, times.ended, facts);
-}
-
 }  // namespace
 
 Communicator::Communicator(MPI_Comm comm, const Config& config)
@@ -235,6 +216,15 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
     failure = error;
   }
   served.times.ended = Times::Clock::now();
+  record(call, served.outcome, served.times, failure);
+  if (failure) {
+    throw Error(*failure);
+  }
+  return served;
+}
+
+void Communicator::record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
+                          const std::optional<Error>& failure) const {
   std::shared_ptr<Timeline> timeline;
   int track = 0;
   {
@@ -242,13 +232,24 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
     timeline = timeline_;
     track = track_;
   }
-  if (timeline != nullptr) {
-    record(*timeline, track, call, served.outcome, served.times, failure);
+  if (timeline == nullptr) {
+    return;
   }
+  const std::string name = describe(call.signature);
+  timeline->waited(track, name, times.queued, times.started);
+  std::string facts = "\"bytes\": " + std::to_string(call.bytes());
   if (failure) {
-    throw Error(*failure);
+    facts += R"(, "failed": true)";
+  } else {
+    facts += ", \"path\": \"" + std::string(name_of(outcome.path)) + "\"";
   }
-  return served;
+  if (outcome.bytes_sent) {
+    facts += ", \"bytes_sent\": " + std::to_string(*outcome.bytes_sent);
+  }
+  if (outcome.nonfinite) {
+    facts += ", \"nonfinite\": " + std::to_string(*outcome.nonfinite);
+  }
+  timeline->span(track, name, times.started, times.ended, facts);
 }
 
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
@@ -370,13 +371,27 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     throw Error(ErrorKind::value,
                 "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
   }
+  return enqueue([this, call, queued = Times::Clock::now()] { return serve(call, queued); });
+}
+
+std::shared_ptr<Handle> Communicator::submit(std::function<void(collective::Group&)> work) {
+  check_process();
+  return enqueue([this, work = std::move(work), queued = Times::Clock::now()] {
+    Served served{{}, {queued, Times::Clock::now(), {}}};
+    work(*group_);
+    served.times.ended = Times::Clock::now();
+    return served;
+  });
+}
+
+std::shared_ptr<Handle> Communicator::enqueue(const std::function<Served()>& work) {
   auto handle = std::make_shared<Handle>();
   const std::lock_guard lock(mutex_);
   check_usable();
   if (!progress_thread_.joinable()) {
     progress_thread_ = std::thread([this] { progress(); });
   }
-  pending_.push_back({next_ticket_, call, handle, Times::Clock::now()});
+  pending_.push_back({next_ticket_, work, handle});
   ++next_ticket_;
   turn_.notify_all();
   return handle;
@@ -398,7 +413,7 @@ void Communicator::progress() {
     try {
       check_usable();
       lock.unlock();
-      served = guarded([&] { return serve(next.call, next.queued); });
+      served = guarded(next.work);
       lock.lock();
     } catch (const Error& error) {
       failure = error;

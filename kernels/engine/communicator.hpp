@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -50,6 +51,9 @@ class Communicator {
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
+  // Several calls, and what lies between them, in the background, as one.
+  std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
+
   // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
   // for each other, where the MPI library can be called from several threads at once.
   void send(int to, const void* data, std::size_t count, DType dtype);
@@ -68,6 +72,8 @@ class Communicator {
   void start_timeline(const std::string& path);
   void stop_timeline();
   [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
+  void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
+              const std::optional<Error>& failure = {}) const;
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
@@ -79,15 +85,14 @@ class Communicator {
   [[nodiscard]] bool closed() const;
 
  private:
-  struct Pending {
-    std::uint64_t ticket;
-    collective::Call call;
-    std::shared_ptr<Handle> handle;
-    Times::Clock::time_point queued;
-  };
   struct Served {
     collective::Outcome outcome;
     Times times;
+  };
+  struct Pending {
+    std::uint64_t ticket;
+    std::function<Served()> work;
+    std::shared_ptr<Handle> handle;
   };
 
   Communicator(MPI_Comm comm, const Config& config);
@@ -102,6 +107,7 @@ class Communicator {
   void apart(int peer, Work work);
   void progress();
   void leave_turn();
+  std::shared_ptr<Handle> enqueue(const std::function<Served()>& work);
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void follow(const std::shared_ptr<Timeline>& timeline);
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;

@@ -12,15 +12,18 @@ namespace {
 using Clock = Times::Clock;
 
 constexpr std::size_t alignment = 64;
+constexpr std::size_t message_bytes = 8 * mib;         // from here on an allreduce takes as long as its bytes do
+constexpr std::size_t hot_bytes = 256 * kib;           // stay in the caches until all ranks have come so far
 constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
 
 }  // namespace
 
 GradientPool::GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
                            const Options& options)
-    : in_background_(communicator.size() > 1 && (communicator.nodes() == 1 || transport::mpi_thread_multiple())),
+    : progress_(progress_of(communicator, options)),
       dtype_(dtype),
       options_(options),
+      fusion_threshold_(options.fusion_threshold.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes)),
       tensors_(counts.size()),
       offsets_{0},
       ready_(counts.size(), false) {
@@ -35,7 +38,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   for (std::size_t i = 0; i < counts.size(); ++i) {
     sizes.push_back(offsets_[i + 1] - offsets_[i]);
   }
-  ranges_ = fuse(sizes, options.fusion_threshold);
+  ranges_ = fuse(sizes, fusion_threshold_);
   range_of_.resize(counts.size(), 0);
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     std::fill(range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].begin),
@@ -46,7 +49,25 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   communicator.check({.signature = call_for(0).signature, .input = nullptr, .output = nullptr, .counts = {}});
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(counts);
-  segment_ = communicator_->allocate(bytes());
+  segment_ = communicator_->allocate(bytes() + collective::PooledSlices::extra_bytes);
+  if (progress_ == Progress::caller) {
+    slices_ =
+        std::make_unique<collective::PooledSlices>(segment_, communicator_->local_size(), communicator_->local_rank());
+  }
+}
+
+GradientPool::Progress GradientPool::progress_of(const Communicator& communicator, const Options& options) {
+  if (communicator.size() == 1) {
+    return Progress::in_wait;
+  }
+  if (communicator.nodes() > 1 ||
+      (options.algorithm != transport::Algorithm::automatic && options.algorithm != transport::Algorithm::shared)) {
+    return transport::mpi_thread_multiple() ? Progress::thread : Progress::in_wait;
+  }
+  const std::string& choice = communicator.group().config().progress;
+  const std::size_t enough = 2 * static_cast<std::size_t>(communicator.local_size());
+  const bool has_cores = communicator.group().node().cores() >= enough;
+  return choice == "thread" || (choice == "auto" && has_cores) ? Progress::thread : Progress::caller;
 }
 
 GradientPool::~GradientPool() { close(false); }
@@ -54,7 +75,7 @@ GradientPool::~GradientPool() { close(false); }
 // Every rank says what pool it makes, and sees what the others do.
 void GradientPool::check_same_on_all_ranks(const std::vector<std::size_t>& counts) {
   std::string text = std::to_string(tensors_) + " tensors, " + std::to_string(bytes()) + " bytes of " +
-                     std::string(name_of(dtype_)) + ", fusion threshold " + std::to_string(options_.fusion_threshold) +
+                     std::string(name_of(dtype_)) + ", fusion threshold " + std::to_string(fusion_threshold_) +
                      ", algorithm " + std::string(name_of(options_.algorithm)) + ", layout " +
                      std::to_string(collective::hash_of(counts));
   if (options_.wire) {
@@ -90,8 +111,8 @@ void GradientPool::ready(std::size_t tensor) {
   check_open();
   const auto now = Clock::now();
   if (tensor >= tensors_) {
-    throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " is not in the pool, which has " +
-                                      std::to_string(tensors_));
+    throw Error(ErrorKind::value,
+                "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(tensors_));
   }
   {
     const std::lock_guard lock(mutex_);
@@ -99,23 +120,31 @@ void GradientPool::ready(std::size_t tensor) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
     }
     mark(tensor, now);
-    queue_complete_ranges();
+    start_due_ranges();
   }
   if (const auto timeline = communicator_->timeline()) {
     timeline->instant(timeline->thread_track(), "tensor " + std::to_string(tensor) + " ready", now);
+  }
+  if (slices_ != nullptr) {
+    reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));  // or another thread does it already
   }
 }
 
 void GradientPool::ready_all() {
   check_open();
   const auto now = Clock::now();
-  const std::lock_guard lock(mutex_);
-  for (std::size_t tensor = 0; tensor < tensors_; ++tensor) {
-    if (!ready_[tensor]) {
-      mark(tensor, now);
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t tensor = 0; tensor < tensors_; ++tensor) {
+      if (!ready_[tensor]) {
+        mark(tensor, now);
+      }
     }
+    start_due_ranges();
   }
-  queue_complete_ranges();
+  if (slices_ != nullptr) {
+    reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));  // or another thread does it already
+  }
 }
 
 void GradientPool::mark(std::size_t tensor, Clock::time_point now) {
@@ -142,12 +171,37 @@ collective::Call GradientPool::call_for(std::size_t range) const {
           .counts = {}};
 }
 
-void GradientPool::queue_complete_ranges() {
-  if (!in_background_) {
-    return;
+void GradientPool::start_due_ranges() {
+  const std::size_t before = due_;
+  while (due_ < ranges_.size() && left_[due_] == 0) {
+    if (progress_ == Progress::thread) {
+      under_way_.push_back(communicator_->submit(call_for(due_)));
+    }
+    ++due_;
   }
-  while (under_way_.size() < ranges_.size() && left_[under_way_.size()] == 0) {
-    under_way_.push_back(communicator_->submit(call_for(under_way_.size())));
+  if (slices_ != nullptr && due_ > before) {
+    slices_->publish(iteration_ * ranges_.size() + due_);
+    if (due_ == ranges_.size()) {
+      under_way_.push_back(communicator_->submit([this](collective::Group& group) { finish_slices(group); }));
+    }
+  }
+}
+
+// Of the ranges that are due on all ranks.
+void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducing) {
+  while (reducing.owns_lock() && reduced_ < ranges_.size() &&
+         slices_->complete_everywhere() > iteration() * ranges_.size() + reduced_) {
+    const collective::Call call = call_for(reduced_);
+    Report report{{collective::Path::node_memory, {}, 0}, {}, {{}, Clock::now(), {}}};
+    slices_->reduce(call, offsets_[ranges_[reduced_].begin]);
+    report.times.ended = Clock::now();
+    {
+      const std::lock_guard lock(mutex_);
+      report.ready = report.times.queued = complete_[reduced_];
+      current_.push_back(report);
+    }
+    communicator_->record(call, report.outcome, report.times);
+    ++reduced_;
   }
 }
 
@@ -164,68 +218,105 @@ void GradientPool::finish_what_is_left() {
     }
   }
   finishing_ = true;
-  queue_complete_ranges();
+  start_due_ranges();
 }
 
-void GradientPool::start_next_iteration() {
+// Returns what went wrong in this one.
+std::optional<Error> GradientPool::start_next_iteration() {
+  const std::lock_guard not_reducing(reducing_);
+  const std::lock_guard lock(mutex_);
   ready_.assign(ready_.size(), false);
   ready_count_ = 0;
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     left_[r] = ranges_[r].end - ranges_[r].begin;
   }
+  due_ = 0;
+  reduced_ = 0;
   under_way_.clear();
   collected_ = 0;
+  awaited_.reset();
   finishing_ = false;
   ++iteration_;
   reports_ = std::exchange(current_, {});
-}
-
-// The report of the range that is due, once its call has ended.
-GradientPool::Report GradientPool::collect(Clock::time_point begin, std::optional<double> timeout) {
-  Handle& handle = *under_way_[collected_];
-  if (timeout && !handle.done()) {
-    *timeout = std::max(0.0, *timeout - std::chrono::duration<double>(Clock::now() - begin).count());
+  if (failure_) {
+    reports_.clear();
   }
-  handle.wait(timeout);
-  return {handle.outcome(), complete_[collected_], handle.times()};
-}
-
-GradientPool::Report GradientPool::reduce_now() {
-  Times times{complete_[collected_], Clock::now(), {}};
-  const collective::Outcome outcome = communicator_->run(call_for(collected_));
-  times.ended = Clock::now();
-  return {outcome, complete_[collected_], times};
+  return std::exchange(failure_, {});
 }
 
 void GradientPool::wait(std::optional<double> timeout) {
   check_open();
   const std::lock_guard one_at_a_time(waiting_);
   const auto begin = Clock::now();
+  const auto deadline = timeout
+                            ? std::optional(begin + std::chrono::duration_cast<Clock::duration>(
+                                                        std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9))))
+                            : std::nullopt;
   {
     const std::lock_guard lock(mutex_);
     finish_what_is_left();
   }
-  std::optional<Error> failure;
-  for (; collected_ < ranges_.size(); ++collected_) {
-    try {
-      current_.push_back(in_background_ ? collect(begin, timeout) : reduce_now());
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::timeout && in_background_ && !under_way_[collected_]->done()) {
-        throw;  // not the end of the call, only of the patience
-      }
-      failure = failure.value_or(error);
-    }
+  if (slices_ != nullptr && !ranges_.empty()) {
+    noting_failure([&] { await(under_way_.front(), deadline); });
+  } else {
+    finish_ranges(deadline);
   }
-  if (failure) {
-    current_.clear();
-  }
-  const std::lock_guard lock(mutex_);
-  start_next_iteration();
+  const std::optional<Error> failure = start_next_iteration();
   if (const auto timeline = communicator_->timeline()) {
     timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
   }
   if (failure) {
     throw Error(*failure);
+  }
+}
+
+void GradientPool::finish_ranges(Deadline deadline) {
+  for (; collected_ < ranges_.size(); ++collected_) {
+    noting_failure([&] {
+      Report report{{}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
+      if (progress_ == Progress::thread) {
+        await(under_way_[collected_], deadline);
+        report.outcome = under_way_[collected_]->outcome();
+        report.times = under_way_[collected_]->times();
+      } else {
+        report.outcome = communicator_->run(call_for(collected_));
+        report.times.ended = Clock::now();
+      }
+      current_.push_back(report);
+    });
+  }
+}
+
+// What is left once all ranges are due on all ranks. Run by the progress thread, so that a rank may wait for this pool
+// while another one waits for something else.
+void GradientPool::finish_slices(collective::Group& group) {
+  const collective::Call meet{.signature = {.kind = transport::CallKind::barrier, .detail = transport::pool_detail(0)},
+                              .input = nullptr,
+                              .output = nullptr,
+                              .counts = {}};
+  group.run(meet);
+  reduce_own_slices(std::unique_lock(reducing_));
+  group.run(meet);
+}
+
+// Throws Error(timeout) where the deadline passes first.
+void GradientPool::await(const std::shared_ptr<Handle>& handle, Deadline deadline) {
+  awaited_ = handle;
+  handle->wait(deadline ? std::optional(std::chrono::duration<double>(*deadline - Clock::now()).count())
+                        : std::nullopt);
+}
+
+// The first error of an iteration is thrown when all of it has ended; one that only says that the deadline has passed,
+// at once.
+template <class Work>
+void GradientPool::noting_failure(Work work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (awaited_ != nullptr && !awaited_->done()) {
+      throw;
+    }
+    failure_ = failure_.value_or(error);
   }
 }
 

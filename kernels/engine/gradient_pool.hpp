@@ -1,9 +1,10 @@
 // The gradient pool: all gradient tensors of a model in one stretch of node memory, reduced there without a copy while
 // backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce).
 //
-// Tensors are put together into ranges, by the layout and a threshold alone. When all tensors of a range are ready, and
-// all ranges before it are under way, the range is queued for a progress thread. So all ranks reduce the same ranges in
-// the same order, whatever the order in which tensors become ready, and without asking each other.
+// Tensors are put together into ranges, by the layout and a threshold alone. A range is due when all of its tensors are
+// ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever the order in
+// which tensors become ready, and without asking each other. What is due is reduced by a progress thread; or, inside a
+// node without cores to spare for one, by the threads that call `ready` and `wait`, see collective::PooledSlices.
 // An iteration goes from the first tensor that is ready to the end of `wait` or `abandon`.
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "../collective/pooled_slices.hpp"
 #include "communicator.hpp"
 #include "fusion.hpp"
 
@@ -23,8 +25,8 @@ namespace gradientflow::engine {
 class GradientPool {
  public:
   struct Options {
-    std::size_t fusion_threshold = 8 * mib;  // bytes; see `fuse`
-    std::optional<DType> wire = {};          // what float32 values are rounded to between nodes
+    std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; by default as fits who reduces the ranges
+    std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
   };
 
@@ -49,6 +51,7 @@ class GradientPool {
   [[nodiscard]] std::byte* data() const { return segment_->mine(); }
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
   [[nodiscard]] const std::shared_ptr<transport::Segment>& segment() const { return segment_; }
+  [[nodiscard]] std::size_t fusion_threshold() const { return fusion_threshold_; }
   [[nodiscard]] const std::vector<TensorRange>& ranges() const { return ranges_; }
   [[nodiscard]] std::size_t bytes_of(const TensorRange& range) const {
     return offsets_[range.end] - offsets_[range.begin];
@@ -77,20 +80,29 @@ class GradientPool {
   [[nodiscard]] bool closed() const;
 
  private:
+  enum class Progress { thread, caller, in_wait };
+  using Deadline = std::optional<Times::Clock::time_point>;
+
+  [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
   void check_open() const;
   void check_same_on_all_ranks(const std::vector<std::size_t>& counts);
-  Report collect(Times::Clock::time_point begin, std::optional<double> timeout);
-  Report reduce_now();
+  void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
+  void finish_slices(collective::Group& group);
+  void finish_ranges(Deadline deadline);
+  void await(const std::shared_ptr<Handle>& handle, Deadline deadline);
+  template <class Work>
+  void noting_failure(Work work);
+  std::optional<Error> start_next_iteration();
   void mark(std::size_t tensor, Times::Clock::time_point now);  // with mutex_ held, as all that follow
-  void queue_complete_ranges();
+  void start_due_ranges();
   void finish_what_is_left();
-  void start_next_iteration();
   [[nodiscard]] collective::Call call_for(std::size_t range) const;
 
   std::shared_ptr<Communicator> communicator_;  // its own
-  bool in_background_;                          // ranges are reduced while others are not ready yet
+  Progress progress_;
   DType dtype_;
   Options options_;
+  std::size_t fusion_threshold_;
   std::size_t tensors_;
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::shared_ptr<transport::Segment> segment_;
@@ -98,15 +110,22 @@ class GradientPool {
   std::vector<std::size_t> range_of_;  // by tensor
   std::atomic<bool> closed_{false};
 
-  std::mutex waiting_;  // one thread waits at a time
+  std::unique_ptr<collective::PooledSlices> slices_;  // where the callers reduce
+  std::mutex reducing_;                               // one of them at a time
+  std::size_t reduced_ = 0;                           // own slices of so many ranges
+
+  std::mutex waiting_;               // one thread waits at a time
+  std::shared_ptr<Handle> awaited_;  // the last one that was waited for
+  std::size_t collected_ = 0;        // ranges that have been waited for
+  std::optional<Error> failure_;     // of this iteration
   mutable std::mutex mutex_;
   std::vector<bool> ready_;
   std::size_t ready_count_ = 0;
-  std::vector<std::size_t> left_;                          // by range: tensors that are not ready
-  std::vector<Times::Clock::time_point> complete_;         // by range: when the last of them was
-  std::vector<std::shared_ptr<Handle>> under_way_;         // by range, as far as they are queued
-  std::size_t collected_ = 0;                              // of them have been waited for
-  bool finishing_ = false;                                 // everything is queued, and waited for
+  std::vector<std::size_t> left_;                   // by range: tensors that are not ready
+  std::vector<Times::Clock::time_point> complete_;  // by range: when the last of them was
+  std::size_t due_ = 0;                             // ranges
+  std::vector<std::shared_ptr<Handle>> under_way_;  // by range, as far as they are queued; or the end of all
+  bool finishing_ = false;                          // everything is queued, and waited for
   std::uint64_t iteration_ = 0;
   std::vector<Report> current_;
   std::vector<Report> reports_;

@@ -130,6 +130,7 @@ Node::Node(MemoryMap control, const Topology& topology, const Config& config, st
       world_ranks_(topology.local()),
       waits_outside_(topology.nodes() > 1),
       timeout_(config.timeout),
+      cores_(cores),
       spin_(topology.local().size() <= cores ? config.spin : 0),
       yields_(config.yields) {
   for (const int r : world_ranks_) {

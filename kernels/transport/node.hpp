@@ -85,6 +85,7 @@ class Node {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t cores() const noexcept { return cores_; }  // that its ranks may use, all together
   [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
   [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
   // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
@@ -229,6 +230,7 @@ class Node {
   std::vector<Process> processes_;
   bool waits_outside_;  // some rank, for other nodes
   double timeout_;
+  std::size_t cores_;
   std::int64_t spin_;
   std::int64_t yields_;
   std::uint32_t sequence_ = 0;  // of the last announcement

@@ -43,6 +43,9 @@ Algorithm algorithm_from_name(std::string_view name) { return from_name<Algorith
 
 std::string describe(const Signature& signature) {
   std::string text(name_of(signature.kind));
+  if (signature.kind == CallKind::barrier && signature.detail != 0) {
+    return "averaging a gradient pool";
+  }
   if (signature.kind == CallKind::barrier || signature.kind == CallKind::split) {
     return text;
   }

@@ -64,7 +64,7 @@ def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
         "reduce_scatter of 10 float64": lambda: comm.reduce_scatter(array),
         "barrier": comm.barrier,
         "allreduce of 100 float64": lambda: comm.allreduce_async(mine(100)).wait(timeout=60),
-        "allreduce of 3024 float32": pool.wait,
+        "a gradient pool": pool.wait,
         "allocate of 4000 bytes": lambda: comm.empty(1000),
     }
 

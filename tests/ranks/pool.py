@@ -180,6 +180,8 @@ def check_ranges(comm: gf.Communicator) -> None:
         pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=threshold)
         assert len(pool.ranges) == number
         assert pool.fusion_threshold == stored
+    # With a core for every rank's progress thread, between nodes and with one rank: 8 MiB.
+    assert gf.GradientPool(comm, [3]).fusion_threshold in (2**18, 2**23)
     for wrong, words in ((-1, "0 or more"), (1.5, "whole number"), (math.nan, "whole number"), ("8 apples", "size")):
         with raises(ArgumentError, words):
             gf.GradientPool(comm, [3], fusion_threshold=wrong)
@@ -452,7 +454,7 @@ run_checks(
         check_dtypes,
         check_absurd_sizes,
     ],
-    [{}, {"inline_bytes": 0, "streaming_bytes": 1}, {"node_size": 1}],
+    [{}, {"progress": "thread", "inline_bytes": 0, "streaming_bytes": 1}, {"node_size": 1}],
 )
 run_checks([check_views_outlive_everything, check_memory])
 assert WORLD.allreduce(1) == SIZE
