@@ -67,8 +67,11 @@ class Contestant:
 class Peer(Protocol):
     """A library to compare with, ready for use by all ranks."""
 
-    def contestant(self, case: Case) -> Contestant:
-        """Make it ready to run a case; raises `NotServedError` where it cannot."""
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Make it ready to run a case, on a given source or one of its own.
+
+        Raises `NotServedError` where it cannot.
+        """
         ...
 
     def close(self) -> None:
@@ -145,12 +148,12 @@ class MpiPeer:
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
 
-    def contestant(self, case: Case) -> Contestant:
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
         """Make it ready to run a case: in place where the collective has it, otherwise into a second array."""
         from mpi4py import MPI
 
         comm = self._comm
-        source = np.empty(case.input_count, case.dtype)
+        source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         datatype = MPI.Datatype.fromcode(np.dtype(case.dtype).char)
         if datatype == MPI.DATATYPE_NULL:

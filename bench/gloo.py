@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import socket
-import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,8 @@ import torch.distributed
 
 from .collectives import COLLECTIVES, ROOT, Case
 from .contestants import Contestant, NotServedError, has_reduction, then_divide
+from .data import Values
+from .interfaces import interface_to_others
 from .plan import PlanError
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ dist: Any = torch.distributed  # its annotations leave out the stores
 # The names since PyTorch 2.13, where the older ones warn.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
 
 
@@ -56,8 +54,12 @@ class GlooPeer:
             folder = comm.bcast(tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None, ROOT)
             store = dist.FileStore(os.path.join(folder, "store"), size)
         else:
-            interface, own_address = _interface()
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+            found = interface_to_others()
+            if found is None:
+                raise PlanError(
+                    "gloo does not know which interface leads to the other hosts: set GLOO_SOCKET_IFNAME to its name"
+                )
+            os.environ["GLOO_SOCKET_IFNAME"], own_address = found
             address = comm.bcast(own_address, ROOT)
             server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
             port = comm.bcast(server.port if server is not None else None, ROOT)
@@ -67,9 +69,9 @@ class GlooPeer:
         if folder is not None and rank == ROOT:
             shutil.rmtree(folder, ignore_errors=True)  # they have met
 
-    def contestant(self, case: Case) -> Contestant:
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
         """Make it ready to run a case."""
-        source = np.empty(case.input_count, case.dtype)
+        source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         sent, received = torch.from_numpy(source), torch.from_numpy(result)
         operation = _OPERATIONS.get(case.op, dist.ReduceOp.SUM)
@@ -103,36 +105,3 @@ class GlooPeer:
         """End the process group."""
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _interface() -> tuple[str, str]:
-    """Name the interface that leads to other hosts, and its address."""
-    addresses = _addresses()
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    if wanted in addresses:
-        return wanted, addresses[wanted]
-    names = {address: name for name, address in addresses.items() if not address.startswith("127.")}
-    for address in _candidates() if not wanted else ():
-        if address in names:
-            return names[address], address
-    raise PlanError("gloo does not know which interface leads to the other hosts: set GLOO_SOCKET_IFNAME to its name")
-
-
-def _candidates() -> Iterator[str]:
-    """Give what may be this host's address among others; its name may lead nowhere, or to itself only."""
-    with contextlib.suppress(OSError):
-        yield socket.gethostbyname(socket.gethostname())
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
-        yield probe.getsockname()[0]
-
-
-def _addresses() -> dict[str, str]:
-    """Give the address of every interface that has one."""
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses

@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .collectives import Case
-from .contestants import Contestant
 from .data import RandomSource, TiledSource, Values
 
 Samples = NDArray[np.int64]  # nanoseconds, [contestant, iteration]
@@ -98,8 +97,11 @@ def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values]
     callable
         Takes a block.
     """
-    if not case.contributes:
-        return lambda block: None
+    return writer(target, block_length) if case.contributes else lambda block: None
+
+
+def writer(target: Values, block_length: int) -> Callable[[Values], None]:
+    """Make the function that copies a block over a whole flat array."""
     whole = len(target) - len(target) % block_length
     rows, rest = target[:whole].reshape(-1, block_length), target[whole:]
 
@@ -114,14 +116,34 @@ def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values]
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What a contestant does in an iteration of either series.
+
+    Attributes
+    ----------
+    refill : callable
+        Writes a block over the contestant's buffers. Not timed.
+    call : callable
+        What is timed after it.
+    begin : callable
+        Writes a block as well, and begins the call where that is possible meanwhile. Timed, together with `end`.
+    end : callable
+        The rest of the call.
+    """
+
+    refill: Callable[[Values], object]
+    call: Callable[[], object]
+    begin: Callable[[Values], object]
+    end: Callable[[], object]
+
+
+@dataclass(frozen=True)
 class Course:
     """Everything one series needs.
 
     Attributes
     ----------
-    case : Case
-        What is run.
-    contestants : list of Contestant
+    contestants : list of Steps
         Who runs it.
     fresh : FreshValues
         What the buffers are refilled with.
@@ -129,8 +151,7 @@ class Course:
         Brings the ranks together before each timed stretch; the same for every contestant.
     """
 
-    case: Case
-    contestants: list[Contestant]
+    contestants: list[Steps]
     fresh: FreshValues
     barrier: Callable[[], object]
 
@@ -153,8 +174,8 @@ class Course:
         """
         barrier, fresh = self.barrier, self.fresh
         entries = [
-            (number, contestant.call, refiller(self.case, contestant.source, fresh.block_length))
-            for number, contestant in enumerate(self.contestants)
+            (number, *((steps.begin, steps.end) if with_refill else (steps.refill, steps.call)))
+            for number, steps in enumerate(self.contestants)
         ]
         random = np.random.default_rng(len(entries))  # the same seed, hence the same orders, on every rank
         orders = [[entries[k] for k in random.permutation(len(entries))] for _ in range(_DISTINCT_ORDERS)]
@@ -164,15 +185,15 @@ class Course:
         try:
             for iteration in range(iterations):
                 block = fresh.block(iteration)
-                for number, call, refill in orders[iteration % _DISTINCT_ORDERS]:
+                for number, write, call in orders[iteration % _DISTINCT_ORDERS]:
                     if with_refill:
                         barrier()
                         start = clock()
-                        refill(block)
+                        write(block)
                         call()
                         end = clock()
                     else:
-                        refill(block)
+                        write(block)
                         barrier()
                         start = clock()
                         call()

@@ -64,18 +64,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
-        _one_of("collective", self.collective, tuple(COLLECTIVES))
-        _one_of("--dtype", self.dtype, DTYPES)
-        _one_of("--op", self.op, OPS)
-        for option, values, allowed in (
-            ("--memory", self.memories, MEMORIES),
-            ("--algorithm", self.algorithms, ALGORITHMS),
-            ("--compare", self.peers, PEERS),
-        ):
-            if not values and option != "--compare":
-                raise PlanError(f"{option} names nothing: choose from {', '.join(allowed)}")
-            for value in values:
-                _one_of(option, value, allowed)
+        check_choices("collective", (self.collective,), tuple(COLLECTIVES))
+        check_choices("--dtype", (self.dtype,), DTYPES)
+        check_choices("--op", (self.op,), OPS)
+        check_choices("--memory", self.memories, MEMORIES)
+        check_choices("--algorithm", self.algorithms, ALGORITHMS)
+        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
         if self.op == "mean" and np.dtype(self.dtype).kind != "f":
             raise PlanError(f"--op mean needs a floating --dtype, not {self.dtype}")
         for wire in self.wires:
@@ -99,14 +93,13 @@ class Plan:
 
     def check_peers(self) -> None:
         """Refuse peers that are not installed."""
-        if "gloo" in self.peers and importlib.util.find_spec("torch") is None:
-            raise PlanError("--compare gloo needs PyTorch, which is not installed: pip install torch")
+        check_installed(self.peers)
 
     def _check_wire(self, wire: str) -> None:
         if self.collective != "allreduce":
             raise PlanError(f"--wire is for allreduce, not {self.collective}")
         if wire != self.dtype:
-            _one_of("--wire", wire, WIRES)
+            check_choices("--wire", (wire,), WIRES)
             if self.dtype != "float32":
                 raise PlanError(f"--wire {wire} needs --dtype float32, not {self.dtype}")
 
@@ -150,6 +143,28 @@ def _parse_size(text: str) -> int:
     return size
 
 
-def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise PlanError(f"{option} does not know {value!r}: choose from {', '.join(allowed)}")
+def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *, may_be_empty: bool = False) -> None:
+    """Refuse an option that names something unknown, or nothing.
+
+    Parameters
+    ----------
+    option : str
+        Its name, for the message.
+    values : sequence of str
+        What was given.
+    allowed : sequence of str
+        What may be given.
+    may_be_empty : bool
+        Whether nothing may be given as well.
+    """
+    if not values and not may_be_empty:
+        raise PlanError(f"{option} names nothing: choose from {', '.join(allowed)}")
+    for value in values:
+        if value not in allowed:
+            raise PlanError(f"{option} does not know {value!r}: choose from {', '.join(allowed)}")
+
+
+def check_installed(peers: Sequence[str]) -> None:
+    """Refuse peers that are not installed."""
+    if "gloo" in peers and importlib.util.find_spec("torch") is None:
+        raise PlanError("--compare gloo needs PyTorch, which is not installed: pip install torch")

@@ -111,23 +111,7 @@ def summarise(
     Result
         The record.
     """
-    figures: dict[str, float | None] = dict.fromkeys(
-        ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us", "link_share")
-    )
-    timed = times is not None and not wrong
-    if times is not None and timed:
-        median = float(np.median(times.call)) / 1e3
-        bandwidth = case.bytes / (median * 1e3)
-        figures = {
-            "median_us": round(median, 3),
-            "min_us": round(float(times.call.min()) / 1e3, 3),
-            "p95_us": round(float(np.percentile(times.call, 95)) / 1e3, 3),
-            "refill_median_us": round(float(np.median(times.refill)) / 1e3, 3),
-            "algbw_GBps": round(bandwidth, 6),
-            "busbw_GBps": round(bandwidth * COLLECTIVES[case.collective].bus_factor(case.ranks), 6),
-            "cpu_us": round(float(times.processor.mean()) / 1e3, 3),
-            "link_share": None if link_seconds is None else round(link_seconds * 1e6 / median, 4),
-        }
+    timed = None if wrong else times
     return Result(
         backend=contestant.backend,
         collective=case.collective,
@@ -139,13 +123,48 @@ def summarise(
         ranks=case.ranks,
         nodes=nodes,
         bytes=case.bytes,
-        iterations=len(times.call) if times is not None and timed else 0,
+        iterations=0 if timed is None else len(timed.call),
         wrong=wrong,
-        **figures,
+        **figures(case, timed, link_seconds),
     )
 
 
-def write_json(path: str, environment: Mapping[str, Any], results: Sequence[Result]) -> None:
+def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict[str, float | None]:
+    """Work out what results say of times; all is None where there are none.
+
+    Parameters
+    ----------
+    case : Case
+        What was run.
+    times : Times or None
+        Of one contestant.
+    link_seconds : float or None
+        The least time that the links between the hosts need for it, where that is known.
+
+    Returns
+    -------
+    dict
+        The figures by the names of their fields.
+    """
+    if times is None:
+        return dict.fromkeys(
+            ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us", "link_share")
+        )
+    median = float(np.median(times.call)) / 1e3
+    bandwidth = case.bytes / (median * 1e3)
+    return {
+        "median_us": round(median, 3),
+        "min_us": round(float(times.call.min()) / 1e3, 3),
+        "p95_us": round(float(np.percentile(times.call, 95)) / 1e3, 3),
+        "refill_median_us": round(float(np.median(times.refill)) / 1e3, 3),
+        "algbw_GBps": round(bandwidth, 6),
+        "busbw_GBps": round(bandwidth * COLLECTIVES[case.collective].bus_factor(case.ranks), 6),
+        "cpu_us": round(float(times.processor.mean()) / 1e3, 3),
+        "link_share": None if link_seconds is None else round(link_seconds * 1e6 / median, 4),
+    }
+
+
+def write_json(path: str, environment: Mapping[str, Any], results: Sequence[Any]) -> None:
     """Write one object ``{"environment": ..., "results": [...]}``."""
     text = json.dumps({"environment": environment, "results": [asdict(result) for result in results]}, indent=2)
     Path(path).write_text(text + "\n", encoding="utf-8")

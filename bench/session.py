@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gradientflow.errors import CommunicationError
 
@@ -17,9 +17,10 @@ from .data import RandomSource, Source, alphabet, count_wrong, fill
 from .environment import memory_available
 from .hosts import Hosts, find_hosts
 from .load import Load, LoadMeter
-from .measure import Course, FreshValues, Samples, fitting_iterations, slowest, together
+from .measure import Course, FreshValues, Steps, refiller
 from .plan import Plan, PlanError, format_size
 from .results import Result, Times, summarise
+from .series import sum_over_ranks, take_series
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -27,19 +28,28 @@ if TYPE_CHECKING:
     Observer = Callable[[int, str], None]
     Builder = Callable[[Case], list[Contestant]]
 
-_WARM_UP_ROUNDS = 3
-_PROCESSOR_SHARE = 4  # one in so many iterations is repeated to take processor time
+
+class Checked(Protocol):
+    """A result that says how much of it was wrong."""
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements, summed over ranks and checks."""
+        ...
+
+
+R = TypeVar("R", bound=Checked)
 
 
 @dataclass
-class Outcome:
+class Outcome(Generic[R]):
     """What came out of a run.
 
     Attributes
     ----------
     hosts : Hosts
         Where it was.
-    results : list of Result
+    results : list
         On rank 0 with times, on the others without.
     remarks : list of str
         What the reader should know, one sentence each.
@@ -48,7 +58,7 @@ class Outcome:
     """
 
     hosts: Hosts
-    results: list[Result] = field(default_factory=list)
+    results: list[R] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     load: Load | None = None
 
@@ -56,6 +66,11 @@ class Outcome:
     def wrong(self) -> int:
         """Wrong elements of all results."""
         return sum(result.wrong for result in self.results)
+
+    def remark(self, sentence: str) -> None:
+        """Add a remark, once."""
+        if sentence not in self.remarks:
+            self.remarks.append(sentence)
 
 
 class Session:
@@ -81,35 +96,30 @@ class Session:
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda case: [])
         self._seed = comm.mpi.bcast(secrets.randbits(48), 0)
-        self._outcome = Outcome(find_hosts(comm))
+        self._outcome: Outcome[Result] = Outcome(find_hosts(comm))
         self._refusals: dict[str, list[str]] = {}  # the sizes that every reason was heard at
 
-    def run(self) -> Outcome:
+    def run(self) -> Outcome[Result]:
         """Measure every size of the plan; after an exception the ranks are no longer in step."""
         plan = self._plan
-        peers = [_open_peer(name, self._comm) for name in plan.peers]
-        hosts = self._outcome.hosts
-        meter = LoadMeter(self._comm, hosts.machine)
-        if self._comm.nodes == 1 and any(wire != plan.dtype for wire in plan.wires):
-            self._remark("All ranks are on one node: nothing is rounded there, except by ring and recursive_doubling.")
-        for done, size in enumerate(plan.sizes):
-            text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
-            self._observe(done, text)
-            ranks = self._comm.size, self._comm.rank
-            self._measure(Case(plan.collective, size, plan.dtype, plan.op, *ranks, plan.wires), peers)
-        self._observe(len(plan.sizes), "done")
-        for reason, sizes in self._refusals.items():
-            self._remark(f"{', '.join(sizes)}: {reason}")
-        self._outcome.load = meter.stop()
-        if remark := self._outcome.load.remark(hosts.ranks_on_this_machine):
-            self._remark(remark)
-        for peer in peers:  # together; after an exception the others would not come, and the job ends anyway
-            peer.close()
+        with measuring(self._comm, plan.peers, self._outcome) as peers:
+            if self._comm.nodes == 1 and any(wire != plan.dtype for wire in plan.wires):
+                self._outcome.remark(
+                    "All ranks are on one node: nothing is rounded there, except by ring and recursive_doubling."
+                )
+            for done, size in enumerate(plan.sizes):
+                text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
+                self._observe(done, text)
+                ranks = self._comm.size, self._comm.rank
+                self._measure(Case(plan.collective, size, plan.dtype, plan.op, *ranks, plan.wires), peers)
+            self._observe(len(plan.sizes), "done")
+            for reason, sizes in self._refusals.items():
+                self._outcome.remark(f"{', '.join(sizes)}: {reason}")
         return self._outcome
 
     def _measure(self, case: Case, peers: Sequence[Peer]) -> None:
         if case.count == 0 and case.collective != "barrier":
-            self._remark(f"{format_size(case.size)} is less than one element for each rank and was left out.")
+            self._outcome.remark(f"{format_size(case.size)} is less than one element for each rank and was left out.")
             return
         contestants = self._build(case, peers)
         contestants, wrong = self._check_first(case, contestants)
@@ -118,7 +128,7 @@ class Session:
         for contestant in contestants:
             count = wrong[contestant.key]
             if count:
-                self._remark(f"WRONG: {contestant.name} at {format_size(case.size)}: {count} wrong elements.")
+                self._outcome.remark(f"WRONG: {contestant.name} at {format_size(case.size)}: {count} wrong elements.")
             link_seconds = self._outcome.hosts.link_seconds(case, contestant.wire)
             self._outcome.results.append(
                 summarise(case, contestant, self._comm.nodes, count, times.get(contestant.key), link_seconds)
@@ -163,43 +173,56 @@ class Session:
 
     def _time(self, case: Case, contestants: list[Contestant], wrong: dict[Key, int]) -> dict[Key, Times]:
         """Take all series, adding what the checks after them find to `wrong`; return rank 0's view of the times."""
-        comm, plan = self._comm, self._plan
         self._seed += 1
         fresh = FreshValues(case, alphabet(case), self._seed)
-        course = Course(case, contestants, fresh, comm.barrier)
-        course.run(_WARM_UP_ROUNDS, with_refill=True)
-        start = time.perf_counter()
-        course.run(_WARM_UP_ROUNDS, with_refill=False)
-        course.run(_WARM_UP_ROUNDS, with_refill=True)
-        seconds = max(comm.mpi.allgather((time.perf_counter() - start) / _WARM_UP_ROUNDS))
-        iterations = plan.iterations or fitting_iterations(plan.seconds, seconds)
-        processor = course.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
-        series = []
-        for with_refill in (False, True):
-            series.append(self._on_root(course.run(iterations, with_refill=with_refill), slowest))
-            for contestant, count in zip(
-                contestants, self._count_wrong(case, fresh.source(iterations - 1), contestants), strict=True
-            ):
-                wrong[contestant.key] += count
-        series.append(self._on_root(processor, together))
-        return {contestant.key: Times(*samples) for contestant, *samples in zip(contestants, *series, strict=True)}
+        course = Course(
+            [_steps(case, contestant, fresh.block_length) for contestant in contestants], fresh, self._comm.barrier
+        )
 
-    def _on_root(self, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:
-        """Merge the samples of all ranks on rank 0; the others keep their own."""
-        samples_of_ranks = self._comm.mpi.gather(samples, 0)
-        return samples if samples_of_ranks is None else merge(samples_of_ranks)
+        def check(iteration: int) -> None:
+            counts = self._count_wrong(case, fresh.source(iteration), contestants)
+            for contestant, count in zip(contestants, counts, strict=True):
+                wrong[contestant.key] += count
+
+        times = take_series(self._comm, course, self._plan.iterations, self._plan.seconds, check)
+        return {contestant.key: taken for contestant, taken in zip(contestants, times, strict=True)}
 
     def _count_wrong(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
         """Count wrong elements over all ranks."""
-        own = count_wrong(case, source, [contestant.result for contestant in contestants])
-        return [sum(counts) for counts in zip(*self._comm.mpi.allgather(own), strict=True)]
+        return sum_over_ranks(self._comm, count_wrong(case, source, [contestant.result for contestant in contestants]))
 
     def _refuse(self, case: Case, reason: str) -> None:
         self._refusals.setdefault(reason, []).append(format_size(case.size))
 
-    def _remark(self, sentence: str) -> None:
-        if sentence not in self._outcome.remarks:
-            self._outcome.remarks.append(sentence)
+
+@contextlib.contextmanager
+def measuring(comm: Communicator, names: Sequence[str], outcome: Outcome[R]) -> Iterator[list[Peer]]:
+    """Have peers ready and the load watched while all ranks measure; the load is then part of the outcome.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    names : sequence of str
+        The peers.
+    outcome : Outcome
+        What the load, and a warning of it, is added to.
+
+    Yields
+    ------
+    list of Peer
+        In the order of their names.
+    """
+    hosts = outcome.hosts
+    peers = [_open_peer(name, comm) for name in names]
+    meter = LoadMeter(comm, hosts.machine)
+    yield peers
+    # Not after an exception: the other ranks would not come, and the job ends anyway.
+    outcome.load = meter.stop()
+    if remark := outcome.load.remark(hosts.ranks_on_this_machine):
+        outcome.remark(remark)
+    for peer in peers:
+        peer.close()
 
 
 def check_job(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
@@ -235,3 +258,8 @@ def _open_peer(name: str, comm: Communicator) -> Peer:
 
         return GlooPeer(comm.mpi)
     return MpiPeer(comm.mpi)
+
+
+def _steps(case: Case, contestant: Contestant, block_length: int) -> Steps:
+    refill = refiller(case, contestant.source, block_length)
+    return Steps(refill, contestant.call, refill, contestant.call)

@@ -32,17 +32,31 @@ def print_table(results: Sequence[Result], console: Console, *, with_cpu: bool =
     with_cpu : bool
         Whether to show processor times.
     """
-    table = results_table(results, with_cpu=with_cpu)
+    print_fitting(lambda without: results_table(results, without, with_cpu=with_cpu), _DISPENSABLE, console)
+
+
+def print_fitting(lay_out: Callable[[Sequence[str]], Table], dispensable: Sequence[str], console: Console) -> None:
+    """Print a table with as many of its columns as fit.
+
+    Parameters
+    ----------
+    lay_out : callable
+        Makes the table; told which columns to leave out.
+    dispensable : sequence of str
+        Headings of columns to leave out, in this order, where a terminal is too narrow for all.
+    console : Console
+        Where to; it may be a terminal or a file.
+    """
+    table = lay_out(())
     least = _MIN_PLAIN_WIDTH  # nobody can widen a pipe
     if console.is_terminal:
         least = console.width
-        for count in range(len(_DISPENSABLE) + 1):
-            table = results_table(results, _DISPENSABLE[:count], with_cpu=with_cpu)
+        for count in range(len(dispensable) + 1):
+            table = lay_out(dispensable[:count])
             if _width(table, console) <= least:
                 break
-    console.width = max(
-        least, _width(table, console)
-    )  # a terminal that is still too narrow breaks lines, but cuts none
+    # A terminal that is still too narrow breaks lines, but cuts none.
+    console.width = max(least, _width(table, console))
     console.print(table)
 
 
@@ -94,7 +108,7 @@ def results_table(results: Sequence[Result], without: Sequence[str] = (), *, wit
     names = ["memory"]
     names += ["algorithm"] if any(result.algorithm != "auto" for result in ours) else []
     names += ["wire"] if any(result.wire != result.dtype for result in ours) else []
-    table = Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table = empty_table()
     table.add_column("size", justify="right", no_wrap=True)
     for heading in ("", *names):
         table.add_column(heading, no_wrap=True)
@@ -118,9 +132,24 @@ def results_table(results: Sequence[Result], without: Sequence[str] = (), *, wit
     return table
 
 
+def empty_table() -> Table:
+    """Make a table without columns, in the style of all."""
+    return Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
 def ratio(ours: float | None, theirs: float | None) -> float | None:
     """Give how many times as fast we are; None where either was not measured."""
     return theirs / ours if ours and theirs else None
+
+
+def ratios_text(*pairs: tuple[float | None, float | None]) -> Text:
+    """Write how many times as fast we are, for each pair of our time and theirs."""
+    parts: list[tuple[str, str] | str] = []
+    for ours, theirs in pairs:
+        times = ratio(ours, theirs)
+        shown = "-" if times is None else f"{times:.{2 if times < 9.95 else 1 if times < 99.5 else 0}f}x"
+        parts += [" ", (f"{shown:>6}", "" if times is None else "green" if times >= 1 else "red")]
+    return Text.assemble(*parts[1:])
 
 
 def microseconds(value: float | None) -> str:
@@ -177,15 +206,9 @@ def _width(table: Table, console: Console) -> int:
 def _ratios(result: Result, peer: Result | None, sized: bool) -> Text:
     if result.backend != OURS or peer is None:
         return Text("")
-    pairs = [(result.median_us, peer.median_us)]
-    if sized:
-        pairs.append((result.refill_median_us, peer.refill_median_us))
-    parts: list[tuple[str, str] | str] = []
-    for ours, theirs in pairs:
-        times = ratio(ours, theirs)
-        shown = "-" if times is None else f"{times:.{2 if times < 9.95 else 1 if times < 99.5 else 0}f}x"
-        parts += [" ", (f"{shown:>6}", "" if times is None else "green" if times >= 1 else "red")]
-    return Text.assemble(*parts[1:])
+    return ratios_text(
+        (result.median_us, peer.median_us), *([(result.refill_median_us, peer.refill_median_us)] if sized else [])
+    )
 
 
 def _size(result: Result) -> str:

@@ -19,6 +19,7 @@ from gradientflow.cli.doctor import doctor
 from gradientflow.cli.library import own_version
 from gradientflow.cli.netlab import netlab
 from gradientflow.cli.run import run
+from gradientflow.cli.timeline import timeline
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import rank_of_this_process
 
@@ -31,7 +32,7 @@ def commands() -> None:
     """Gradient exchange for distributed training: start jobs, check this machine, measure."""
 
 
-for _command in (run, doctor, bench, netlab, config):
+for _command in (run, doctor, bench, netlab, timeline, config):
     commands.add_command(_command)
 
 

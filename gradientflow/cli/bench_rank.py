@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -41,8 +43,6 @@ class Output:
         Files to write.
     out_columns, err_columns : int
         Widths of the terminals that mpirun forwards standard output and error to; 0 where there is none.
-    with_cpu : bool
-        Whether the table shows processor times.
     """
 
     arguments: list[str]
@@ -50,11 +50,10 @@ class Output:
     plot_path: str | None
     out_columns: int
     err_columns: int
-    with_cpu: bool
 
 
-def run_rank(plan: Plan, output: Output) -> int:
-    """Measure as one of the job's ranks.
+def run_rank(plan: Plan, output: Output, *, with_cpu: bool) -> int:
+    """Measure collectives as one of the job's ranks.
 
     Parameters
     ----------
@@ -62,19 +61,51 @@ def run_rank(plan: Plan, output: Output) -> int:
         The same on all ranks.
     output : Output
         Where the figures go.
+    with_cpu : bool
+        Whether the table shows processor times.
 
     Returns
     -------
     int
-        The exit status: 1 where something was wrong. An exception on one rank ends the job.
+        The exit status: 1 where something was wrong.
+    """
+
+    def work(comm: Communicator) -> int:
+        with progress(comm, output, len(plan.sizes)) as show:
+            outcome = Session(comm, plan, show).run()
+
+        def print_figures(console: Console) -> None:
+            print_table(outcome.results, console, with_cpu=with_cpu)
+            console.print(legend(outcome.results, with_cpu=with_cpu), highlight=False, markup=False)
+
+        def draw(path: str, environment: Mapping[str, Any]) -> None:
+            from gradientflow.bench.plot import save_plot
+
+            save_plot(path, outcome.results, environment)
+
+        report(comm, outcome, output, print_figures, draw)
+        return 1 if outcome.wrong else 0
+
+    return run_in_job(work)
+
+
+def run_in_job(work: Callable[[Communicator], int]) -> int:
+    """Do a rank's work; an exception on one rank ends the job.
+
+    Parameters
+    ----------
+    work : callable
+        Takes the communicator of all ranks, and gives the exit status.
+
+    Returns
+    -------
+    int
+        The exit status.
     """
     die_with_parent(signal.SIGKILL)
     try:
         with gf.init() as comm:
-            outcome = _measure(comm, plan, output)
-            if comm.rank == 0:
-                _report(outcome, describe_environment(comm, output.arguments, outcome.hosts, outcome.load), output)
-            return 1 if outcome.wrong else 0
+            return work(comm)
     except Exception as error:
         from mpi4py import MPI
 
@@ -84,40 +115,80 @@ def run_rank(plan: Plan, output: Output) -> int:
         raise
 
 
-def _measure(comm: Communicator, plan: Plan, output: Output) -> Outcome:
+@contextlib.contextmanager
+def progress(comm: Communicator, output: Output, total: int) -> Iterator[Callable[[int, str], None] | None]:
+    """Draw, on rank 0 and where there is a terminal, how far the work is.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    output : Output
+        Tells of the terminals.
+    total : int
+        How much there is to do.
+
+    Yields
+    ------
+    callable or None
+        To be told how much is done, and what comes now; None where nothing is drawn.
+    """
     # To standard output where that is seen: it and standard error overtake each other on their way through mpirun.
     file, columns = (sys.stdout, output.out_columns) if output.out_columns else (sys.stderr, output.err_columns)
     if comm.rank != 0 or columns == 0:
-        return Session(comm, plan).run()
+        yield None
+        return
 
     def show(done: int, text: str) -> None:
-        bar = "#" * round(_BAR_LENGTH * done / len(plan.sizes))
+        bar = "#" * round(_BAR_LENGTH * done / total)
         file.write(f"{_CLEAR_LINE}[{bar:.<{_BAR_LENGTH}}] {text}"[: columns + len(_CLEAR_LINE) - 1])
         file.flush()
 
     try:
-        return Session(comm, plan, show).run()
+        yield show
     finally:
         file.write(_CLEAR_LINE)
         file.flush()
 
 
-def _report(outcome: Outcome, environment: dict[str, Any], output: Output) -> None:
-    console = _console(sys.stdout, output.out_columns)
+def open_console(file: TextIO, columns: int) -> Console:
+    """Make a console whose terminal, if any, is this many columns wide."""
+    # What a rank sees says nothing: Open MPI gives its ranks pseudo-terminals and forwards what they print.
+    return Console(file=file, force_terminal=columns > 0, width=columns or None)
+
+
+def report(
+    comm: Communicator,
+    outcome: Outcome[Any],
+    output: Output,
+    print_figures: Callable[[Console], None],
+    save_plot: Callable[[str, Mapping[str, Any]], None],
+) -> None:
+    """Show and write, on rank 0, what came out of a measurement.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    outcome : Outcome
+        What came out.
+    output : Output
+        Where the figures go.
+    print_figures : callable
+        Prints the table and what explains it.
+    save_plot : callable
+        Told the picture's file, and where the figures were measured.
+    """
+    if comm.rank != 0:
+        return
+    environment = describe_environment(comm, output.arguments, outcome.hosts, outcome.load)
+    console = open_console(sys.stdout, output.out_columns)
     for line in environment_lines(environment):
         console.print(line, highlight=False, soft_wrap=True)
-    print_table(outcome.results, console, with_cpu=output.with_cpu)
-    console.print(legend(outcome.results, with_cpu=output.with_cpu), highlight=False, markup=False)
+    print_figures(console)
     for sentence in outcome.remarks:
         console.print(sentence, style="yellow", highlight=False, markup=False)
     if output.json_path is not None:
         write_json(output.json_path, environment, outcome.results)
     if output.plot_path is not None:
-        from gradientflow.bench.plot import save_plot
-
-        save_plot(output.plot_path, outcome.results, environment)
-
-
-def _console(file: TextIO, columns: int) -> Console:
-    # What a rank sees says nothing: Open MPI gives its ranks pseudo-terminals and forwards what they print.
-    return Console(file=file, force_terminal=columns > 0, width=columns or None)
+        save_plot(output.plot_path, environment)

@@ -413,7 +413,7 @@ void Communicator::progress() {
     try {
       check_usable();
       lock.unlock();
-      served = guarded(next.work);
+      served = guarded([&] { return next.work(); });
       lock.lock();
     } catch (const Error& error) {
       failure = error;

@@ -1,0 +1,265 @@
+"""The record of one contestant, and the file that holds all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .plan import Entry
+
+FORWARD, BACKWARD, UPDATE = range(3)
+
+Times = NDArray[np.int64]  # nanoseconds, [step, part]; the parts are those above
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Consecutive steps of one contestant, on one rank.
+
+    Attributes
+    ----------
+    times : array
+        What the parts of each timed step took.
+    steps : int
+        All steps, with those that were not timed.
+    seconds : float
+        What all steps took.
+    sent : int
+        Bytes that this rank counted in the timed steps.
+    reported : int or None
+        Bytes that the library says this rank sent in the last step.
+    """
+
+    times: Times
+    steps: int
+    seconds: float
+    sent: int
+    reported: int | None
+
+
+@dataclass(frozen=True)
+class JointTurn:
+    """The same turn on all ranks.
+
+    Attributes
+    ----------
+    step, backward : array
+        Milliseconds of each timed step, and of its backward pass, on the rank that took longest.
+    steps : int
+        All steps, with those that were not timed.
+    seconds : float
+        What all steps took.
+    sent : float
+        Bytes that a rank sent in a step.
+    reported : float or None
+        The same as the library says.
+    """
+
+    step: NDArray[np.float64]
+    backward: NDArray[np.float64]
+    steps: int
+    seconds: float
+    sent: float
+    reported: float | None
+
+
+def join(turns: Sequence[Turn]) -> JointTurn:
+    """Put the turns of all ranks together."""
+    times = np.stack([turn.times for turn in turns])
+    reported = [turn.reported for turn in turns if turn.reported is not None]
+    return JointTurn(
+        step=times.sum(axis=2).max(axis=0) / 1e6,
+        backward=times[:, :, BACKWARD].max(axis=0) / 1e6,
+        steps=turns[0].steps,
+        seconds=max(turn.seconds for turn in turns),
+        sent=sum(turn.sent for turn in turns) / times[:, :, 0].size,
+        reported=sum(reported) / len(reported) if reported else None,
+    )
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a model had learnt at one time, on what was held out.
+
+    Attributes
+    ----------
+    step : int
+        Steps made so far.
+    seconds : float
+        What they took.
+    loss, accuracy : float
+        Cross-entropy, and the share of right answers.
+    """
+
+    step: int
+    seconds: float
+    loss: float
+    accuracy: float
+
+
+@dataclass
+class Run:
+    """One contestant's training from one seed.
+
+    Attributes
+    ----------
+    seed : int
+        Which seed.
+    curve : list of Point
+        At the start and after each turn.
+    distance : float or None
+        How far the parameters ended from those of training in one process, over how far those have moved.
+    """
+
+    seed: int
+    curve: list[Point] = field(default_factory=list)
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a contestant's steps took, over all seeds.
+
+    Attributes
+    ----------
+    steps : int
+        Timed steps.
+    step_median_ms, step_p95_ms : float
+        A step on the slowest rank.
+    backward_median_ms : float
+        The backward pass in it, which may hold communication.
+    samples_per_second : float
+        Of all ranks together.
+    speedup : float or None
+        The same over the samples per second of one rank without communication.
+    exposed_ms : float or None
+        The step less that without communication, in the median over turns.
+    bytes_sent : int or None
+        Of each rank in a step, by the counter of the network device; None where that is not known.
+    bytes_reported : int or None
+        What each rank sent other nodes in a step, as the library itself says.
+    """
+
+    steps: int
+    step_median_ms: float
+    step_p95_ms: float
+    backward_median_ms: float
+    samples_per_second: float
+    speedup: float | None
+    exposed_ms: float | None
+    bytes_sent: int | None
+    bytes_reported: int | None
+
+
+def summarise(
+    turns: Sequence[JointTurn], without: Sequence[JointTurn] | None, ranks: int, batch: int, *, traffic_known: bool
+) -> Figures:
+    """Turn a contestant's turns into its figures.
+
+    Parameters
+    ----------
+    turns : sequence of JointTurn
+        Of all seeds.
+    without : sequence of JointTurn or None
+        Those without communication, each from the same time as the turn at its place.
+    ranks, batch : int
+        How many ranks, and the samples of each in a step.
+    traffic_known : bool
+        Whether bytes were counted.
+
+    Returns
+    -------
+    Figures
+        Rounded.
+    """
+    step = np.concatenate([turn.step for turn in turns])
+    backward = np.concatenate([turn.backward for turn in turns])
+    median = float(np.median(step))
+    speedup = exposed = None
+    if without is not None:
+        speedup = ranks * float(np.median(np.concatenate([turn.step for turn in without]))) / median
+        pairs = zip(turns, without, strict=True)
+        exposed = float(np.median([np.median(turn.step) - np.median(other.step) for turn, other in pairs]))
+    reported = [turn.reported for turn in turns if turn.reported is not None]
+    return Figures(
+        steps=len(step),
+        step_median_ms=round(median, 4),
+        step_p95_ms=round(float(np.percentile(step, 95)), 4),
+        backward_median_ms=round(float(np.median(backward)), 4),
+        samples_per_second=round(ranks * batch * 1e3 / median, 2),
+        speedup=None if speedup is None else round(speedup, 4),
+        exposed_ms=None if exposed is None else round(exposed, 4),
+        bytes_sent=round(float(np.mean([turn.sent for turn in turns]))) if traffic_known else None,
+        bytes_reported=round(float(np.mean(reported))) if reported else None,
+    )
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What is known of one contestant and model.
+
+    Attributes
+    ----------
+    model : str
+        The model's name.
+    parameters : int
+        How many it has.
+    entry : Entry
+        The contestant.
+    ranks, nodes, batch : int
+        On how many, and the samples of a rank in a step.
+    link_ms : float or None
+        The least time in which the links can carry the gradients; None where that is not known.
+    figures : Figures or None
+        None where the results were wrong.
+    runs : list of Run
+        One for each seed.
+    wrong : int
+        Wrong elements of the first gradient, and ranks that ended with parameters of their own.
+    """
+
+    model: str
+    parameters: int
+    entry: Entry
+    ranks: int
+    nodes: int
+    batch: int
+    link_ms: float | None
+    figures: Figures | None
+    runs: list[Run]
+    wrong: int
+
+    def record(self) -> dict[str, Any]:
+        """Give what a result file holds of it."""
+        entry, figures = self.entry, self.figures
+        threshold: int | str | None = None
+        if entry.threshold is not None:
+            threshold = "inf" if math.isinf(entry.threshold) else int(entry.threshold)
+        return {
+            "model": self.model,
+            "parameters": self.parameters,
+            "contestant": entry.contestant,
+            "wire": entry.wire,
+            "threshold_bytes": threshold,
+            "approximation_rank": entry.approximation_rank,
+            "ranks": self.ranks,
+            "nodes": self.nodes,
+            "batch": self.batch,
+            **({item.name: None for item in fields(Figures)} if figures is None else asdict(figures)),
+            "link_ms": self.link_ms,
+            "runs": [asdict(run) for run in self.runs],
+            "wrong": self.wrong,
+        }
+
+
+def write_json(path: str, environment: Mapping[str, Any], results: Sequence[TrainResult]) -> None:
+    """Write one object ``{"environment": ..., "results": [...]}``."""
+    text = json.dumps({"environment": environment, "results": [result.record() for result in results]}, indent=2)
+    Path(path).write_text(text + "\n", encoding="utf-8")

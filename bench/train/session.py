@@ -1,0 +1,316 @@
+"""Training as planned: for each model and seed build the contestants, check them, let them take turns, check again."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradientflow.bench.collectives import Case
+from gradientflow.bench.gloo import GlooPeer
+from gradientflow.bench.hosts import Hosts, find_hosts
+from gradientflow.bench.load import Load, LoadMeter
+from gradientflow.bench.plan import PlanError
+
+from .contestants import Contestant
+from .data import SampleOrder
+from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
+from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
+from .tasks import Task, load_task
+from .traffic import Traffic
+from .verify import count_wrong
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+    Observer = Callable[[int, str], None]
+    Shards = Sequence[tuple[Tensor, Tensor]]
+
+_UNTIMED_STEPS = 1  # of each turn: it finds nothing in the caches
+_UNTIMED_STEPS_AT_FIRST = (
+    3  # DDP rearranges its buckets after the first step, and PowerSGD compresses from the third on
+)
+_CHECKED_STEPS = 3  # on real data, after the one on random samples
+
+
+@dataclass
+class TrainOutcome:
+    """What came out of a run.
+
+    Attributes
+    ----------
+    hosts : Hosts
+        Where it was.
+    results : list of TrainResult
+        Complete on rank 0.
+    remarks : list of str
+        What the reader should know, one sentence each.
+    load : Load or None
+        What else the machine was busy with; known after the run.
+    """
+
+    hosts: Hosts
+    results: list[TrainResult] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    load: Load | None = None
+
+    @property
+    def wrong(self) -> int:
+        """What was wrong, over all results."""
+        return sum(result.wrong for result in self.results)
+
+
+class TrainSession:
+    """All ranks train together as planned.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    plan : TrainPlan
+        What to do.
+    observe : callable, optional
+        Told before each turn, and before the checks: how many turns are done, and what comes now.
+    """
+
+    def __init__(self, comm: Communicator, plan: TrainPlan, observe: Observer | None = None) -> None:
+        self._comm = comm
+        self._plan = plan
+        self._observe = observe or (lambda done, text: None)
+        self._outcome = TrainOutcome(find_hosts(comm))
+        self._done = 0
+
+    def run(self) -> TrainOutcome:
+        """Train; after an exception the ranks are no longer in step."""
+        comm, plan, outcome = self._comm, self._plan, self._outcome
+        peer = None
+        if any(entry.needs_ddp for entry in plan.entries):
+            peer = GlooPeer(comm.mpi)
+        torch.set_num_threads(plan.threads)
+        self._traffic = Traffic(comm)
+        meter = LoadMeter(comm, outcome.hosts.machine)
+        if comm.nodes == 1 and any(entry.wire not in (None, "float32") for entry in plan.entries):
+            outcome.remarks.append("All ranks are on one node, where our gradients are not rounded.")
+        for name in plan.models:
+            self._train(self._load(name))
+        outcome.load = meter.stop()
+        if remark := outcome.load.remark(outcome.hosts.ranks_on_this_machine):
+            outcome.remarks.append(remark)
+        if peer is not None:
+            peer.close()
+        return outcome
+
+    def _load(self, name: str) -> Task:
+        task = load_task(name)
+        if len(set(self._comm.mpi.allgather(task.data.digest()))) > 1:
+            raise PlanError(f"the ranks have different data for --model {name}: install the same packages on all hosts")
+        return task
+
+    def _train(self, task: Task) -> None:
+        """Train one model in all ways, from all seeds."""
+        self._observe(self._done, f"{task.name}: checking")
+        entries, wrong = self._plan.entries, self._check(task)
+        turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
+        runs: dict[Entry, list[Run]] = {entry: [] for entry in entries}
+        for seed in self._plan.seeds:
+            right = [entry for entry in entries if not wrong[entry]]
+            contestants = [self._make(entry, task, seed) for entry in right]
+            course = _Course(self._comm, self._plan, task, seed, self._traffic)
+            for contestant in contestants:
+                runs[contestant.entry].append(self._begin(task, contestant, seed))
+            for number, steps in enumerate(course.turns):
+                for place in np.random.default_rng([seed, number]).permutation(len(contestants)):
+                    contestant = contestants[place]
+                    entry = contestant.entry
+                    self._observe(self._done, f"{task.name}, seed {seed}: {entry.name}")
+                    turn = self._join(course.turn(contestant, steps))
+                    turns[entry].append(turn)
+                    self._evaluate(task, contestant, turn, runs[entry][-1])
+                    self._done += 1
+            for contestant in contestants:
+                wrong[contestant.entry] += self._count_strays(contestant)
+            self._measure_distances(task, seed, contestants, runs)
+            for contestant in contestants:
+                contestant.close()
+        for entry in entries:
+            if wrong[entry]:
+                self._outcome.remarks.append(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
+            self._outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
+
+    def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
+        return Contestant(entry, task, seed, self._plan.learning_rate or task.learning_rate, self._comm)
+
+    def _check(self, task: Task) -> dict[Entry, int]:
+        """Count, for every contestant, the wrong elements of its first gradient and the ranks that go astray."""
+        comm, seed = self._comm, self._plan.seeds[0]
+        samples = task.random_samples(self._plan.batch, [comm.mpi.bcast(secrets.randbits(48), 0), comm.rank])
+        gradients = self._gradients(task, samples, seed)
+        order = SampleOrder(len(task.data.inputs), self._plan.batch * comm.size, seed)
+        wrong = {}
+        for entry in self._plan.entries:
+            wrong[entry] = 0
+            if entry.is_reference:
+                continue
+            contestant = self._make(entry, task, seed)
+            train_step(contestant, task, [samples])
+            # PowerSGD sends the first gradients as they are.
+            count = count_wrong(contestant.gradient(), gradients, entry.sent_dtype or "float32")
+            wrong[entry] = sum(comm.mpi.allgather(count))
+            for step in range(_CHECKED_STEPS):
+                train_step(contestant, task, [task.samples(_own_rows(order.rows(step), comm))])
+            wrong[entry] += self._count_strays(contestant)
+            contestant.close()
+        return wrong
+
+    def _gradients(self, task: Task, samples: tuple[Tensor, Tensor], seed: int) -> NDArray[np.float32]:
+        """Give the gradients of all ranks, each computed without any communication."""
+        alone = self._make(Entry(NONE), task, seed)
+        train_step(alone, task, [samples])
+        own = alone.gradient()
+        gradients = np.empty((self._comm.size, len(own)), np.float32)
+        self._comm.mpi.Allgather(own, gradients)
+        return gradients
+
+    def _count_strays(self, contestant: Contestant) -> int:
+        """Count the ranks whose parameters are not those of rank 0."""
+        if contestant.entry.is_reference:
+            return 0
+        digests = self._comm.mpi.allgather(contestant.digest())
+        return sum(digest != digests[0] for digest in digests)
+
+    def _join(self, turn: Turn) -> JointTurn:
+        turns = self._comm.mpi.gather(turn, 0)
+        return join([turn] if turns is None else turns)
+
+    def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
+        """Begin a run with what its model knows before training, as rank 0 sees it."""
+        points = [Point(0, 0.0, *task.evaluate(contestant.model))] if self._comm.rank == 0 else []
+        return Run(seed, points)
+
+    def _evaluate(self, task: Task, contestant: Contestant, turn: JointTurn, run: Run) -> None:
+        if self._comm.rank == 0:
+            before, learnt = run.curve[-1], task.evaluate(contestant.model)
+            run.curve.append(Point(before.step + turn.steps, before.seconds + turn.seconds, *learnt))
+        self._comm.barrier()
+
+    def _measure_distances(
+        self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, list[Run]]
+    ) -> None:
+        """Compare the parameters at the end with those of training in one process."""
+        single = next((contestant for contestant in contestants if contestant.entry.contestant == SINGLE), None)
+        if single is None or self._comm.rank != 0:
+            return
+        start = self._make(Entry(NONE), task, seed).parameters().astype(np.float64)
+        end = single.parameters()
+        for contestant in contestants:
+            distance = np.linalg.norm(contestant.parameters() - end.astype(np.float64)) / np.linalg.norm(end - start)
+            runs[contestant.entry][-1].distance = float(distance)
+
+    def _result(
+        self, task: Task, entry: Entry, turns: dict[Entry, list[JointTurn]], runs: list[Run], wrong: int
+    ) -> TrainResult:
+        comm, plan = self._comm, self._plan
+        parameters = sum(parameter.numel() for parameter in task.build().parameters())
+        figures = None
+        if comm.rank == 0 and not wrong:
+            ranks, known = comm.size, self._traffic.is_known
+            figures = summarise(turns[entry], turns.get(Entry(NONE)), ranks, plan.batch, traffic_known=known)
+        link_seconds = None
+        if entry.sent_dtype is not None:
+            case = Case("allreduce", 4 * parameters, "float32", "mean", comm.size, comm.rank)
+            link_seconds = self._outcome.hosts.link_seconds(case, entry.sent_dtype)
+        link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
+        return TrainResult(
+            task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong
+        )
+
+
+def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int, int, int]:
+    """Make one step of training.
+
+    Parameters
+    ----------
+    contestant : Contestant
+        Who makes it.
+    task : Task
+        What it learns.
+    shards : sequence of (inputs, targets)
+        Equal parts of the batch, whose gradients are averaged one after the other.
+
+    Returns
+    -------
+    tuple of int
+        Nanoseconds of the forward pass, the backward pass and the update.
+    """
+    clock = time.perf_counter_ns
+    forward = backward = 0
+    start = clock()
+    contestant.optimizer.zero_grad()
+    for inputs, targets in shards:
+        loss: Any = task.loss(contestant.module(inputs), targets)
+        if len(shards) > 1:
+            loss = loss / len(shards)
+        middle = clock()
+        loss.backward()
+        end = clock()
+        forward += middle - start
+        backward += end - middle
+        start = end
+    contestant.optimizer.step()
+    return forward, backward, clock() - start
+
+
+class _Course:
+    """The turns of all contestants from one seed."""
+
+    def __init__(self, comm: Communicator, plan: TrainPlan, task: Task, seed: int, traffic: Traffic) -> None:
+        self._comm, self._task, self._traffic = comm, task, traffic
+        self._order = SampleOrder(len(task.data.inputs), plan.batch * comm.size, seed)
+        self._made: dict[Entry, int] = {}  # steps so far
+        self._timing = plan.epochs is None
+        self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
+
+    def turn(self, contestant: Contestant, timed: int) -> Turn:
+        """Let a contestant train for some steps; all ranks together."""
+        first = self._made.get(contestant.entry, 0)
+        untimed = (_UNTIMED_STEPS if first else _UNTIMED_STEPS_AT_FIRST) if self._timing else 0
+        steps = untimed + timed
+        self._made[contestant.entry] = first + steps
+        times, before = np.zeros((steps, 3), np.int64), 0
+        gc.disable()
+        try:
+            for step in range(steps):
+                shards = self._shards(contestant.entry, first + step)
+                self._comm.barrier()
+                if step == untimed:
+                    before = self._traffic.sent()
+                if shards:
+                    times[step] = train_step(contestant, self._task, shards)
+            self._comm.barrier()
+            sent = self._traffic.sent() - before
+        finally:
+            gc.enable()
+        seconds = float(times.sum()) / 1e9
+        return Turn(times[untimed:], steps, seconds, sent, contestant.bytes_reported())
+
+    def _shards(self, entry: Entry, step: int) -> Shards:
+        """Give what this rank trains on in a step; nothing where another does it all."""
+        rows, comm = self._order.rows(step), self._comm
+        if entry.contestant not in (SINGLE, SINGLE_ACCUMULATED):
+            return [self._task.samples(_own_rows(rows, comm))]
+        if comm.rank != 0:
+            return []
+        parts = [rows] if entry.contestant == SINGLE else np.split(rows, comm.size)
+        return [self._task.samples(part) for part in parts]
+
+
+def _own_rows(rows: NDArray[np.int64], comm: Communicator) -> NDArray[np.int64]:
+    return np.split(rows, comm.size)[comm.rank]

@@ -1,0 +1,119 @@
+"""The models, each with the data that it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data import CHARACTERS, Array, Data, digits, library_text
+
+_HELD_OUT_BATCH = 256
+
+
+class CharacterLSTM(nn.Module):
+    """Predicts, after each character of a window, the next one."""
+
+    def __init__(self, embedding: int = 64, hidden: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CHARACTERS, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, CHARACTERS)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Give a score for every character at every place; the characters are the second axis."""
+        scores: Tensor = self.output(self.lstm(self.embedding(inputs))[0])
+        return scores.transpose(1, 2)
+
+
+def mlp() -> nn.Module:
+    """Make the perceptron 784-2048-2048-10: 5.8 million parameters."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
+
+
+def cnn() -> nn.Module:
+    """Make a small convolutional network for images of 8 x 8 pixels: 151,306 parameters."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it learns.
+
+    Attributes
+    ----------
+    name : str
+        As the command line names it.
+    build : callable
+        Makes the model, with parameters drawn from PyTorch's generator.
+    data : Data
+        What it learns.
+    learning_rate : float
+        One that suits it.
+    classes : int
+        How many different targets there are.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    data: Data
+    learning_rate: float
+    classes: int
+    loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=nn.CrossEntropyLoss)
+
+    def model(self, seed: int) -> nn.Module:
+        """Make the model with the initial parameters of a seed."""
+        torch.manual_seed(seed)
+        return self.build()
+
+    def samples(self, rows: Array) -> tuple[Tensor, Tensor]:
+        """Give samples to train on, with their targets."""
+        return torch.from_numpy(self.data.inputs[rows]), torch.from_numpy(self.data.targets[rows])
+
+    def random_samples(self, count: int, seed: list[int]) -> tuple[Tensor, Tensor]:
+        """Give samples that mean nothing."""
+        random = np.random.default_rng(seed)
+        inputs, targets = self.data.inputs, self.data.targets
+        shape = (count, *inputs.shape[1:])
+        values = (
+            random.random(shape, np.float32) if inputs.dtype.kind == "f" else random.integers(self.classes, size=shape)
+        )
+        labels = random.integers(self.classes, size=(count, *targets.shape[1:]))
+        return torch.from_numpy(values), torch.from_numpy(labels)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        """Give the loss, and the share of right answers, on what was held out."""
+        loss, right = 0.0, 0
+        inputs, targets = torch.from_numpy(self.data.held_out_inputs), torch.from_numpy(self.data.held_out_targets)
+        for start in range(0, len(inputs), _HELD_OUT_BATCH):
+            wanted = targets[start : start + _HELD_OUT_BATCH]
+            scores = model(inputs[start : start + _HELD_OUT_BATCH])
+            loss += float(self.loss(scores, wanted)) * wanted.numel()
+            right += int((scores.argmax(1) == wanted).sum())
+        return loss / targets.numel(), right / targets.numel()
+
+
+def load_task(name: str) -> Task:
+    """Make a model's task, with its data."""
+    if name == "mlp":
+        return Task(name, mlp, digits(28), 0.05, 10)
+    if name == "cnn":
+        return Task(name, cnn, digits(8), 0.05, 10)
+    return Task(name, CharacterLSTM, library_text(), 1.0, CHARACTERS)

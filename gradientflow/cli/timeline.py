@@ -1,0 +1,96 @@
+"""``gradientflow timeline``: join the timelines of a job's ranks, and read them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gradientflow.cli.timeline_file import (
+    Summary,
+    TimelineError,
+    merged_events,
+    read_timelines,
+    summarise,
+    write_merged,
+)
+
+_FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
+
+
+@click.group()
+def timeline() -> None:
+    """Join the timelines of a job's ranks, and read them.
+
+    With GRADIENTFLOW_TIMELINE=trace.json every rank writes one: trace.rank0.json, trace.rank1.json and so on.
+    """
+
+
+@timeline.command()
+@_FILES
+@click.option("-o", "--output", required=True, metavar="FILE", help="where to write the merged timeline")
+def merge(files: tuple[str, ...], output: str) -> None:
+    """Join the files of all ranks on one clock, for ui.perfetto.dev or chrome://tracing."""
+    if any(Path(output).resolve() == Path(file).resolve() for file in files):
+        raise TimelineError(f"{output} is one of the files to merge: name another one to write to")
+    write_merged(output, merged_events(read_timelines(files)))
+
+
+@timeline.command()
+@_FILES
+def summary(files: tuple[str, ...]) -> None:
+    """Say, for each rank, how long gradients were on their way, and how much of that the program waited for."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("rank", "host"):
+        table.add_column(heading, no_wrap=True)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for of_rank in read_timelines(files):
+        found = summarise(of_rank)
+        table.add_row(str(found.rank), found.host, *_figures(found))
+    console = Console()
+    if not console.is_terminal:
+        console.width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table)
+
+
+@timeline.command()
+@_FILES
+@click.option("-o", "--output", required=True, metavar="FILE.png", help="the picture; .png, .pdf or .svg")
+@click.option("--from", "begin", type=float, default=0.0, metavar="MS", help="where to begin, after the first event")
+@click.option("--to", "end", type=float, metavar="MS", help="where to end")
+def plot(files: tuple[str, ...], output: str, begin: float, end: float | None) -> None:
+    """Draw a stretch of time: what the program did, and what was on its way meanwhile."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TimelineError("a picture needs matplotlib, which is not installed: pip install matplotlib")
+    from gradientflow.cli.timeline_plot import save_timeline
+
+    save_timeline(output, read_timelines(files), begin, end)
+
+
+_HEADINGS = (
+    "recorded\nms",
+    "allreduces\nof gradients",
+    "reduced\nMiB",
+    "sent\nMiB",
+    "under way\nms",
+    "waited for\nms",
+    "hidden\n%",
+    "other calls\nms",
+)
+
+
+def _figures(found: Summary) -> list[str]:
+    return [
+        f"{found.recorded / 1e3:.1f}",
+        str(found.calls),
+        f"{found.nbytes / 2**20:.1f}",
+        f"{found.bytes_sent / 2**20:.1f}",
+        f"{found.communication / 1e3:.2f}",
+        f"{found.waiting / 1e3:.2f}",
+        "-" if found.hidden is None else f"{100 * found.hidden:.0f}",
+        f"{found.other / 1e3:.2f}",
+    ]

@@ -1,0 +1,276 @@
+"""The files that ``GRADIENTFLOW_TIMELINE`` leaves: reading them, joining them on one clock, and adding up times.
+
+They are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event a line. A process
+that was killed leaves it without its end, perhaps in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradientflow.errors import ArgumentError
+
+Event = dict[str, Any]
+Interval = tuple[float, float]  # microseconds
+
+# What the core writes.
+WAIT = "wait for gradients"
+_GRADIENTS = "of a gradient pool"  # in the name of every allreduce of a pool
+_CLOCK = "clock"
+_METADATA = "M"
+_SPAN = "X"
+
+
+class TimelineError(ArgumentError):
+    """Files cannot be used; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """What one rank recorded.
+
+    Attributes
+    ----------
+    path : str
+        Where it stood.
+    rank : int
+        Whose it is.
+    host, run : str
+        Where that rank was, and in which job.
+    offset_us : float
+        To be added to its times, for those of rank 0.
+    events : list of dict
+        All events, in the order in which they were written.
+    """
+
+    path: str
+    rank: int
+    host: str
+    run: str
+    offset_us: float
+    events: list[Event]
+
+    def spans(self) -> Iterable[Event]:
+        """Give what took time."""
+        return (event for event in self.events if event["ph"] == _SPAN)
+
+    def tracks(self) -> dict[int, str]:
+        """Give the names of rows."""
+        return {
+            event["tid"]: event["args"]["name"]
+            for event in self.events
+            if event["ph"] == _METADATA and event["name"] == "thread_name"
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Times of one rank, in microseconds.
+
+    Attributes
+    ----------
+    rank : int
+        Whose they are.
+    host : str
+        Where it was.
+    recorded : float
+        From the first event to the last.
+    calls, nbytes, bytes_sent : int
+        Allreduces of gradient pools, what they reduced, and what this rank sent to others in messages for that.
+    communication : float
+        How long such an allreduce was under way.
+    waiting : float
+        How long the program waited for gradients.
+    other : float
+        How long other collectives were under way.
+    """
+
+    rank: int
+    host: str
+    recorded: float
+    calls: int
+    nbytes: int
+    bytes_sent: int
+    communication: float
+    waiting: float
+    other: float
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of communication that the program did not wait for; None where there was none."""
+        return max(0.0, 1 - self.waiting / self.communication) if self.communication else None
+
+
+def read_timelines(paths: Sequence[str]) -> list[RankTimeline]:
+    """Read the files of ranks of one job, or one file that they were merged into.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        The files.
+
+    Returns
+    -------
+    list of RankTimeline
+        In the order of ranks.
+    """
+    timelines = [timeline for path in paths for timeline in _timelines_of(path, _read_events(path))]
+    first_of_rank: dict[int, RankTimeline] = {}
+    for timeline in timelines:
+        other = first_of_rank.setdefault(timeline.rank, timeline)
+        if other is not timeline:
+            raise TimelineError(f"{other.path} and {timeline.path} are both of rank {timeline.rank}")
+        if timeline.run != timelines[0].run:
+            raise TimelineError(f"{timelines[0].path} and {timeline.path} are of different runs")
+    return [first_of_rank[rank] for rank in sorted(first_of_rank)]
+
+
+def merged_events(timelines: Iterable[RankTimeline]) -> list[Event]:
+    """Join the events of ranks on the clock of rank 0.
+
+    Parameters
+    ----------
+    timelines : iterable of RankTimeline
+        One of each rank.
+
+    Returns
+    -------
+    list of dict
+        Names of rows first, then all events by time.
+    """
+    events = [_on_common_clock(event, timeline) for timeline in timelines for event in timeline.events]
+    return sorted(events, key=lambda event: (event["ph"] != _METADATA, event.get("ts", 0.0)))
+
+
+def write_merged(path: str, events: Sequence[Event]) -> None:
+    """Write events as one object ``{"displayTimeUnit": "ms", "traceEvents": [...]}``, one event a line."""
+    lines = ",\n".join(json.dumps(event) for event in events)
+    try:
+        Path(path).write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")
+    except OSError as error:
+        raise TimelineError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def summarise(timeline: RankTimeline) -> Summary:
+    """Add up the times of one rank.
+
+    Parameters
+    ----------
+    timeline : RankTimeline
+        What it recorded.
+
+    Returns
+    -------
+    Summary
+        Times in which several things went on at once count once.
+    """
+    calls = [span for span in timeline.spans() if is_communication(span)]
+    of_gradients = [span for span in calls if _GRADIENTS in span["name"]]
+    moments = [moment for event in timeline.events if "ts" in event for moment in interval_of(event)]
+    return Summary(
+        rank=timeline.rank,
+        host=timeline.host,
+        recorded=max(moments, default=0.0) - min(moments, default=0.0),
+        calls=len(of_gradients),
+        nbytes=sum(span["args"]["bytes"] for span in of_gradients),
+        bytes_sent=sum(span["args"].get("bytes_sent", 0) for span in of_gradients),
+        communication=covered(map(interval_of, of_gradients)),
+        waiting=covered(interval_of(span) for span in timeline.spans() if span["name"] == WAIT),
+        other=covered(interval_of(span) for span in calls if _GRADIENTS not in span["name"]),
+    )
+
+
+def is_communication(span: Event) -> bool:
+    """Tell a collective from what else took time."""
+    return "bytes" in span["args"]
+
+
+def interval_of(event: Event) -> Interval:
+    """Give when an event began and ended."""
+    return event["ts"], event["ts"] + event.get("dur", 0.0)
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Give the length of what intervals cover together."""
+    length, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        length += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return length
+
+
+def _on_common_clock(event: Event, timeline: RankTimeline) -> Event:
+    event = {**event, "pid": timeline.rank}
+    if "ts" in event:
+        event["ts"] = round(event["ts"] + timeline.offset_us, 3)
+    if "id" in event:  # viewers would join what has the same number on different ranks
+        event["id"] = f"{timeline.rank}.{event['id']}"
+    if event["ph"] == _METADATA and event["name"] == _CLOCK:
+        event["args"] = {**event["args"], "offset_us": 0.0}
+    return event
+
+
+def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
+    """Tell the ranks of a file apart: one, or all of a job."""
+    clocks = {event["pid"]: event["args"] for event in events if event["ph"] == _METADATA and event["name"] == _CLOCK}
+    if not clocks:
+        raise TimelineError(f"{path} is no timeline of GradientFlow: it does not say how the rank's clock stands")
+    return [
+        RankTimeline(
+            path,
+            rank=clock["rank"],
+            host=clock.get("host", ""),
+            run=str(clock.get("run", "")),
+            offset_us=clock["offset_us"],
+            events=[event for event in events if event["pid"] == process],
+        )
+        for process, clock in clocks.items()
+    ]
+
+
+def _read_events(path: str) -> list[Event]:
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TimelineError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = _events_until_cut_off(path, text)
+    if isinstance(content, Mapping):
+        content = content.get("traceEvents")
+    if not isinstance(content, list):
+        raise TimelineError(f"{path} is no timeline: it holds no events")
+    for number, event in enumerate(content):
+        if not _is_event(event):
+            raise TimelineError(f"{path} is no timeline: entry {number + 1} is not an event")
+    return content
+
+
+def _events_until_cut_off(path: str, text: str) -> Any:
+    """Read an array without its end, of which the last line may be incomplete."""
+    if not text.startswith("["):
+        raise TimelineError(f"{path} is no timeline: it is not JSON")
+    for rest in (text, text.rpartition("\n")[0]):
+        with contextlib.suppress(ValueError):
+            return json.loads(rest.rstrip().removesuffix(",") + "]")
+    raise TimelineError(f"{path} is damaged: more than its last line is incomplete")
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, dict) or not all(name in event for name in ("ph", "name", "pid")):
+        return False
+    if event["ph"] == _METADATA:
+        return isinstance(event.get("args"), dict)
+    if event["ph"] == _SPAN and not (_is_time(event.get("dur")) and isinstance(event.get("args"), dict)):
+        return False
+    return _is_time(event.get("ts")) and "tid" in event
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

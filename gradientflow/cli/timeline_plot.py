@@ -1,0 +1,133 @@
+"""A stretch of a timeline as a picture. Needs matplotlib, which only files for pictures import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from gradientflow.cli.timeline_file import (
+    WAIT,
+    Event,
+    RankTimeline,
+    TimelineError,
+    interval_of,
+    is_communication,
+    merged_events,
+)
+
+_COMMUNICATION = "communication"
+_READY = "tensor ready"
+_COLOURS = {
+    _COMMUNICATION: "#e28413",
+    WAIT: "#d1495b",
+    "forward": "#2a9d8f",
+    "backward": "#0b5fa5",
+    "step": "#5f8a3c",
+}
+_FURTHER_COLOURS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
+_HEIGHT = 0.8
+_WIDTH_OF_LETTER = 0.01  # of the picture: shorter bars have no room for their names
+_LEAST_WITH_EDGE = 0.003
+
+
+def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, end: float | None) -> None:
+    """Draw what happened in a stretch of time, a row for each thread and communicator of each rank.
+
+    Parameters
+    ----------
+    path : str
+        The picture's file; the ending chooses the format.
+    timelines : sequence of RankTimeline
+        Of the ranks of one job.
+    begin, end : float, float or None
+        The stretch, in milliseconds after the first event; None for the end of all.
+    """
+    events = [event for event in merged_events(timelines) if event["ph"] in ("X", "i")]
+    origin = min((event["ts"] for event in events), default=0.0)
+    shown = [event for event in events if _overlaps(event, origin, begin, end)]
+    if not shown:
+        raise TimelineError("nothing happened in this stretch of time")
+    names = {(timeline.rank, track): name for timeline in timelines for track, name in timeline.tracks().items()}
+    rows = sorted({_row(event) for event in shown}, key=lambda row: (row[0], _is_of_communicator(shown, row), row[1]))
+    colours = _colours(shown)
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(10, 1.2 + 0.42 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        stretch = begin, max((interval_of(event)[1] - origin) / 1e3 for event in shown) if end is None else end
+        axes.set_xlim(*stretch)
+        for number, row in enumerate(rows):
+            _draw_row(axes, number, [event for event in shown if _row(event) == row], origin, stretch, colours)
+        axes.set_yticks(range(len(rows)), [f"rank {row[0]}, {names.get(row, row[1])}" for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel("ms")
+        kinds = dict.fromkeys(_kind(event) for event in shown if event["ph"] == "X")
+        patches = [Patch(color=colours[kind], label=kind) for kind in kinds]
+        if any(event["ph"] == "i" for event in shown):
+            patches.append(Patch(color="black", label=_READY))
+        figure.legend(handles=patches, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
+        try:
+            figure.savefig(path, dpi=110)
+        except (OSError, ValueError) as error:
+            raise TimelineError(f"{path} cannot be drawn: {error}") from error
+
+
+def _draw_row(
+    axes: Axes,
+    number: int,
+    events: Sequence[Event],
+    origin: float,
+    stretch: tuple[float, float],
+    colours: dict[str, str],
+) -> None:
+    ticks = [(event["ts"] - origin) / 1e3 for event in events if event["ph"] == "i"]
+    axes.vlines(ticks, number - 0.55, number - 0.25, colors="black", linewidth=0.7, zorder=3)
+    for event, depth in _nested([event for event in events if event["ph"] == "X"]):
+        begin, end = ((time - origin) / 1e3 for time in interval_of(event))
+        begin, end = max(begin, stretch[0]), min(end, stretch[1])
+        height = _HEIGHT / (1 + 0.5 * depth)
+        share = (end - begin) / (stretch[1] - stretch[0])
+        colour = colours[_kind(event)]
+        edge = "white" if share > _LEAST_WITH_EDGE else colour
+        axes.barh(number, end - begin, height, left=begin, color=colour, edgecolor=edge, linewidth=0.4)
+        if depth == 0 and not is_communication(event) and share > _WIDTH_OF_LETTER * (len(event["name"]) + 2):
+            axes.text(begin, number, f" {event['name']}", ha="left", va="center", color="white", fontsize=8)
+
+
+def _nested(spans: Sequence[Event]) -> Iterator[tuple[Event, int]]:
+    """Give every span and how many others it lies in, outer ones first."""
+    around: list[float] = []
+    for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
+        begin, end = interval_of(span)
+        while around and around[-1] <= begin:
+            around.pop()
+        yield span, len(around)
+        around.append(end)
+
+
+def _overlaps(event: Event, origin: float, begin: float, end: float | None) -> bool:
+    first, last = ((time - origin) / 1e3 for time in interval_of(event))
+    return last >= begin and (end is None or first <= end)
+
+
+def _row(event: Event) -> tuple[int, int]:
+    return event["pid"], event["tid"]
+
+
+def _is_of_communicator(events: Sequence[Event], row: tuple[int, int]) -> bool:
+    return any(event["ph"] == "X" and is_communication(event) for event in events if _row(event) == row)
+
+
+def _kind(event: Event) -> str:
+    return _COMMUNICATION if is_communication(event) else str(event["name"])
+
+
+def _colours(events: Sequence[Event]) -> dict[str, str]:
+    colours = dict(_COLOURS)
+    for event in events:
+        if event["ph"] == "X" and (kind := _kind(event)) not in colours:
+            colours[kind] = _FURTHER_COLOURS[(len(colours) - len(_COLOURS)) % len(_FURTHER_COLOURS)]
+    return colours

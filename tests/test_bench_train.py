@@ -1,0 +1,349 @@
+"""What ``gradientflow bench train`` works out, and that it notices training that goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gradientflow.bench.plan import PlanError
+from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
+from gradientflow.bench.train.plan import (
+    CONTESTANTS,
+    NONE,
+    SINGLE,
+    SINGLE_ACCUMULATED,
+    Entry,
+    TrainPlan,
+    parse_numbers,
+)
+from gradientflow.bench.train.results import (
+    Figures,
+    JointTurn,
+    Point,
+    Run,
+    TrainResult,
+    Turn,
+    join,
+    summarise,
+    write_json,
+)
+from gradientflow.bench.train.table import legend, print_table
+from gradientflow.bench.train.verify import count_wrong
+from gradientflow.launch import module_command
+
+RESULT_FIELDS = [
+    *("model", "parameters", "contestant", "wire", "threshold_bytes", "approximation_rank", "ranks", "nodes", "batch"),
+    *("steps", "step_median_ms", "step_p95_ms", "backward_median_ms", "samples_per_second", "speedup", "exposed_ms"),
+    *("bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
+]
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_a_contestant() -> None:
+    plan = TrainPlan(thresholds=(0, math.inf), approximation_ranks=(1, 4))
+    assert [entry.name for entry in plan.entries] == [
+        "none",
+        "gradientflow (float32, 0)",
+        "gradientflow (float32, inf)",
+        "gradientflow (float16, 0)",
+        "gradientflow (float16, inf)",
+        "ddp-gloo",
+        "ddp-gloo-fp16",
+        "ddp-gloo-powersgd (rank 1)",
+        "ddp-gloo-powersgd (rank 4)",
+        "ddp-gradientflow",
+    ]
+    assert [entry.sent_dtype for entry in plan.entries if entry.threshold is None] == [
+        *(None, "float32", "float16", None, None, "float32")
+    ]
+
+
+def test_convergence_is_compared_with_one_process() -> None:
+    plan = TrainPlan(contestants=("ddp-gloo",), epochs=3, seeds=(0, 1), models=("cnn",))
+    assert [entry.contestant for entry in plan.entries] == [SINGLE, SINGLE_ACCUMULATED, "ddp-gloo"]
+    assert plan.all_turns == 2 * 3 * 3
+
+
+def test_steps_are_taken_in_turns() -> None:
+    assert TrainPlan(steps=12, turn=5).turns == [5, 5, 2]
+    assert TrainPlan(steps=3, turn=5).turns == [3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"models": ("vgg",)},
+        {"models": ()},
+        {"contestants": ("none",)},
+        {"wires": ("int8",)},
+        {"thresholds": ()},
+        {"approximation_ranks": (0,)},
+        {"steps": 0},
+        {"turn": 0},
+        {"batch": 0},
+        {"threads": 0},
+        {"epochs": 0},
+        {"seeds": (-1,)},
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+    ],
+)
+def test_what_cannot_be_trained_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError):
+        TrainPlan(**options)
+
+
+def test_numbers_are_read() -> None:
+    assert parse_numbers("--seeds", "0, 2,0") == (0, 2)
+    with pytest.raises(PlanError, match="--seeds takes whole numbers"):
+        parse_numbers("--seeds", "0,x")
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_shows_every_sample_at_most_once_and_the_next_one_differs() -> None:
+    order = SampleOrder(10, 4, seed=3)
+    assert order.steps_per_epoch == 2
+    first, second = np.concatenate([order.rows(0), order.rows(1)]), np.concatenate([order.rows(2), order.rows(3)])
+    assert len(set(first.tolist())) == len(set(second.tolist())) == 8
+    assert first.tolist() != second.tolist()
+    assert SampleOrder(10, 4, seed=3).rows(3).tolist() == order.rows(3).tolist()
+    assert SampleOrder(10, 4, seed=4).rows(3).tolist() != order.rows(3).tolist()
+    with pytest.raises(PlanError, match="smaller --batch"):
+        SampleOrder(10, 11, seed=0)
+
+
+def test_digits_are_real_and_split() -> None:
+    pytest.importorskip("sklearn")
+    data = digits()
+    assert data.inputs.shape == (1437, 8, 8)
+    assert data.held_out_inputs.shape == (360, 8, 8)
+    assert (data.inputs.min(), data.inputs.max()) == (0, 1)
+    assert set(data.targets.tolist()) == set(data.held_out_targets.tolist()) == set(range(10))
+    assert data.digest() == digits().digest()
+
+
+def test_larger_digits_are_interpolated() -> None:
+    pytest.importorskip("sklearn")
+    small, large = digits(8), digits(28)
+    assert large.inputs.shape == (1437, 28, 28)
+    assert (large.inputs.min(), large.inputs.max()) == (0, 1)
+    np.testing.assert_array_equal(large.targets, small.targets)
+    np.testing.assert_allclose(large.inputs[:, ::27, ::27], small.inputs[:, ::7, ::7], atol=1e-6)  # the corners
+    np.testing.assert_allclose(large.inputs.mean(), small.inputs.mean(), rtol=0.02)
+
+
+def test_characters_are_numbered() -> None:
+    assert encode(b"\t\n ~\r\xe9").tolist() == [0, 1, 2, 96, 97, 97]
+
+
+def test_the_text_is_cut_into_windows_that_continue() -> None:
+    data = library_text()
+    assert data.inputs.shape[1:] == data.targets.shape[1:] == (WINDOW,)
+    assert len(data.held_out_inputs) == 512
+    np.testing.assert_array_equal(data.inputs[:, 1:], data.targets[:, :-1])
+    np.testing.assert_array_equal(data.inputs[1:, 0], data.targets[:-1, -1])
+    assert data.inputs.max() < CHARACTERS
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mlp", 5_824_522), ("cnn", 151_306), ("lstm", 361_186)])
+def test_models_have_the_documented_size_and_take_their_data(name: str, parameters: int) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from gradientflow.bench.train.tasks import load_task
+
+    task = load_task(name)
+    model = task.model(1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert all(map(torch.equal, model.parameters(), task.model(1).parameters()))
+    inputs, targets = task.samples(np.arange(4))
+    random_inputs, random_targets = task.random_samples(4, [0, 1])
+    assert (random_inputs.shape, random_targets.shape) == (inputs.shape, targets.shape)
+    assert (random_inputs.dtype, random_targets.dtype) == (inputs.dtype, targets.dtype)
+    loss = float(task.loss(model(inputs), targets).detach())
+    assert 0.9 < loss / math.log(task.classes) < 1.1  # knows nothing yet
+    short = replace(task, data=replace(task.data, held_out_inputs=inputs.numpy(), held_out_targets=targets.numpy()))
+    assert short.evaluate(model)[0] == pytest.approx(loss)
+
+
+# ---- right and wrong gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rounding_is_allowed_and_no_more(dtype: str) -> None:
+    ranks = np.random.default_rng(5).standard_normal((3, 10_000)).astype(np.float32)
+    rounded = ranks.astype(dtype)
+    mean = ((rounded[0] + rounded[1] + rounded[2]) / np.array(3, dtype)).astype(np.float32)
+    assert count_wrong(mean, ranks, dtype) == 0
+    mean[7] += 8 * np.finfo(dtype).eps
+    assert count_wrong(mean, ranks, dtype) == 1
+    mean[8] = np.nan
+    assert count_wrong(mean, ranks, dtype) == 2
+
+
+def test_a_gradient_that_was_not_averaged_is_wrong() -> None:
+    ranks = np.random.default_rng(5).standard_normal((2, 1000)).astype(np.float32)
+    assert count_wrong(ranks[0], ranks, "float16") > 990
+    assert count_wrong(ranks.sum(axis=0), ranks, "float16") > 990
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def turn(*steps: tuple[int, int, int], sent: int = 0, reported: int | None = None) -> Turn:
+    times = np.array(steps, np.int64) * 1_000_000
+    return Turn(times, len(steps) + 1, 1.0, sent, reported)
+
+
+def joint(*milliseconds: float, sent: float = 0) -> JointTurn:
+    return JointTurn(np.array(milliseconds), np.array(milliseconds) / 2, 3, 1.0, sent, None)
+
+
+def test_a_step_counts_with_its_slowest_rank() -> None:
+    fast = turn((1, 2, 3), (4, 4, 4), sent=100, reported=40)
+    late = replace(turn((2, 2, 4), (1, 5, 1), sent=0, reported=60), seconds=2.0)
+    both = join([fast, late])
+    assert both.step.tolist() == [8, 12]
+    assert both.backward.tolist() == [2, 5]
+    assert (both.steps, both.seconds, both.sent, both.reported) == (3, 2.0, 25, 50)  # bytes a step and rank
+
+
+def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:
+    # The machine is twice as slow in the second turn, for both alike.
+    without = [joint(10, 11, 12), joint(20, 22, 24)]
+    figures = summarise([joint(15, 16, 17), joint(25, 27, 29)], without, 4, 32, traffic_known=True)
+    assert figures.exposed_ms == 5
+    assert figures.step_median_ms == 21
+    assert figures.samples_per_second == round(4 * 32 / 0.021, 2)
+    assert figures.speedup == round(4 * 16 / 21, 4)
+
+
+def test_bytes_are_given_where_they_were_counted() -> None:
+    turns = [joint(1, 1, sent=10), joint(1, 1, sent=30)]
+    assert summarise(turns, None, 2, 8, traffic_known=True).bytes_sent == 20
+    figures = summarise(turns, None, 2, 8, traffic_known=False)
+    assert (figures.bytes_sent, figures.bytes_reported, figures.exposed_ms, figures.speedup) == (None, None, None, None)
+
+
+def results() -> list[TrainResult]:
+    figures = Figures(10, 30.0, 33.0, 14.0, 2133.3, 2.0, 0.0, 0, None)
+    found = []
+    for entry, step, wrong in (
+        (Entry(NONE), 30.0, 0),
+        (Entry("gradientflow", "float16", math.inf), 60.0, 0),
+        (Entry("ddp-gloo"), 90.0, 0),
+        (Entry("ddp-gloo-powersgd", approximation_rank=4), 0.0, 7),
+    ):
+        runs = [Run(seed, [Point(5, 0.5, 1.5, 0.25), Point(10, 1.0, 0.5 + seed, 0.75)]) for seed in (0, 1)]
+        taken = replace(figures, step_median_ms=step, exposed_ms=step - 30)
+        link = None if entry.sent_dtype is None else 34.0
+        found.append(TrainResult("mlp", 5_824_522, entry, 2, 2, 32, link, None if wrong else taken, runs, wrong))
+    return found
+
+
+def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_json(str(path), {"ranks": 2}, results())
+    written = json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity, which is no JSON
+    assert written["environment"] == {"ranks": 2}
+    assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 4
+    ours, wrong = written["results"][1], written["results"][3]
+    assert (ours["contestant"], ours["wire"], ours["threshold_bytes"]) == ("gradientflow", "float16", "inf")
+    assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75}
+    assert (wrong["approximation_rank"], wrong["step_median_ms"], wrong["wrong"]) == (4, None, 7)
+
+
+def shown(found: list[TrainResult], width: int | None = None) -> str:
+    file = io.StringIO()
+    print_table(found, Console(file=file, force_terminal=width is not None, width=width, no_color=True))
+    return file.getvalue()
+
+
+def test_the_table_shows_what_is_known() -> None:
+    lines = shown(results()).splitlines()
+    ours = next(line for line in lines if "gradientflow" in line).split()
+    assert ours[:6] == ["gradientflow", "float16,", "inf", "60.0", "33.0", "14.0"]
+    assert "1.50x" in ours  # ddp-gloo's 90 over our 60
+    assert "20.0" in ours  # 34 on the link less 14 of backward
+    assert "1.0000" in ours  # the mean over the seeds
+    assert "(0.5000..1.5000)" in ours
+    assert "WRONG" in next(line for line in lines if "powersgd" in line)
+    assert "the range" in legend(results())
+
+
+def test_a_narrow_terminal_gets_fewer_columns() -> None:
+    assert "backward" in shown(results(), 300)
+    narrow = shown(results(), 110)
+    assert "backward" not in narrow
+    assert all(word in narrow for word in ("step", "exposed", "loss", "ddp-gloo-powersgd"))
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from gradientflow.bench.train.plot import save_plot
+
+    environment = {
+        **{"cpu": "a processor", "cores": 2, "memory_GiB": 4, "ranks": 2, "ranks_on_this_machine": 2, "nodes": 2},
+        **{"hosts": 2, "ranks_per_host": 1, "link_rate": "1gbit", "gradientflow": "1", "mpi": "MPI", "python": "3"},
+        **{"numpy": "2", "kernel": "Linux", "torch": "2", "warning": "busy"},
+    }
+    timed = results()
+    compared = [
+        replace(result, entry=Entry(SINGLE) if result.entry == Entry(NONE) else result.entry) for result in timed
+    ]
+    for number, found in enumerate((timed, compared, [])):
+        path = tmp_path / f"{number}.png"
+        save_plot(str(path), found, environment)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_training_is_right_timed_and_found_out_where_it_is_not(mpirun: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    mpirun(2, "bench_train", env={"GRADIENTFLOW_NODE_SIZE": "1"})
+
+
+def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    path = tmp_path / "figures.json"
+    options = ("--model", "cnn", "--contestants", "gradientflow,ddp-gradientflow", "--steps", "2", "--batch", "4")
+    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options, "--json", str(path)])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "over the samples per second of one rank" in " ".join(ended.stdout.split())
+    written = json.loads(path.read_text())
+    assert written["environment"]["torch"]
+    assert {result["contestant"] for result in written["results"]} == {NONE, "gradientflow", "ddp-gradientflow"}
+    assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [(["--contestants", "horovod"], CONTESTANTS[0]), (["-n", "0"], "at least 1")]
+)
+def test_wrong_options_are_refused(options: list[str], words: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert words in ended.stderr
