@@ -1,0 +1,31 @@
+"""GradientFlow for PyTorch: an optimizer that averages gradients over the ranks, and a process group."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .registration import register
+
+if TYPE_CHECKING:
+    from .optimizer import DistributedOptimizer
+    from .parameters import broadcast_optimizer_state, broadcast_parameters
+
+# Imported when asked for, because every `import torch` comes here to have the process group registered.
+_PLACES = {
+    "DistributedOptimizer": ".optimizer",
+    "broadcast_optimizer_state": ".parameters",
+    "broadcast_parameters": ".parameters",
+}
+
+register()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(import_module(_PLACES[name], __name__), name)
+
+
+__all__ = ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "register"]

@@ -1,0 +1,55 @@
+"""Finding out whether all ranks have the same thing, before they exchange data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import MismatchError
+
+
+def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
+    """Compare named entries over the ranks. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks are compared.
+    what : str
+        What they have, in the plural, for the error.
+    entries : mapping of str to str
+        A description of each thing by its name; their order counts.
+
+    Raises
+    ------
+    gradientflow.errors.MismatchError
+        On every rank, if two differ; it names the first rank that differs from rank 0, and in what.
+    """
+    text = json.dumps(list(entries.items())).encode()
+    digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+    if (digests == digests[0]).all():
+        return
+    lengths = comm.allgather(np.array([len(text)])).ravel()
+    joined = comm.allgatherv(np.frombuffer(text, np.uint8), lengths.tolist())
+    texts = [part.tobytes() for part in np.split(joined, np.cumsum(lengths)[:-1])]
+    other = next(rank for rank, each in enumerate(texts) if each != texts[0])
+    difference = _difference(dict(json.loads(texts[0])), dict(json.loads(texts[other])), other)
+    message = f"the ranks have different {what}: {difference}"
+    raise MismatchError(message)
+
+
+def _difference(first: Mapping[str, str], second: Mapping[str, str], other: int) -> str:
+    """Say where rank `other` differs first from rank 0."""
+    for name, entry in first.items():
+        if name not in second:
+            return f"rank {other} has no {name}, which rank 0 has"
+        if second[name] != entry:
+            return f"{name} is {second[name]} on rank {other} and {entry} on rank 0"
+    for name in second:
+        if name not in first:
+            return f"rank {other} has {name}, which rank 0 has not"
+    return f"those of rank {other} are in another order than those of rank 0"

@@ -1,0 +1,558 @@
+"""An optimizer whose gradients are averaged over the ranks while backpropagation runs."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradientflow.communicator import Communicator, init
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
+from gradientflow.pool import GradientPool, RangeReport
+
+from .agreement import require_same
+from .gradients import PooledGradients
+from .parameters import broadcast_optimizer_state, broadcast_parameters, is_lazy
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NO_TASK = -1
+
+_Optimizer: Any = torch.optim.Optimizer
+_current_task: Callable[[], int] = torch._C._current_graph_task_id  # which backward pass runs in this thread
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+_numbers = itertools.count()
+_flushed: list[DistributedOptimizer] = []  # whose gradients are on their way at the end of a backward pass
+
+# The optimizer that a parameter, by its id, belongs to.
+_owners: weakref.WeakValueDictionary[int, DistributedOptimizer] = weakref.WeakValueDictionary()
+
+
+class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
+    """A `torch.optim.Optimizer` that steps with the mean of the gradients of all ranks.
+
+    The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool. What
+    is complete travels while backpropagation goes on, and when ``backward()`` returns, the gradients are the means. So
+    clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process.
+
+    It takes the place of the optimizer it is made of: parameter groups, state and state dict are that one's. With one
+    rank it does nothing of its own. Collective: all ranks make it with the same arguments and the same model.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        What makes the step.
+    model : torch.nn.Module
+        The model it trains. All of its parameters that require gradients must be in the optimizer, and no others.
+    comm : Communicator, optional
+        Whose ranks take part; by default all of the job, on a communicator that is closed with the optimizer.
+    fusion_threshold : int, float or str, default "auto"
+        How many bytes of gradients travel together at least, see `GradientPool`.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What gradients of float32 are rounded to where they travel between nodes.
+    accumulation_steps : int, default 1
+        Average in every n-th backward pass only; gradients add up in between. It does not divide by n.
+
+    Attributes
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    accumulation_steps : int
+        As given.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the optimizer and the model do not have the same parameters, or belong to another one of these.
+    gradientflow.errors.ArgumentTypeError
+        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or not in CPU memory.
+    gradientflow.errors.MismatchError
+        On every rank, if the models differ in names, shapes or dtypes.
+
+    Examples
+    --------
+    >>> import gradientflow.torch as gft
+    >>> gft.broadcast_parameters(model)
+    >>> optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> for x, y in batches:
+    ...     optimizer.zero_grad()
+    ...     loss(model(x), y).backward()
+    ...     optimizer.step()
+    """
+
+    _step_supports_amp_scaling = False  # GradScaler shall unscale the gradients, and look for infinities, by itself
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        comm: Communicator | None = None,
+        *,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        accumulation_steps: int = 1,
+    ) -> None:
+        self._inner = optimizer
+        self._number = next(_numbers)
+        _check_types(optimizer, model, comm, accumulation_steps)
+        self.accumulation_steps = accumulation_steps
+        self._model = model
+        self._settings = (fusion_threshold, wire)
+        self._parts: list[PooledGradients] = []
+        self._hooks: list[Any] = []
+        self._model_at_start: list[int] = []
+        self._task = _NO_TASK  # the backward pass that is known
+        self._passes = 0  # backward passes since the last step
+        self._no_sync = False
+        self._hold = False  # whether the gradients of this pass wait for later ones
+        self._flushed = False  # all gradients are on their way
+        self._synchronized = False  # all gradients are means
+        self._order_known = False
+        self._orders: list[list[int]] = []  # those of this rank's gradients, until one is known
+        self._bytes_copied = 0  # into pools that there are no more
+        self._joining = False
+        self._has_batches = True
+        self._any_has_batches = True  # on any rank, when gradients were averaged last
+        self._rounds = 0  # how often gradients were averaged in which this rank had batches
+        self._closed = False
+        self._owns_comm = comm is None
+        trained = self._trained()
+        self.comm = init() if comm is None else comm
+        try:
+            self._make_pools(trained)
+        except BaseException:
+            self._end(None, None, None)
+            raise
+
+    # ---- what torch.optim.Optimizer has --------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """Take everything else from the optimizer it is made of."""
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the optimizer."""
+        groups: list[dict[str, Any]] = self._inner.param_groups
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the optimizer, by parameter."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of the optimizer, which that one can load without this, and the other way round."""
+        state: dict[str, Any] = self._inner.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of the optimizer. On one rank only: see `broadcast_optimizer_state`."""
+        self._inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, for example once they are no longer frozen. Collective."""
+        self._check_open()
+        self._inner.add_param_group(param_group)
+        try:
+            self._make_pools(self._trained())
+        except BaseException:
+            self._inner.param_groups.pop()
+            raise
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Begin anew: forget all gradients, also those of a backward pass that failed half-way.
+
+        Parameters
+        ----------
+        set_to_none : bool, default True
+            Whether parameters that the next backward passes do not reach are left alone by `step`, or have zeros for
+            gradients. With several ranks ``grad`` stays a view of the pool either way.
+        """
+        self._check_open()
+        for part in self._parts:
+            part.abandon()
+        self._passes = 0
+        self._flushed = self._synchronized = False
+        for part in self._parts:
+            part.zero(forget=set_to_none)
+        if not self._parts:
+            self._inner.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step with the mean gradients. Collective.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model anew, and returns the loss; the optimizer gets the mean loss of all ranks.
+        """
+        self._check_open()
+        if not self._parts:
+            return self._inner.step() if closure is None else self._inner.step(closure)
+        if closure is None:
+            if not self._synchronized:
+                self.synchronize()
+            with self.comm.span("step"):
+                result = self._inner.step()
+        else:
+            if self._joining:
+                message = "step(closure) does not work inside join(): other ranks may be out of batches"
+                raise ArgumentError(message)
+            result = self._inner.step(lambda: self._evaluate(closure))
+        self._synchronized = False
+        self._passes = 0
+        return result
+
+    def __repr__(self) -> str:
+        """Return what it is made of."""
+        return f"DistributedOptimizer over {self._inner!r}"
+
+    def __getstate__(self) -> Any:
+        """Refuse to be pickled or copied."""
+        message = "a DistributedOptimizer cannot be pickled or copied: take its state_dict()"
+        raise ArgumentTypeError(message)
+
+    # ---- averaging -----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Replace all gradients by their means, if ``backward()`` has not yet done so. Collective.
+
+        Gradients kept by `no_sync` or set by hand are averaged as they are. A parameter that has a gradient on some
+        ranks only counts as zeros on the others; one that has none on any rank keeps None.
+        """
+        self._check_open()
+        if self._synchronized or not self._parts:
+            return
+        with self.comm.span("wait"):
+            if not self._flushed:
+                self._flush()
+            self._wait()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of the backward passes in a ``with`` block add up without averaging them.
+
+        The next pass outside averages the sums; without one, `step` does.
+        """
+        before, self._no_sync = self._no_sync, True
+        try:
+            yield
+        finally:
+            self._no_sync = before
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
+
+        A rank that leaves the block goes on contributing zeros until all have left it. Means are always over all ranks.
+        Then all get the parameters and the optimizer state of a rank that had the most iterations. Other collective
+        calls in the block are not made for ranks that have left it.
+        """
+        self._check_open()
+        if self._joining:
+            message = "join() is already under way"
+            raise ArgumentError(message)
+        self._joining, self._rounds = True, 0
+        try:
+            yield
+            if self._parts:
+                self._take_part_until_all_have_left()
+        finally:
+            self._joining, self._has_batches = False, True
+
+    @property
+    def pools(self) -> tuple[GradientPool, ...]:
+        """The gradient pools, one for each dtype; none with one rank."""
+        return tuple(part.pool for part in self._parts)
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """How each range of each pool went when gradients were averaged last."""
+        return tuple(report for pool in self.pools for report in pool.reports)
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes this rank sent to others in messages when gradients were averaged last; None where it is not known."""
+        sent = [report.bytes_sent for report in self.reports]
+        return None if None in sent else sum(each for each in sent if each is not None)
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of gradients that had to be copied into the pools, in all.
+
+        Those that backward passes compute are written there, which counts as no copy; those set by hand are copied.
+        """
+        return self._bytes_copied + sum(part.bytes_copied for part in self._parts)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the optimizer it is made of, and the model, to themselves. Closing twice is harmless."""
+        self._end(None, None, None)
+
+    def __enter__(self) -> DistributedOptimizer:
+        """Return the optimizer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception without waiting for what is on its way."""
+        self._end(kind, value, traceback)
+
+    # ---- backward passes -----------------------------------------------------------------------------------------
+
+    def _hook(self, part: PooledGradients, index: int) -> Callable[[torch.Tensor], None]:
+        """Return what is called when a parameter has got its gradient in a backward pass."""
+        view, ready, order, used = part.views[index], part.pool.ready, part.order, part.used
+
+        def has_gradient(parameter: torch.Tensor) -> None:
+            if _current_task() != self._task:
+                self._begin_pass()
+            if parameter.grad is not view:
+                part.store(index)
+            used[index] = True
+            if self._hold:
+                return
+            try:
+                ready(index)
+            except ArgumentError as error:
+                raise part.explain(index, error) from None
+            order.append(index)
+
+        return has_gradient
+
+    def _begin_pass(self) -> None:
+        self._task = _current_task()
+        self._hold = self._no_sync or self._passes + 1 < self.accumulation_steps
+        self._synchronized = False
+        _queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        if self._task == _NO_TASK:
+            return
+        # A pass inside another one, as gradient checkpointing makes them, is not the end unless nothing is left.
+        if _current_node() is not None and any(len(part.order) < len(part.parameters) for part in self._parts):
+            return
+        self._task = _NO_TASK
+        self._passes += 1
+        if not self._hold:
+            self._flush()
+            _flushed.append(self)
+            _queue_callback(_synchronize_flushed)  # which comes after other optimizers have flushed too
+
+    def _flush(self) -> None:
+        """Have all gradients on their way."""
+        if self._model_now() != self._model_at_start:
+            message = (
+                "the model has other parameters now: a model must not change after DistributedOptimizer has been made; "
+                "change it first, or close the optimizer and make a new one"
+            )
+            raise ArgumentError(message)
+        for part in self._parts:
+            part.check()
+        if not self._order_known:
+            self._orders = [list(part.order) for part in self._parts]
+        for part in self._parts:
+            part.flush(self._has_batches)
+        self._flushed = True
+
+    def _wait(self) -> None:
+        """Wait for the means."""
+        self._flushed = False
+        self._any_has_batches = [part.wait() for part in self._parts][0]  # noqa: RUF015 - wait for all
+        self._rounds += self._has_batches
+        if not self._order_known:
+            self._learn_order()
+        self._synchronized = True
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Call a closure of the user's, and return the mean loss."""
+        loss = closure()
+        if not self._synchronized:
+            self.synchronize()
+        is_tensor = isinstance(loss, torch.Tensor)
+        mean = float(self.comm.allreduce(np.array(loss.item() if is_tensor else float(loss)), "mean"))
+        return loss.detach().new_tensor(mean) if is_tensor else mean
+
+    def _take_part_until_all_have_left(self) -> None:
+        self._has_batches = False
+        while True:
+            self.zero_grad()
+            self.synchronize()
+            if not self._any_has_batches:
+                break
+        self.zero_grad()
+        rounds = self.comm.allgather(np.array([self._rounds])).ravel()
+        if rounds.min() < rounds.max():
+            root = int(rounds.argmax())
+            broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.comm)
+            broadcast_optimizer_state(self, root, comm=self.comm)
+
+    # ---- the model and the pools ---------------------------------------------------------------------------------
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        """Return the parameters to train by name, after checking that they are those of the optimizer."""
+        named: dict[str, torch.Tensor] = dict(self._model.named_parameters())
+        names = {id(parameter): name for name, parameter in named.items()}
+        optimized: set[int] = set()
+        for number, group in enumerate(self._inner.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                optimized.add(id(parameter))
+                if id(parameter) not in names:
+                    place = f"parameter {index} of group {number}, of shape {tuple(parameter.shape)},"
+                    message = f"{place} is in the optimizer but not in the model"
+                    raise ArgumentError(message)
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        missing = [name for name, parameter in trained.items() if id(parameter) not in optimized]
+        if missing:
+            message = f"in the model but not in the optimizer: {', '.join(missing)}; requires_grad_(False) freezes them"
+            raise ArgumentError(message)
+        if not trained:
+            message = "the model has no parameter that requires gradients"
+            raise ArgumentError(message)
+        for name, parameter in trained.items():
+            _check_parameter(name, parameter)
+            if _owners.get(id(parameter), self) is not self:
+                message = f"{name} belongs to another DistributedOptimizer already: close() that one first"
+                raise ArgumentError(message)
+        return trained
+
+    def _make_pools(self, trained: dict[str, torch.Tensor]) -> None:
+        """Make pools and hooks for the parameters, in place of those there were."""
+        fusion_threshold, wire = self._settings
+        entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
+        require_same(self.comm, "models", {**entries, "accumulation_steps": str(self.accumulation_steps)})
+        self._drop_pools()
+        _owners.update({id(parameter): self for parameter in trained.values()})
+        if self.comm.size == 1:
+            GradientPool(self.comm, [], fusion_threshold=fusion_threshold, wire=wire).close()  # checks the settings
+            return
+        by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+        for name, parameter in reversed(trained.items()):  # the order in which backpropagation comes to them, mostly
+            by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
+        for dtype, parameters in by_dtype.items():
+            narrow = wire if dtype is torch.float32 else None
+            part = PooledGradients(self.comm, parameters, fusion_threshold, narrow)
+            part.attach()
+            self._parts.append(part)
+        self._order_known = False
+        self._model_at_start = self._model_now()
+        self._register_hooks()
+
+    def _drop_pools(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for part in self._parts:
+            part.pool.close()
+            self._bytes_copied += part.bytes_copied
+        self._hooks, self._parts = [], []
+        self._flushed = self._synchronized = False
+
+    def _register_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for part in self._parts:
+            for index, parameter in enumerate(part.parameters):
+                register: Any = parameter.register_post_accumulate_grad_hook
+                self._hooks.append(register(self._hook(part, index)))
+
+    def _learn_order(self) -> None:
+        """Lay the pools out in the order in which the gradients of rank 0 came, once there has been one."""
+        counts = [len(part.parameters) for part in self._parts]
+        seen = [
+            [*order, *(index for index in range(count) if index not in order)]
+            for order, count in zip(self._orders, counts, strict=True)
+        ]
+        everything = np.array([any(self._orders), *(index for each in seen for index in each)], np.int64)
+        self.comm.broadcast(everything)
+        if not everything[0]:
+            return
+        self._order_known = True
+        fusion_threshold, wire = self._settings
+        begin = 1
+        for number, (part, count) in enumerate(zip(self._parts, counts, strict=True)):
+            order = everything[begin : begin + count].tolist()
+            begin += count
+            if order != list(range(count)):
+                narrow = wire if part.pool.dtype == "float32" else None
+                self._parts[number] = part.reordered(self.comm, order, fusion_threshold, narrow)
+        self._register_hooks()
+
+    def _model_now(self) -> list[int]:
+        return [id(parameter) for module in self._model.modules() for parameter in module._parameters.values()]
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            message = "the optimizer is closed"
+            raise ClosedError(message)
+
+    def _end(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed = True
+        for part in self._parts:
+            part.pool.__exit__(kind, value, traceback)
+        self._drop_pools()
+        for key in [key for key, owner in _owners.items() if owner is self]:
+            del _owners[key]
+        if self._owns_comm:
+            self.comm.__exit__(kind, value, traceback)
+
+
+def _synchronize_flushed() -> None:
+    """Wait for the means of several optimizers, on all ranks in the same order: that in which they were made."""
+    flushed = sorted(_flushed, key=lambda optimizer: optimizer._number)
+    _flushed.clear()
+    for optimizer in flushed:
+        if optimizer._flushed:
+            optimizer.synchronize()
+
+
+def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any) -> None:
+    """Check the arguments of DistributedOptimizer, the settings of its pools aside."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
+        message = f"the optimizer is a {type(optimizer).__name__}: what is needed is an optimizer of torch.optim"
+        raise ArgumentTypeError(message)
+    if not isinstance(model, torch.nn.Module):
+        message = f"the model is a {type(model).__name__}: what is needed is a torch.nn.Module"
+        raise ArgumentTypeError(message)
+    if comm is not None and not isinstance(comm, Communicator):
+        message = f"comm is a {type(comm).__name__}: what is needed is a gradientflow.Communicator"
+        raise ArgumentTypeError(message)
+    if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
+        message = f"accumulation_steps is a number of 1 or more, not {accumulation_steps!r}"
+        raise ArgumentError(message)
+
+
+def _check_parameter(name: str, parameter: torch.Tensor) -> None:
+    if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+        message = f"{name} is a {parameter.layout} tensor on {parameter.device}: only dense ones in CPU memory can go"
+        raise ArgumentTypeError(message)
+    if is_lazy(parameter):
+        message = f"{name} has no shape yet: run the model once first"
+        raise ArgumentTypeError(message)
+    if parameter.dtype not in _DTYPES:
+        message = f"{name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be averaged"
+        raise ArgumentTypeError(message)

@@ -1,0 +1,32 @@
+"""PyTorch's optimizers over gradient pools, the broadcasts before training, and the training scripts of the docs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_training_is_that_of_one_process(mpirun: Run, ranks: int) -> None:
+    """In one node, and between nodes."""
+    mpirun(ranks, "torch_optimizer", timeout=100)
+
+
+def test_examples_train(mpirun: Run) -> None:
+    """Two ranks: a mean is exact, so both doors of PyTorch go through the same weights."""
+    accuracy = {
+        name: float(mpirun(2, "execute", sys.executable, EXAMPLES / f"train_{name}.py").line("accuracy"))
+        for name in ("torch", "ddp", "numpy")
+    }
+    assert min(accuracy.values()) > 0.95
+    assert accuracy["torch"] == accuracy["ddp"]
