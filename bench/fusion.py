@@ -24,7 +24,7 @@ from gradientflow.pool import GradientPool
 from .collectives import Case
 from .contestants import OURS, Peer, then_divide
 from .data import Values
-from .fusion_plan import FusionPlan, format_threshold
+from .fusion_plan import FusionPlan, Threshold, format_threshold
 from .measure import Steps, writer
 from .shapes import Model
 
@@ -37,7 +37,7 @@ POOL_FUSION = "pool-fusion"
 
 _ALIGNMENT = 64
 
-Key = tuple[str, str, str, float | None, str]  # method, backend, memory, threshold, wire
+Key = tuple[str, str, str, Threshold | None, str]  # method, backend, memory, threshold, wire
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FusionContestant:
     ----------
     method, backend, memory, wire : str
         What it is, as results name it.
-    threshold : float or None
+    threshold : float, str or None
         In bytes, of a pool, or of the buffer of copy fusion.
     tensors : sequence of array
         The gradients, flat, in the order of backpropagation; their means are there after a step.
@@ -67,7 +67,7 @@ class FusionContestant:
     method: str
     backend: str
     memory: str
-    threshold: float | None
+    threshold: Threshold | None
     wire: str
     tensors: Sequence[Values]
     calls: int

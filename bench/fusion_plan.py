@@ -9,7 +9,10 @@ from .environment import memory_available
 from .plan import PEERS, WIRES, PlanError, check_choices, check_installed, format_size, parse_list, parse_sizes
 from .shapes import MODELS
 
-DEFAULT_THRESHOLDS = "0,1M,8M,64M,inf"
+DEFAULT_THRESHOLDS = "auto,0,1M,8M,inf"
+AUTO = "auto"  # the pool's own choice
+
+Threshold = float | str  # bytes, 0 and infinity included, or AUTO
 DEFAULT_BUFFER = "64M"  # Horovod's
 
 DTYPE = "float32"
@@ -24,7 +27,7 @@ class FusionPlan:
     ----------
     models : tuple of str
         Keys of `MODELS`: whose gradients are exchanged.
-    thresholds : tuple of float
+    thresholds : tuple of float or str
         Of the pools, in bytes: 0 for one range a tensor, infinity for one range.
     buffer_bytes : int
         Size of the buffer of copy fusion.
@@ -39,7 +42,7 @@ class FusionPlan:
     """
 
     models: tuple[str, ...]
-    thresholds: tuple[float, ...]
+    thresholds: tuple[Threshold, ...]
     buffer_bytes: int
     peers: tuple[str, ...] = ("mpi",)
     wires: tuple[str, ...] = (DTYPE,)
@@ -86,20 +89,20 @@ class FusionPlan:
             )
 
 
-def parse_thresholds(text: str) -> tuple[float, ...]:
-    """Read thresholds such as ``0,8M,inf``.
+def parse_thresholds(text: str) -> tuple[Threshold, ...]:
+    """Read thresholds such as ``auto,0,8M,inf``.
 
     Parameters
     ----------
     text : str
-        Sizes separated by commas; 0 and inf are allowed.
+        Sizes separated by commas; 0, inf and auto are allowed.
 
     Returns
     -------
-    tuple of float
-        Bytes, in the order given.
+    tuple of float or str
+        Bytes, in the order given; "auto" as it is.
     """
-    special = {"0": 0.0, "inf": math.inf}
+    special: dict[str, Threshold] = {"0": 0.0, "inf": math.inf, AUTO: AUTO}
     return tuple(
         dict.fromkeys(
             special[part.lower()] if part.lower() in special else float(parse_sizes(part)[0])
@@ -116,6 +119,8 @@ def parse_buffer(text: str) -> int:
     return sizes[0]
 
 
-def format_threshold(threshold: float) -> str:
+def format_threshold(threshold: Threshold) -> str:
     """Write a threshold as `parse_thresholds` reads it."""
+    if isinstance(threshold, str):
+        return threshold
     return "inf" if math.isinf(threshold) else format_size(int(threshold))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .collectives import Case
 from .fusion import FusionContestant
+from .fusion_plan import Threshold
 from .results import Times, figures
 from .shapes import Model
 
@@ -121,7 +122,7 @@ def summarise_step(
         parameters=model.parameters,
         bytes=case.bytes,
         memory=contestant.memory,
-        threshold_bytes="inf" if threshold == math.inf else None if threshold is None else int(threshold),
+        threshold_bytes=_threshold_bytes(threshold),
         calls=contestant.calls,
         dtype=case.dtype,
         wire=contestant.wire,
@@ -133,3 +134,9 @@ def summarise_step(
         wrong=wrong,
         **figures(case, timed, link_seconds),
     )
+
+
+def _threshold_bytes(threshold: Threshold | None) -> int | str | None:
+    if threshold is None or isinstance(threshold, str):
+        return threshold
+    return "inf" if math.isinf(threshold) else int(threshold)

@@ -70,9 +70,9 @@ def test_shapes_come_in_the_order_of_the_layers(name: str, first: list[Any], las
 
 
 def test_thresholds_are_read_and_written() -> None:
-    thresholds = parse_thresholds("0, 1M,inf,1024K,INF")
-    assert thresholds == (0.0, float(1 << 20), math.inf)
-    assert [format_threshold(threshold) for threshold in thresholds] == ["0", "1M", "inf"]
+    thresholds = parse_thresholds("0, 1M,inf,1024K,INF,auto")
+    assert thresholds == (0.0, float(1 << 20), math.inf, "auto")
+    assert [format_threshold(threshold) for threshold in thresholds] == ["0", "1M", "inf", "auto"]
     assert parse_buffer("64MiB") == 64 << 20
     for refused in (lambda: parse_thresholds("-1"), lambda: parse_buffer("1M,2M"), lambda: parse_buffer("0")):
         with pytest.raises(PlanError):

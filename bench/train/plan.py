@@ -6,7 +6,7 @@ import importlib.util
 import math
 from dataclasses import dataclass
 
-from gradientflow.bench.fusion_plan import format_threshold
+from gradientflow.bench.fusion_plan import AUTO, Threshold, format_threshold
 from gradientflow.bench.plan import WIRES, PlanError, check_choices, parse_list
 
 MODELS = ("mlp", "cnn", "lstm")
@@ -28,7 +28,7 @@ class Entry:
         One of `CONTESTANTS`, or a reference.
     wire : str or None
         Ours: what gradients are rounded to between nodes.
-    threshold : float or None
+    threshold : float, str or None
         Ours: the fusion threshold in bytes; infinite where nothing overlaps.
     approximation_rank : int or None
         PowerSGD: the rank of the matrices that are sent.
@@ -36,7 +36,7 @@ class Entry:
 
     contestant: str
     wire: str | None = None
-    threshold: float | None = None
+    threshold: Threshold | None = None
     approximation_rank: int | None = None
 
     @property
@@ -81,7 +81,7 @@ class TrainPlan:
         Of `CONTESTANTS`; the references take part unasked.
     wires : tuple of str
         Variants of ours, and with `thresholds` each with each.
-    thresholds : tuple of float
+    thresholds : tuple of float or str
         Fusion thresholds in bytes.
     approximation_ranks : tuple of int
         Variants of PowerSGD.
@@ -104,7 +104,7 @@ class TrainPlan:
     models: tuple[str, ...] = MODELS
     contestants: tuple[str, ...] = CONTESTANTS
     wires: tuple[str, ...] = ("float32", "float16")
-    thresholds: tuple[float, ...] = (8 << 20,)
+    thresholds: tuple[Threshold, ...] = (AUTO,)
     approximation_ranks: tuple[int, ...] = (1,)
     steps: int = 40
     turn: int = 5

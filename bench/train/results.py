@@ -241,7 +241,13 @@ class TrainResult:
         entry, figures = self.entry, self.figures
         threshold: int | str | None = None
         if entry.threshold is not None:
-            threshold = "inf" if math.isinf(entry.threshold) else int(entry.threshold)
+            threshold = (
+                entry.threshold
+                if isinstance(entry.threshold, str)
+                else "inf"
+                if math.isinf(entry.threshold)
+                else int(entry.threshold)
+            )
         return {
             "model": self.model,
             "parameters": self.parameters,

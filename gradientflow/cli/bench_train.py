@@ -37,7 +37,7 @@ _OPTIONS = (
     ),
     click.Option(
         ["--thresholds"],
-        default="8M",
+        default="auto",
         show_default=True,
         metavar="LIST",
         help="our fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end, without overlap",
