@@ -1,0 +1,693 @@
+"""The process group of the backend "gradientflow": PyTorch's collectives on a GradientFlow communicator."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+from mpi4py import MPI
+from torch.distributed.constants import default_pg_timeout
+
+from gradientflow.communicator import Communicator
+from gradientflow.config import Config
+from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationTimeoutError
+
+from .messages import Mailbox, Message, MessageWork
+from .monitored_barrier import monitored_barrier
+from .names import BACKEND
+from .reduce_ops import combine_bits, is_bitwise, reduction_of
+from .rendezvous import position
+from .tensors import (
+    Memory,
+    as_bytes,
+    check_same_dtype,
+    checked,
+    is_plain,
+    joined,
+    movable,
+    only,
+    overlap,
+    plain,
+    plain_like,
+    scatter_row,
+    side_by_side,
+)
+from .work import CollectiveWork, FutureThread, Work, seconds, timed_out, untraced
+
+dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+c10d: Any = torch._C._distributed_c10d  # has the options of all calls
+
+_CPU = torch.device("cpu")
+_open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call on the communicator, and what to do when it is done."""
+
+    name: str
+    arguments: dict[str, Any]
+    finish: Callable[[], object] | None = None
+
+    def then(self, store: Callable[[], object]) -> _Call:
+        """Return the same call, with one thing more to do in the end."""
+
+        def finish() -> None:
+            if self.finish is not None:
+                self.finish()
+            store()
+
+        return _Call(self.name, self.arguments, finish)
+
+
+@untraced
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """Collectives and messages among the ranks of a group, for ``torch.distributed``.
+
+    Collectives go to a `gradientflow.Communicator` of the group's own, on the memory of the tensors where it is
+    contiguous. Messages between two ranks, and all-to-all exchanges of uneven parts, are MPI's non-blocking sends and
+    receives.
+
+    Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
+    ``torch.distributed.ProcessGroup``.
+
+    Parameters
+    ----------
+    mpi : mpi4py.MPI.Intracomm
+        The ranks of the group, in its order; it belongs to the group from now on.
+    timeout : datetime.timedelta
+        How long a call waits for the other ranks.
+    name : str
+        For people to read.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, mpi: MPI.Intracomm, timeout: timedelta, name: str) -> None:
+        super().__init__(mpi.rank, mpi.size)
+        self._rank, self._size = mpi.rank, mpi.size
+        self._name, self._description = name, "undefined"
+        self._timeout = timeout
+        self._limit: float | None = None  # the communicator has its own
+        self._calls = 0
+        self._barriers = 0
+        self._process = os.getpid()
+        self._settings = _settings(timeout)
+        self._mpi = mpi
+        self._communicator = Communicator(mpi, self._settings)
+        self._callback_communicator: Communicator | None = None  # made when a callback needs it
+        self._thread = FutureThread(f"gradientflow futures {name}")
+        self._mailbox = Mailbox(mpi, f"gradientflow messages {name}")
+        _open.add(self)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End the group, after its collectives are done. Twice is harmless."""
+        self._close(orderly=True)
+
+    def abort(self) -> None:
+        """End the group without waiting for anybody; calls under way fail."""
+        self._close(orderly=False)
+
+    def _close(self, *, orderly: bool) -> None:
+        if self._process != os.getpid():
+            return
+        _open.discard(self)
+        if orderly:
+            self._communicator.close()
+            self._thread.close()  # after the callbacks, which may use what is closed next
+            if self._callback_communicator is not None:
+                self._callback_communicator.close()
+            self._mailbox.close(orderly=True)
+        else:
+            for communicator in (self._communicator, self._callback_communicator):
+                if communicator is not None:
+                    communicator._native.close(False)
+            self._mailbox.close(orderly=False)
+            self._thread.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long calls wait from now on; not longer than the group was made with, as far as collectives go."""
+        self._timeout = timeout
+        self._limit = seconds(timeout)
+
+    # ---- names and facts -----------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802, D102
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802, D102
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802, D102
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802, D102
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802, D102
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if device.type != _CPU.type:
+            message = f"the process group {BACKEND} serves tensors in CPU memory, not on {device}"
+            raise ArgumentTypeError(message)
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    # ---- reductions ----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor over all ranks, in place."""
+        options = _options(c10d.AllreduceOptions, opts, timeout, reduceOp=opts)
+        tensor = checked(only(tensors, "allreduce"))
+        return self._run([self._allreduce(tensor, options.reduceOp)], [tensor], options)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce several tensors over all ranks, in place."""
+        options = _options(c10d.AllreduceCoalescedOptions, opts)
+        outputs = [checked(tensor) for tensor in tensors]
+        return self._run([self._allreduce(tensor, options.reduceOp) for tensor in outputs], outputs, options)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor over all ranks; the root gets the result, in place."""
+        options = _options(c10d.ReduceOptions, opts, timeout, rootRank=opts, reduceOp=op)
+        tensor = checked(only(tensors, "reduce"))
+        source, root = plain(tensor), self._root(options)
+        if is_bitwise(source, options.reduceOp):
+            target = tensor if self._rank == root else plain_like(tensor)
+            return self._run([self._combine(source, target, options.reduceOp)], [tensor], options)
+        reduction = reduction_of(source, options.reduceOp, self._size)
+        call = _Call("reduce", {"x": Memory(reduction.operand), "root": root, "op": reduction.op})
+        if self._rank == root and not _same_memory(reduction.operand, tensor):
+            call = call.then(partial(reduction.store, tensor, reduction.operand))
+        return self._run([call], [tensor], options)
+
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce a tensor for each rank over all ranks; every rank gets its own."""
+        options = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
+        output = checked(only(output_tensors, "reduce_scatter"))
+        parts = self._parts(_list_of(input_tensors), "reduce_scatter")
+        check_same_dtype("reduce_scatter", output, *parts)
+        if all(part.numel() == output.numel() for part in parts):
+            calls = [self._reduce_scatter(output, side_by_side(parts), options.reduceOp)]
+            return self._run(calls, [output], options)
+        if parts[self._rank].numel() != output.numel():
+            _refuse_count("reduce_scatter", output, parts[self._rank].numel())
+        copies = [part.clone(memory_format=torch.contiguous_format) for part in parts]
+        calls = [self._allreduce(copy, options.reduceOp) for copy in copies]
+        calls[self._rank] = calls[self._rank].then(lambda: output.copy_(copies[self._rank].view(output.shape)))
+        return self._run(calls, [output], options)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce a tensor of one block for each rank; every rank gets its block."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Do several of `reduce_scatter_single`."""
+        options = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
+        targets = [checked(output) for output in outputs]
+        calls = []
+        for target, tensor in zip(targets, inputs, strict=True):
+            source = checked(tensor)
+            check_same_dtype("reduce_scatter_single", target, source)
+            if source.numel() != target.numel() * self._size:
+                _refuse_count("reduce_scatter_single", source, target.numel() * self._size)
+            calls.append(self._reduce_scatter(target, plain(source).reshape(-1), options.reduceOp))
+        return self._run(calls, targets, options)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _allreduce(self, tensor: torch.Tensor, op: Any) -> _Call:
+        source = plain(tensor)
+        if is_bitwise(source, op):
+            return self._combine(source, tensor, op)
+        reduction = reduction_of(source, op, self._size)
+        arguments = {"x": Memory(reduction.operand), "op": reduction.op}
+        if _same_memory(reduction.operand, tensor):
+            return _Call("allreduce", arguments)
+        return _Call("allreduce", arguments, partial(reduction.store, tensor, reduction.operand))
+
+    def _reduce_scatter(self, target: torch.Tensor, row: torch.Tensor, op: Any) -> _Call:
+        """Reduce a plain row of one block for each rank."""
+        if is_bitwise(row, op):
+            whole = plain_like(row)
+            own = whole.view(self._size, -1)[self._rank].view(target.shape) if row.numel() else target
+            return self._combine(row, whole, op).then(partial(target.copy_, own))
+        reduction = reduction_of(row, op, self._size)
+        operand = reduction.operand
+        if operand.dtype is target.dtype and is_plain(target) and not overlap(operand, target):
+            return _Call("reduce_scatter", {"x": Memory(operand), "op": reduction.op, "out": Memory(target)})
+        result = torch.empty((*target.shape, *operand.shape[1:]), dtype=operand.dtype)
+        return _Call(
+            "reduce_scatter",
+            {"x": Memory(operand), "op": reduction.op, "out": Memory(result)},
+            partial(reduction.store, target, result),
+        )
+
+    def _combine(self, source: torch.Tensor, target: torch.Tensor, op: Any) -> _Call:
+        """Reduce bitwise: gather everything, then combine."""
+        bits = as_bytes(source)
+        rows = torch.empty((self._size, bits.numel()), dtype=torch.uint8)
+        return _Call(
+            "allgather",
+            {"x": Memory(bits), "out": Memory(rows)},
+            partial(combine_bits, rows, op, target),
+        )
+
+    # ---- copies --------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Copy the root's tensor to all ranks, in place."""
+        options = _options(c10d.BroadcastOptions, opts, timeout, rootRank=opts)
+        tensor = checked(only(tensors, "broadcast"))
+        root = self._root(options)
+        memory = plain(tensor)
+        arguments = {"x": Memory(movable(memory)), "root": root}
+        finish = None if memory is tensor or self._rank == root else partial(tensor.copy_, memory)
+        return self._run([_Call("broadcast", arguments, finish)], [tensor], options)
+
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks on every rank; they may be of different sizes."""
+        options = _options(c10d.AllgatherOptions, opts, timeout)
+        outputs = self._parts(_list_of(output_tensors), "allgather")
+        return self._run([self._allgather(outputs, only(input_tensors, "allgather"))], outputs, options)
+
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        input_list: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
+        """Collect several tensors of all ranks: the i-th of rank r goes to ``output_lists[r][i]``."""
+        options = _options(c10d.AllgatherOptions, opts)
+        outputs = [self._parts(parts, "allgather_coalesced") for parts in zip(*output_lists, strict=True)]
+        calls = [self._allgather(parts, tensor) for parts, tensor in zip(outputs, input_list, strict=True)]
+        return self._run(calls, [tensor for parts in outputs for tensor in parts], options)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks side by side in one."""
+        return self.all_gather_single_coalesced([output], [input], opts, timeout)
+
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Do several of `all_gather_single`."""
+        options = _options(c10d.AllgatherOptions, opts, timeout)
+        targets = [checked(output) for output in outputs]
+        calls = []
+        for target, tensor in zip(targets, inputs, strict=True):
+            source = checked(tensor)
+            check_same_dtype("all_gather_single", target, source)
+            if target.numel() != source.numel() * self._size:
+                _refuse_count("all_gather_single", target, source.numel() * self._size)
+            row, finish = _memory_for(target)
+            arguments = {"x": Memory(movable(_apart(plain(source), row))), "out": Memory(movable(row))}
+            calls.append(_Call("allgather", arguments, finish))
+        return self._run(calls, targets, options)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks on the root."""
+        options = _options(c10d.GatherOptions, opts, timeout, rootRank=opts)
+        source, root = checked(only(input_tensors, "gather")), self._root(options)
+        memory = movable(plain(source))
+        if self._rank != root:
+            return self._run([_Call("gather", {"x": Memory(memory), "root": root})], [], options)
+        outputs = self._parts(_list_of(output_tensors), "gather")
+        check_same_dtype("gather", source, *outputs)
+        for output in outputs:
+            if output.numel() != source.numel():
+                _refuse_count("gather", output, source.numel())
+        row, finish = _row_for(outputs)
+        arguments = {"x": Memory(_apart(memory, row)), "root": root, "out": Memory(movable(row))}
+        return self._run([_Call("gather", arguments, finish)], outputs, options)
+
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Send every rank its one of the root's tensors."""
+        options = _options(c10d.ScatterOptions, opts, timeout, rootRank=opts)
+        target, root = checked(only(output_tensors, "scatter")), self._root(options)
+        memory, finish = _memory_for(target)
+        arguments = {"root": root, "out": Memory(movable(memory))}
+        if self._rank == root:
+            parts = self._parts(_list_of(input_tensors), "scatter")
+            check_same_dtype("scatter", target, *parts)
+            for part in parts:
+                if part.numel() != target.numel():
+                    _refuse_count("scatter", part, target.numel())
+            arguments["x"] = Memory(movable(_apart(side_by_side(parts), memory)))
+        return self._run([_Call("scatter", arguments, finish)], [target], options)
+
+    def alltoall(
+        self,
+        output_tensors: Sequence[torch.Tensor],
+        input_tensors: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send a tensor to every rank and receive one from every rank, of any sizes."""
+        options = _options(c10d.AllToAllOptions, opts, timeout)
+        outputs, inputs = self._parts(output_tensors, "alltoall"), self._parts(input_tensors, "alltoall")
+        return self._exchange(outputs, inputs, outputs, None, options)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send a block of a tensor to every rank and receive one from every rank.
+
+        Without sizes the blocks are equal. With sizes, which count rows, they may be uneven.
+        """
+        options = _options(c10d.AllToAllOptions, opts, timeout)
+        target, source = checked(output), plain(checked(input))
+        check_same_dtype("all_to_all_single", target, source)
+        memory, finish = _memory_for(target)
+        # Every rank has to take the same path: sizes, even equal ones, always mean messages.
+        if output_split_sizes or input_split_sizes:
+            outputs = self._blocks(memory, output_split_sizes, "output")
+            inputs = self._blocks(source, input_split_sizes, "input")
+            return self._exchange(outputs, inputs, [target], finish, options)
+        if source.numel() != target.numel() or source.numel() % self._size:
+            _refuse_count("all_to_all_single", source, target.numel() // self._size * self._size)
+        arguments = {"x": Memory(movable(_apart(source, memory))), "out": Memory(movable(memory))}
+        return self._run([_Call("alltoall", arguments, finish)], [target], options)
+
+    alltoall_base = all_to_all_single
+
+    def _allgather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> _Call:
+        source = plain(checked(tensor))
+        check_same_dtype("allgather", source, *outputs)
+        if outputs[self._rank].numel() != source.numel():
+            _refuse_count("allgather", outputs[self._rank], source.numel())
+        row, finish = _row_for(outputs)
+        source = _apart(source, row)
+        x, out = movable(source), movable(row)
+        if all(output.numel() == source.numel() for output in outputs):
+            return _Call("allgather", {"x": Memory(x), "out": Memory(out)}, finish)
+        scale = out.element_size()
+        counts = [output.nbytes // scale for output in outputs]
+        return _Call("allgatherv", {"x": Memory(x), "counts": counts, "out": Memory(out)}, finish)
+
+    def _exchange(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        results: list[torch.Tensor],
+        finish: Callable[[], object] | None,
+        options: Any,
+    ) -> Work:
+        """Exchange tensors of any sizes with all ranks, in messages."""
+        check_same_dtype("alltoall", *outputs, *inputs)
+        if outputs[self._rank].numel() != inputs[self._rank].numel():
+            _refuse_count("alltoall", outputs[self._rank], inputs[self._rank].numel())
+        sources = [plain(tensor) for tensor in inputs]
+        sources = [
+            source.clone() if any(overlap(source, output) for output in outputs) else source for source in sources
+        ]
+        memories = [output if is_plain(output) else plain_like(output) for output in outputs]
+        self._calls += 1
+        messages: list[Message] = []
+        tag = self._mailbox.alltoall_tags[self._thread.is_current]
+        others = [(self._rank + step) % self._size for step in range(1, self._size)]
+        messages += [self._mailbox.receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
+        messages += [self._mailbox.send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
+
+        def store() -> None:
+            memories[self._rank].copy_(sources[self._rank].view(memories[self._rank].shape))
+            for output, memory in zip(outputs, memories, strict=True):
+                if memory is not output:
+                    output.copy_(memory)
+            if finish is not None:
+                finish()
+
+        if not messages:
+            store()
+        return CollectiveWork(self._thread, results, messages, [store], self._limit_of(options, messages=True))
+
+    # ---- synchronisation -----------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Wait until all ranks are here."""
+        options = _options(c10d.BarrierOptions, opts, timeout)
+        return self._run([_Call("barrier", {})], [], options)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks are here; if some do not come in time, name them.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            How long rank 0 waits; by default the group's timeout.
+        wait_all_ranks : bool
+            Accepted for PyTorch's sake: all missing ranks are named either way.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            On rank 0 and on the ranks that came, if others did not.
+        """
+        limit = seconds(timeout, self._timeout.total_seconds()) or 0.0
+        self._barriers += 1
+        monitored_barrier(self._mailbox, self._rank, self._size, self._barriers, limit)
+
+    # ---- between two ranks ---------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Start to send a tensor to a rank."""
+        self._mailbox.check_tag(tag)
+        self._check_rank(dst)
+        tensor = checked(only(tensors, "send"))
+        return self._message_work(tensor, self._mailbox.send(plain(tensor), dst, tag), None)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Start to receive a tensor from a rank."""
+        self._check_rank(src)
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Start to receive a tensor from whichever rank sends one; the work's `source_rank` tells which."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Any, src: int | None, tag: int) -> Work:
+        self._mailbox.check_tag(tag)
+        tensor = checked(only(tensors, "recv"))
+        memory, finish = _memory_for(tensor)
+        return self._message_work(tensor, self._mailbox.receive(memory, src, tag), finish)
+
+    def _message_work(self, tensor: torch.Tensor, message: Message, finish: Callable[[], object] | None) -> Work:
+        return MessageWork(tensor, self._mailbox, message, [finish] if finish else [], self._timeout.total_seconds())
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _run(self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any) -> Work:
+        """Make the calls: in this thread if the caller would wait for them at once, else in the background."""
+        self._calls += 1
+        limit = self._limit_of(options)
+        communicator = self._own_communicator()
+        if options.asyncOp or limit is not None:
+            handles = [getattr(communicator, f"{call.name}_async")(**call.arguments) for call in calls]
+            finishing = [call.finish for call in calls if call.finish is not None]
+            return CollectiveWork(self._thread, outputs, handles, finishing, limit)
+        try:
+            for call in calls:
+                getattr(communicator, call.name)(**call.arguments)
+                if call.finish is not None:
+                    call.finish()
+        except CommunicationTimeoutError as error:
+            raise timed_out(error) from error
+        return CollectiveWork(self._thread, outputs)
+
+    def _own_communicator(self) -> Communicator:
+        """Return the communicator for the calls of this thread.
+
+        The order of calls made in callbacks, among those of other threads, may differ between ranks: they have a
+        communicator of their own.
+        """
+        if not self._thread.is_current:
+            return self._communicator
+        if self._callback_communicator is None:
+            self._callback_communicator = Communicator(self._mpi, self._settings)
+        return self._callback_communicator
+
+    def _limit_of(self, options: Any, *, messages: bool = False) -> float | None:
+        """Return after how many seconds a wait for a call ends, if the communicator does not see to it."""
+        return seconds(options.timeout, self._timeout.total_seconds() if messages else self._limit)
+
+    def _root(self, options: Any) -> int:
+        root: int = options.rootRank
+        self._check_rank(root)
+        return root
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            message = f"rank {rank} is not in the group: its ranks are 0 to {self._size - 1}"
+            raise ArgumentError(message)
+
+    def _parts(self, tensors: Sequence[torch.Tensor], call: str) -> list[torch.Tensor]:
+        """Return a list of one tensor for each rank."""
+        if len(tensors) != self._size:
+            message = f"{call} takes a list of one tensor for each of the {self._size} ranks, not of {len(tensors)}"
+            raise ArgumentError(message)
+        return [checked(tensor) for tensor in tensors]
+
+    def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int], what: str) -> list[torch.Tensor]:
+        """Cut a tensor into one block of rows for each rank."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            sizes = [rows // self._size] * self._size
+        if len(sizes) != self._size or sum(sizes) != rows:
+            message = f"the {what} has {rows} rows, which are not {list(sizes)} for each of the {self._size} ranks"
+            raise ArgumentError(message)
+        return list(torch.split(tensor, list(sizes)))
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroup:
+    """Make a process group; called by ``torch.distributed`` on the ranks that belong to it.
+
+    Parameters
+    ----------
+    options : torch.distributed._DistributedBackendOptions
+        Its ranks, name and timeout.
+    backend_options : None
+        The backend has no options.
+    """
+    if backend_options is not None:
+        message = f"the backend {BACKEND} has no options: leave pg_options out"
+        raise ArgumentTypeError(message)
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        message = f"the backend {BACKEND} needs an MPI that was initialised with MPI_THREAD_MULTIPLE"
+        raise ArgumentError(message)
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        position(dist.get_rank(), dist.get_world_size())
+    else:
+        ranks = list(range(position(options.group_rank, options.group_size)[1]))
+    world = MPI.COMM_WORLD
+    # Only the members are here, so only they take part. The tag keeps groups apart that are made at the same time; it
+    # is not made of the group's name, which is not always the same on all members (use_local_synchronization).
+    tag = zlib.crc32(repr(ranks).encode()) % 32768
+    everybody = world.Get_group()
+    members = everybody.Incl(ranks)
+    try:
+        mpi = world.Create_group(members, tag)
+    finally:
+        members.Free()
+        everybody.Free()
+    return ProcessGroup(mpi, options.timeout, options.group_id)
+
+
+def _settings(timeout: timedelta) -> Config:
+    """Return the settings of a group's communicator: a timeout that the user has not set leaves it to our own."""
+    if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
+        return Config()
+    return Config(timeout=timeout.total_seconds())
+
+
+def _options(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
+    """Return the options of a call: those given, or made of the values that its short form takes instead."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if timeout is not None:
+        options.timeout = timeout
+    for name, value in values.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options
+
+
+def _list_of(tensors: Any) -> Sequence[torch.Tensor]:
+    """Return the list of tensors, which PyTorch puts into another list."""
+    found: Sequence[torch.Tensor] = tensors
+    if not (tensors and isinstance(tensors[0], torch.Tensor)):
+        found = only(tensors, "the call")
+    return found
+
+
+def _same_memory(operand: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return operand.data_ptr() == tensor.data_ptr()
+
+
+def _apart(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return a source that the call can read while it writes to the other tensor."""
+    return source.clone() if overlap(source, other) else source
+
+
+def _memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
+    """Return plain memory for what a tensor shall hold, and how it gets there afterwards."""
+    if is_plain(target):
+        return target, None
+    memory = plain_like(target)
+    return memory, partial(target.copy_, memory)
+
+
+def _row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object] | None]:
+    """Return memory for the elements of all outputs, and how they get there afterwards."""
+    row = joined(outputs)
+    if row is not None:
+        return row, None
+    row = torch.empty(sum(output.numel() for output in outputs), dtype=outputs[0].dtype)
+    return row, partial(scatter_row, row, outputs)
+
+
+def _refuse_count(call: str, tensor: torch.Tensor, wanted: int) -> None:
+    message = f"{call} needs a tensor of {wanted} elements here, not of {tensor.numel()}"
+    raise ArgumentError(message)
+
+
+@atexit.register
+def _close_all() -> None:
+    """End what is still open when the interpreter exits, without waiting for anybody."""
+    for group in list(_open):
+        group.abort()

@@ -1,0 +1,132 @@
+"""PyTorch's reductions, expressed in those of the core.
+
+The core knows sum, mean, max, min and prod on some dtypes. Other dtypes are reduced as one of these: complex numbers as
+pairs, small integers in wider ones, unsigned 64-bit integers as signed ones of the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from gradientflow.errors import ArgumentTypeError
+
+from .tensors import CORE_DTYPES, as_bytes, plain_like
+
+ReduceOp: Any = torch.distributed.ReduceOp
+
+_NAMES = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "mean",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+}
+_BITWISE = {ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor}
+# A bool is one bit: a sum, as PyTorch counts it, is true if any is.
+_ON_BOOL = {
+    ReduceOp.SUM: "max",
+    ReduceOp.MAX: "max",
+    ReduceOp.BOR: "max",
+    ReduceOp.PRODUCT: "min",
+    ReduceOp.MIN: "min",
+    ReduceOp.BAND: "min",
+}
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_HIGHEST_BIT = -(1 << 63)  # with it flipped, signed numbers have the order of unsigned ones
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What the core does for a reduction.
+
+    Attributes
+    ----------
+    op : str
+        The core's op.
+    operand : torch.Tensor
+        What it reduces: the memory of the tensor itself, or a copy.
+    store : callable
+        ``store(target, result)`` writes a result of the core to a tensor of the original dtype.
+    """
+
+    op: str
+    operand: torch.Tensor
+    store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_
+
+
+def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
+    """Tell whether a reduction combines bits, which the core cannot do; the ranks then gather and combine.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If the bits of the dtype cannot be combined.
+    """
+    kind, dtype = op.op, tensor.dtype
+    if kind not in _BITWISE or (dtype is torch.bool and kind in _ON_BOOL):
+        return False
+    _check(kind, dtype, not dtype.is_floating_point and not dtype.is_complex)
+    return True
+
+
+def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
+    """Combine the rows of a matrix of bytes, and write them to a tensor."""
+    combined = plain_like(target)
+    _BITWISE[op.op].reduce(rows.numpy(), axis=0, out=as_bytes(combined).numpy())
+    target.copy_(combined)
+
+
+def reduction_of(tensor: torch.Tensor, op: Any, size: int) -> Reduction:
+    """Say how the core reduces a plain tensor over `size` ranks.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If the op is not defined on the dtype.
+    """
+    kind, dtype = op.op, tensor.dtype
+    if kind == ReduceOp.PREMUL_SUM:
+        _check(kind, dtype, dtype.is_floating_point or dtype.is_complex)
+        tensor, kind = (tensor * op.factor).to(dtype), ReduceOp.SUM
+    if dtype is torch.bool:
+        _check(kind, dtype, kind in _ON_BOOL)
+        return Reduction(_ON_BOOL[kind], tensor)
+    if dtype.is_complex:
+        _check(kind, dtype, kind in (ReduceOp.SUM, ReduceOp.AVG))
+        return Reduction(_NAMES[kind], torch.view_as_real(tensor), _store_pairs)
+    _check(kind, dtype, kind in _NAMES)
+    if kind == ReduceOp.AVG and not dtype.is_floating_point:
+        _check(kind, dtype, dtype is not torch.uint64)
+        return Reduction("sum", tensor.to(torch.int64, copy=True), partial(_store_quotient, size))
+    if dtype is torch.uint64:
+        flip = 0 if kind in (ReduceOp.SUM, ReduceOp.PRODUCT) else _HIGHEST_BIT
+        return Reduction(_NAMES[kind], tensor.view(torch.int64) ^ flip, partial(_store_flipped, flip))
+    if dtype in _WIDER:
+        return Reduction(_NAMES[kind], tensor.to(_WIDER[dtype]))
+    _check(kind, dtype, dtype in CORE_DTYPES)
+    return Reduction(_NAMES[kind], tensor)
+
+
+def _store_pairs(target: torch.Tensor, result: torch.Tensor) -> None:
+    target.copy_(torch.view_as_complex(result))
+
+
+def _store_quotient(size: int, target: torch.Tensor, result: torch.Tensor) -> None:
+    target.copy_(result.div_(size, rounding_mode="trunc"))
+
+
+def _store_flipped(flip: int, target: torch.Tensor, result: torch.Tensor) -> None:
+    target.copy_((result ^ flip).view(torch.uint64))
+
+
+def _check(kind: Any, dtype: torch.dtype, defined: bool) -> None:
+    if not defined:
+        message = f"the reduction {kind.name} is not defined on {dtype}"
+        raise ArgumentTypeError(message)

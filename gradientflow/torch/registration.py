@@ -1,0 +1,73 @@
+"""Making the backend "gradientflow" known to PyTorch.
+
+PyTorch calls `register` while it is imported, because the installed package names it under ``torch.backends``. So
+nothing heavy is imported here, and MPI is not touched before a process group is made. PyTorch itself is imported in
+the functions, because its import may come here in the midst of this module's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from .names import BACKEND
+
+
+def register() -> None:
+    """Register the backend with ``torch.distributed``, which then makes its process groups. Twice is harmless."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    if not dist.is_available() or BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    distributed = dist.distributed_c10d
+    dist.init_process_group = distributed.init_process_group = _finding_ranks(distributed.init_process_group)
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from gradientflow._location import load_core
+
+    load_core()  # or says what is wrong with MPI
+    from .process_group import create
+
+    return create(options, backend_options)
+
+
+def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``init_process_group``: what it wants to be told about the ranks of this backend, MPI knows."""
+    signature = inspect.signature(init_process_group)
+
+    @functools.wraps(init_process_group)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if _is_meant(given.get("backend")):
+            given.update(_found(given))
+        init_process_group(**given)
+
+    return wrapper
+
+
+def _is_meant(backend: Any) -> bool:
+    """Tell whether the name of a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or has ours."""
+    return BACKEND in [part.rpartition(":")[2] for part in str(backend).lower().split(",")]
+
+
+def _found(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``init_process_group`` that MPI adds to those given."""
+    from torch.distributed.constants import default_pg_timeout
+
+    from .rendezvous import make_store, position
+
+    url = urlsplit(given.get("init_method") or "env://")
+    if not {"rank", "world_size"}.isdisjoint(parse_qs(url.query)):
+        return {}
+    rank, size = position(given.get("rank", -1), given.get("world_size", -1))
+    found: dict[str, Any] = {"rank": rank, "world_size": size}
+    if given.get("store") is None and url.scheme == "env":
+        found["store"] = make_store(given.get("timeout") or default_pg_timeout)
+        found["init_method"] = None
+    return found

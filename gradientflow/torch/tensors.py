@@ -1,0 +1,143 @@
+"""PyTorch's tensors as memory that the core and MPI read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+
+CORE_DTYPES = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    }
+)
+
+
+class Memory:
+    """The memory of a contiguous tensor, as the core takes it: through DLPack, at the least expense."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Return a capsule that keeps the memory alive."""
+        return to_dlpack(self._tensor)
+
+
+def checked(tensor: Any) -> torch.Tensor:
+    """Return a tensor, without its history, if it can be sent or received at all.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        Unless it is a dense tensor in CPU memory.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        message = f"a process group takes tensors, not a {type(tensor).__name__}"
+        raise ArgumentTypeError(message)
+    if tensor.layout is not torch.strided:
+        message = f"a {tensor.layout} tensor cannot be sent or reduced: make it dense with to_dense() first"
+        raise ArgumentTypeError(message)
+    if not tensor.is_cpu:
+        message = f"the process group gradientflow serves tensors in CPU memory, not on {tensor.device}"
+        raise ArgumentTypeError(message)
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements lie in memory one after the other, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it that is plain."""
+    return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def plain_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor of the same shape and dtype that is plain."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a plain tensor as a row of bytes."""
+    # Not reshape(-1): it keeps a stride that does not matter, but with which view refuses.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a plain tensor in a dtype that the core can move: the tensor's own where it can."""
+    return tensor if tensor.dtype in CORE_DTYPES else as_bytes(tensor)
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two plain tensors share memory."""
+    begin, other = a.data_ptr(), b.data_ptr()
+    return begin < other + b.nbytes and other < begin + a.nbytes
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return tensors that lie side by side in one piece of memory, such as the chunks of one, as one row."""
+    first = tensors[0]
+    end = first.data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        if (
+            tensor.data_ptr() != end
+            or tensor.untyped_storage().data_ptr() != storage
+            or tensor.dtype is not first.dtype
+            or not is_plain(tensor)
+        ):
+            return None
+        end += tensor.nbytes
+    return first.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of tensors as one row: where they lie, if they do so side by side, else a copy."""
+    row = joined(tensors)
+    return torch.cat([plain(tensor).reshape(-1) for tensor in tensors]) if row is None else row
+
+
+def scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the elements of a row into tensors, one after the other."""
+    for tensor, part in zip(tensors, torch.split(row, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+def only(tensors: Any, call: str) -> Any:
+    """Return the only element of a list, or what is given without one.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If there are more or none: a rank has one device, its CPU.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        message = f"{call} takes one tensor for each rank, not {len(tensors)}"
+        raise ArgumentError(message)
+    return tensors[0]
+
+
+def check_same_dtype(call: str, *tensors: torch.Tensor) -> None:
+    """Raise unless all tensors of a call have one dtype."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        message = f"{call} takes tensors of one dtype, not of {' and '.join(sorted(map(str, dtypes)))}"
+        raise ArgumentTypeError(message)

@@ -1,0 +1,282 @@
+"""What a call on a process group returns: a work, its future, and the thread in which futures are completed."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch
+import torch.distributed
+
+from gradientflow.errors import CommunicationTimeoutError
+
+dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+_Future: Any = torch.futures.Future
+
+T = TypeVar("T")
+
+
+def untraced(cls: type[T]) -> type[T]:
+    """Keep torch.compile out of the public methods of a class: there is nothing to compile, and it fails on them."""
+    for name, method in vars(cls).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+    return cls
+
+
+class Call(Protocol):
+    """A call under way: a handle of the core, or a message."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Wait for the end; raise what it ended with, or `CommunicationTimeoutError` if the timeout passes first."""
+
+
+class FutureThread:
+    """A thread that waits for works and runs the callbacks of their futures, one after the other.
+
+    A callback may itself make collective calls and wait for them. All ranks have to make them in the same order, so
+    callbacks run in the order in which they were registered, never in the thread that registers them. The thread
+    starts with the first task, and sleeps while there is nothing to do.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    def run(self, task: Callable[[], object]) -> None:
+        """Run a task after all those before it; at once if the caller is one of them."""
+        if self.is_current:
+            task()
+            return
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread.start()
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """End the thread, after the tasks that it has; the calls they wait for must have ended or be about to."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None and not self.is_current:
+            self._tasks.put(None)
+            thread.join()
+            self._thread = None
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # or its tensors would live until the next one comes
+
+
+@untraced
+class Future(_Future):  # type: ignore[misc]
+    """A future whose callbacks run in the thread of the process group."""
+
+    def __init__(self, thread: FutureThread) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of what the callback returns, which gets this one once it is completed."""
+        result = Future(self._thread)
+        self._thread.run(lambda: result.complete(lambda: callback(self)))
+        return result
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Call the callback with this future once it is completed."""
+        self.then(callback)
+
+    def complete(self, value: Callable[[], Any]) -> None:
+        """Take over what a function returns or raises."""
+        try:
+            self.set_result(value())
+        except Exception as error:
+            self._set_unwrap_func(_Failure.raise_error)
+            self.set_result(_Failure(error))
+
+
+class _Failure:
+    """An error as the value of a future.
+
+    To Python, the future raises it. C++, in which DistributedDataParallel is written, sees the value, and pickles it
+    to find the tensors in it: then it is raised as well.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def raise_error(self) -> NoReturn:
+        raise self.error
+
+    def __reduce__(self) -> NoReturn:
+        raise self.error.with_traceback(None)
+
+
+@untraced
+class Work(dist.Work):  # type: ignore[misc]
+    """Something that a process group does, under way or done.
+
+    Parameters
+    ----------
+    outputs : list of torch.Tensor
+        Where the results go; the value of the future.
+    calls : sequence of Call
+        What is under way.
+    finish : sequence of callables
+        They write results to where they belong, once the calls are done.
+    limit : float, optional
+        Seconds after which a wait ends with an error; by default the calls set a limit themselves.
+    """
+
+    def __init__(
+        self,
+        outputs: list[torch.Tensor],
+        calls: Sequence[Call] = (),
+        finish: Sequence[Callable[[], object]] = (),
+        limit: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._calls = calls
+        self._finish = finish
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._ended = not calls
+        self._error: Exception | None = None
+        self._future: Any = None  # made when it is asked for
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is done.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            How long to wait at most; by default as long as the call itself may take.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the call goes on and can be waited for again.
+        gradientflow.errors.GradientFlowError
+            What the call ended with.
+        """
+        if not self._ended:
+            self._await(seconds(timeout, self._limit))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the call is done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Tell whether the call has ended, well or badly."""
+        if not self._ended and all(call.done for call in self._calls):
+            self._await(None)
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Tell whether the call has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Return the error that the call has ended with, if any."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the results."""
+        return self._outputs
+
+    def _await(self, limit: float | None) -> None:
+        """Wait for the calls and take over how they ended; raise only if the limit passes first."""
+        error = self._wait_for_calls(limit)
+        if isinstance(error, CommunicationTimeoutError):
+            error = timed_out(error)
+            if not all(call.done for call in self._calls):
+                raise error
+        with self._lock:
+            if self._ended:
+                return
+            if error is None:
+                try:
+                    for store in self._finish:
+                        store()
+                except Exception as reason:
+                    error = reason
+            self._finish = ()
+            self._error = error
+            self._ended = True
+
+    def _wait_for_calls(self, limit: float | None) -> Exception | None:
+        """Return the error that the first failing call ends with, or that the limit has passed."""
+        begin, left = time.monotonic(), limit
+        try:
+            for call in self._calls:
+                call.wait(left)
+                if limit is not None:
+                    left = max(0.0, begin + limit - time.monotonic())
+        except Exception as error:
+            return error
+        return None
+
+
+@untraced
+class CollectiveWork(Work):
+    """A collective call as a work; its future is completed in the group's thread for that."""
+
+    def __init__(
+        self,
+        thread: FutureThread,
+        outputs: list[torch.Tensor],
+        calls: Sequence[Call] = (),
+        finish: Sequence[Callable[[], object]] = (),
+        limit: float | None = None,
+    ) -> None:
+        super().__init__(outputs, calls, finish, limit)
+        self._thread = thread
+
+    def get_future(self) -> Future:
+        """Return a future whose value is the list of result tensors."""
+        with self._lock:
+            known, future = self._future, self._future or Future(self._thread)
+            self._future = future
+        if known is None:
+            if self._ended:
+                future.complete(self._value)
+            else:
+                self._thread.run(lambda: future.complete(self._value))
+        return future
+
+    def _value(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+
+def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:
+    """Return a timeout in seconds; PyTorch's unset ones, 0 and less, are the default."""
+    given = 0.0 if timeout is None else timeout.total_seconds()
+    return given if given > 0 else default
+
+
+def timed_out(error: CommunicationTimeoutError) -> CommunicationTimeoutError:
+    """Return the error in the words that users of process groups look for."""
+    return CommunicationTimeoutError(f"Timed out: {error}")

@@ -1,0 +1,197 @@
+"""How process groups begin and end: all ways to say who the ranks are, timeouts, ranks that leave, an untidy exit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support import RANK, SIZE, WORLD, raises, run
+
+from gradientflow.errors import (
+    ArgumentError,
+    ClosedError,
+    CommunicationError,
+    CommunicationTimeoutError,
+    PeerError,
+)
+from gradientflow.torch.registration import register
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def environment(**variables: object) -> Iterator[None]:
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    yield
+    for name in variables:
+        del os.environ[name]
+
+
+@contextmanager
+def group(*arguments: Any, timeout: float = 30, **options: Any) -> Iterator[Any]:
+    dist.init_process_group(*arguments, timeout=timedelta(seconds=timeout), **options)
+    assert (dist.get_rank(), dist.get_world_size()) == (RANK, SIZE)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def check_sum() -> None:
+    x = torch.full((1000,), float(RANK))
+    dist.all_reduce(x)
+    assert (x == SIZE * (SIZE - 1) / 2).all()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"from {RANK}", "hello")
+    assert store.get(f"from {SIZE - 1 - RANK}") == b"hello"
+    dist.barrier()  # rank 0 serves the store
+
+
+def free_port() -> int:
+    port = 0
+    if RANK == 0:
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        port = store.port
+    found: int = WORLD.bcast(port)
+    return found
+
+
+def check_beginnings(folder: Path) -> None:
+    register()  # PyTorch has called it already
+    with group("gradientflow"):
+        check_sum()
+    with group(backend="cpu:gradientflow"):
+        check_sum()
+    with group("gradientflow", rank=RANK, world_size=SIZE):
+        check_sum()
+    with environment(RANK=RANK, WORLD_SIZE=SIZE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port()):
+        with group("gradientflow", init_method="env://"):
+            check_sum()
+        with group("gradientflow"):
+            check_sum()
+    with environment(MASTER_ADDR="localhost"), group("gradientflow"):
+        check_sum()
+    with group("gradientflow", f"file://{folder}/file"):
+        check_sum()
+    with group("gradientflow", f"tcp://127.0.0.1:{free_port()}"):
+        check_sum()
+    with group("gradientflow", f"tcp://127.0.0.1:{free_port()}?rank={RANK}&world_size={SIZE}"):
+        check_sum()
+    with group("gradientflow", store=dist.FileStore(f"{folder}/store", SIZE)):
+        check_sum()
+    with group("gradientflow"):
+        for ranks in ([0], [1], [0, 1]):
+            inner = dist.new_group(ranks, backend="gradientflow")
+            if RANK in ranks:
+                dist.barrier(group=inner)
+
+
+def check_disagreements() -> None:
+    with environment(RANK=SIZE - 1 - RANK), raises(ArgumentError, f"the rank is said to be {SIZE - 1 - RANK}"):
+        dist.init_process_group("gradientflow")
+    with environment(WORLD_SIZE=SIZE + 3), raises(ArgumentError, f"number of ranks is said to be {SIZE + 3}"):
+        dist.init_process_group("gradientflow")
+    with environment(RANK="first"), raises(ArgumentError, "RANK is 'first'"):
+        dist.init_process_group("gradientflow")
+    with raises(ArgumentError, f"but MPI says {RANK}"):
+        dist.init_process_group("gradientflow", rank=SIZE - 1 - RANK, world_size=SIZE)
+    with environment(MASTER_PORT=1 << 16), raises(ArgumentError, "MASTER_PORT is '65536'"):
+        dist.init_process_group("gradientflow")
+    with socket.create_server(("", 0)) as taken:
+        port = WORLD.bcast(taken.getsockname()[1])
+        with environment(MASTER_PORT=port), raises(CommunicationError, "rank 0 cannot serve the store", str(port)):
+            dist.init_process_group("gradientflow")
+    assert not dist.is_initialized()
+
+
+def check_timeouts() -> None:
+    for asynchronous in (False, True):
+        with group("gradientflow", timeout=0.4):
+            if RANK == 0:
+                begin = time.monotonic()
+                with raises(CommunicationTimeoutError, "Timed out", "allreduce of 3 float32"):
+                    work = dist.all_reduce(torch.zeros(3), async_op=asynchronous)
+                    assert work is not None
+                    work.get_future().wait()
+                assert time.monotonic() - begin < 10
+            WORLD.Barrier()
+    with group("gradientflow", timeout=0.3) as world:
+        if RANK == 0:
+            with raises(CommunicationTimeoutError, "Timed out", "the receive from rank 1 with tag 7"):
+                dist.recv(torch.zeros(3), 1, tag=7)
+            with raises(CommunicationTimeoutError, "Timed out", "the receive from any rank"):
+                dist.recv(torch.zeros(3))
+        WORLD.Barrier()
+        world.set_timeout(timedelta(seconds=0.1))
+        if RANK == 0:
+            with raises(CommunicationTimeoutError, "Timed out", "not done within 0.1 s"):
+                dist.barrier()
+        WORLD.Barrier()
+        if RANK == 1:
+            dist.barrier()
+        WORLD.Barrier()
+    with group("gradientflow", timeout=0.4):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        if RANK == 0:  # the error reaches the user through PyTorch's C++
+            with raises(RuntimeError, "Timed out", "allreduce"):
+                model(torch.ones(3)).sum().backward()
+        WORLD.Barrier()
+
+
+def check_leaving() -> None:
+    with group("gradientflow", timeout=30) as world:
+        receiving: Any = dist.irecv(torch.zeros(3), 1 - RANK)
+        future = receiving.get_future()
+        if RANK == 0:
+            with raises(PeerError, "rank 1 has closed"):
+                dist.all_reduce(torch.zeros(3))
+        else:
+            world.abort()
+    with raises(ClosedError, "was given up"):
+        receiving.wait()
+    with raises(ClosedError, "was given up"):
+        future.wait()
+    with raises(ClosedError, "has been destroyed"):
+        world.send([torch.zeros(1)], 1 - RANK)
+    with raises(ClosedError):
+        world.barrier().wait()
+
+
+def leave_untidily() -> None:
+    """End without a word to the process group, with everything under way."""
+    dist.init_process_group("gradientflow")
+    kept = [dist.irecv(torch.zeros(3), 1 - RANK), dist.irecv(torch.zeros(3), tag=4)]
+    kept[0].get_future()  # type: ignore[union-attr]
+    kept.append(dist.isend(torch.zeros(1 << 20), 1 - RANK, tag=5))
+    dist.new_group([0, 1])
+    kept += [dist.all_reduce(torch.zeros(100000), async_op=True) for _ in range(5)]
+    if RANK == 0:
+        for _ in range(3):  # without the other rank
+            future = dist.all_reduce(torch.zeros(100000), async_op=True).get_future()  # type: ignore[union-attr]
+            future.then(lambda done: done.wait())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=dist.new_group([RANK]))
+    model(torch.ones(3)).sum().backward()
+    sys.modules["kept"] = kept  # type: ignore[assignment]
+
+
+def main() -> None:
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    with tempfile.TemporaryDirectory() as folder:
+        check_beginnings(Path(WORLD.bcast(folder)))
+        WORLD.Barrier()
+    check_disagreements()
+    check_timeouts()
+    check_leaving()
+    leave_untidily()
+
+
+run(main)

@@ -1,0 +1,311 @@
+"""What PyTorch builds on process groups, on "gradientflow": every result is compared with one computed without it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from support import RANK, SIZE, WORLD, raises, run
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gradientflow.errors import ArgumentTypeError
+
+FOLDER = sys.argv[1]  # for checkpoints
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
+
+
+def batch(rank: int, step: int = 0) -> torch.Tensor:
+    return torch.randn(8, 20, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], rank: int = RANK, step: int = 0) -> torch.Tensor:
+    return model(batch(rank, step)).square().mean()
+
+
+def train(model: nn.Module, optimizer: Any, steps: Iterable[int] = range(3)) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, RANK, step).backward()
+        optimizer.step()
+
+
+def trained_alone(make: Callable[[Any], Any], steps: Iterable[int] = range(3)) -> nn.Module:
+    """Train on the batches of all ranks."""
+    model = network()
+    optimizer = make(model.parameters())
+    for step in steps:
+        optimizer.zero_grad()
+        (sum(loss_of(model, rank, step) for rank in range(SIZE)) / SIZE).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    return model
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def close(model: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) -> None:
+    for (name, found), other in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        found = getattr(found, "full_tensor", lambda found=found: found)()
+        assert torch.allclose(found, other, rtol=tolerance, atol=tolerance), (name, (found - other).abs().max())
+
+
+# ---- DistributedDataParallel -----------------------------------------------------------------------------------------
+
+
+def check_ddp() -> None:
+    alone = trained_alone(sgd)
+    for options in ({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}, {"static_graph": True}):
+        model = DistributedDataParallel(network(seed=RANK), **options)  # rank 0's parameters go to all
+        train(model, sgd(model.parameters()))
+        close(model.module, alone)
+
+
+def check_ddp_buffers() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5)))
+    for step in range(2):
+        loss_of(model, RANK, step).backward()
+    norm: Any = model.module[1]
+    mean = norm.running_mean.clone()
+    loss_of(model, RANK, 2)  # rank 0's statistics go to all before the forward pass
+    assert norm.num_batches_tracked == 3
+    gathered = [torch.empty(5) for _ in range(SIZE)]
+    dist.all_gather(gathered, mean)
+    assert SIZE == 1 or not torch.equal(gathered[0], gathered[1])
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used = nn.Linear(20, 5)
+        self.sometimes = nn.Linear(20, 5)
+        self.never = nn.Linear(20, 5)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        y: torch.Tensor = self.used(x)
+        return y + self.sometimes(x) if both else y
+
+
+def check_ddp_unused_parameters() -> None:
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(RANK, step), RANK == 0).sum().backward()
+        assert model.module.never.weight.grad is None
+        wanted = batch(0, step).sum(0) / SIZE  # only rank 0 used it
+        assert torch.allclose(model.module.sometimes.weight.grad[0], wanted, atol=1e-5)
+    sparse = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
+    with raises(ArgumentTypeError, "to_dense"):
+        sparse(torch.tensor([RANK, 5])).sum().backward()
+
+
+def check_ddp_no_sync() -> None:
+    model = DistributedDataParallel(network())
+    for step in range(3):
+        with model.no_sync() if step < 2 else nullcontext():
+            loss_of(model, RANK, step).backward()
+    alone = network()
+    (sum(loss_of(alone, rank, step) for rank in range(SIZE) for step in range(3)) / SIZE).backward()  # type: ignore[union-attr]
+    for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(found.grad, wanted.grad, atol=1e-6)
+
+
+def check_ddp_join() -> None:
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    steps = 0
+    with model.join():
+        for step in range(2 + RANK):
+            optimizer.zero_grad()
+            loss_of(model, RANK, step).backward()
+            optimizer.step()
+            steps += 1
+    assert steps == 2 + RANK
+    gathered = [torch.empty_like(model.module[0].weight) for _ in range(SIZE)]
+    dist.all_gather(gathered, model.module[0].weight.detach())
+    for each in gathered:
+        assert torch.equal(each, gathered[-1])
+
+
+def check_ddp_hooks() -> None:
+    alone = trained_alone(sgd)
+
+    def doubled(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = default_hooks.allreduce_hook(state, bucket)
+        return future.then(lambda done: 2 * done.value())
+
+    doubled.__annotations__.clear()  # PyTorch wants types there, not text
+
+    for hook, tolerance in [
+        (default_hooks.allreduce_hook, 1e-5),
+        (default_hooks.fp16_compress_hook, 1e-2),
+        (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), 1e-2),  # type: ignore[no-untyped-call]
+    ]:
+        model = DistributedDataParallel(network())
+        model.register_comm_hook(None, hook)
+        train(model, sgd(model.parameters()))
+        close(model.module, alone, tolerance)
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
+    model.register_comm_hook(None, doubled)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    close(model.module, trained_alone(lambda parameters: torch.optim.SGD(parameters, lr=0.1)))
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=5, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = sgd(model.parameters())
+    first = loss_of(model).item()
+    train(model, optimizer, [0] * 10)
+    assert loss_of(model).item() < first
+
+
+def check_zero() -> None:
+    alone = trained_alone(lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+    for as_view in (False, True):
+        model = DistributedDataParallel(network())
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, lr=0.01, parameters_as_bucket_view=as_view
+        )
+        train(model, optimizer)
+        close(model.module, alone)
+        optimizer.consolidate_state_dict(0)
+        if RANK == 0:
+            assert len(optimizer.state_dict()["state"]) == 4
+    with Join([model, optimizer]):
+        train(model, optimizer, range(1 + RANK))
+
+
+# ---- sharding --------------------------------------------------------------------------------------------------------
+
+
+def check_fsdp() -> None:
+    mesh = init_device_mesh("cpu", (SIZE,))
+    model = network()
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = sgd(model.parameters())
+    train(model, optimizer)
+    alone = trained_alone(sgd)
+    close(model, alone)
+    saved = {"model": model.state_dict(), "step": torch.tensor(3)}
+    checkpoint.save(saved, checkpoint_id=FOLDER)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    restored = {"model": model.state_dict(), "step": torch.tensor(0)}
+    checkpoint.load(restored, checkpoint_id=FOLDER)
+    model.load_state_dict(restored["model"])
+    assert restored["step"].item() == 3
+    close(model, alone)
+
+
+def check_meshes() -> None:
+    mesh = init_device_mesh("cpu", (SIZE,), mesh_dim_names=("ranks",))
+    whole = torch.arange(4.0 * SIZE * SIZE).reshape(2 * SIZE, 2 * SIZE)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(rows.to_local(), whole[2 * RANK : 2 * RANK + 2])
+    columns = rows.redistribute(placements=[Shard(1)])
+    assert torch.equal(columns.to_local(), whole[:, 2 * RANK : 2 * RANK + 2])
+    assert torch.equal(columns.redistribute(placements=[Replicate()]).to_local(), whole)
+    assert torch.equal((columns @ rows).full_tensor(), whole @ whole)
+    if SIZE % 2 == 0:
+        grid = init_device_mesh("cpu", (SIZE // 2, 2), mesh_dim_names=("outer", "inner"))
+        x = torch.tensor([float(RANK)])
+        dist.all_reduce(x, group=grid.get_group("inner"))
+        assert x.item() == RANK + (RANK ^ 1)
+
+
+def check_functional() -> None:
+    x = torch.full((2, 3), float(RANK))
+    ranks = list(range(SIZE))
+    total = sum(ranks)
+    assert (functional.all_reduce(x, "sum", ranks) == total).all()
+    assert functional.all_gather_tensor(x, 0, ranks)[::2, 0].tolist() == ranks
+    assert (functional.reduce_scatter_tensor(x.repeat(SIZE, 1), "avg", 0, ranks) == total / SIZE).all()
+    assert (functional.broadcast(x, SIZE - 1, ranks) == SIZE - 1).all()
+    exchanged = functional.all_to_all_single(torch.full((SIZE,), RANK), [1] * SIZE, [1] * SIZE, ranks)
+    assert exchanged.tolist() == ranks
+    for each in functional.all_reduce_coalesced([x, 2 * x], "sum", ranks):
+        assert each[0, 0].item() % max(total, 1) == 0
+    y = x.clone().requires_grad_()
+    torch.distributed.nn.functional.all_reduce(y).sum().backward()
+    assert (y.grad == SIZE).all()
+
+
+def check_compiled() -> None:
+    """What torch.compile makes calls the group too; so do functions that it compiles."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x * 2
+
+    x = torch.full((3,), float(RANK))
+    assert (torch.compile(step, backend="aot_eager")(x) == SIZE * (SIZE - 1)).all()
+
+    def others(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.barrier()
+        dist.reduce(y, 0)
+        dist.broadcast(y, 0)
+        work: Any = dist.all_reduce(y, async_op=True)
+        work.wait()
+        if SIZE > 1:
+            received = torch.empty_like(y)
+            sending: Any = dist.isend(y, (RANK + 1) % SIZE)
+            dist.recv(received, (RANK - 1) % SIZE)
+            sending.wait()
+            y = received
+        return y + 1
+
+    total = SIZE * (SIZE - 1)
+    assert (torch.compile(others, backend="aot_eager")(torch.full((3,), float(RANK))) == SIZE * total + 1).all()
+    model = torch.compile(DistributedDataParallel(network()), backend="aot_eager")
+    train(model, sgd(model.parameters()))
+    close(model.module, trained_alone(sgd))
+
+
+CHECKS = [
+    check_ddp,
+    check_ddp_buffers,
+    check_ddp_unused_parameters,
+    check_ddp_no_sync,
+    check_ddp_join,
+    check_ddp_hooks,
+    check_zero,
+    check_fsdp,
+    check_meshes,
+    check_functional,
+    check_compiled,
+]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # PyTorch's about itself
+    dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
+    for check in CHECKS:
+        check()
+        WORLD.Barrier()
+    dist.destroy_process_group()
+
+
+run(main)

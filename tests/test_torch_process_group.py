@@ -1,0 +1,130 @@
+"""The process group "gradientflow" for PyTorch: all its calls, what PyTorch builds on them, how it begins and ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradientflow.launch import module_command
+
+pytest.importorskip("torch")
+
+Run = Callable[..., Any]
+
+RANK_PROGRAMS = Path(__file__).resolve().parent / "ranks"
+OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith(("GRADIENTFLOW_", "TORCH_"))}
+
+
+@pytest.mark.parametrize(("ranks", "node_sizes"), [(1, "0"), (2, "01"), (3, "12")])
+def test_every_call_gives_what_numpy_gives(mpirun: Run, ranks: int, node_sizes: str) -> None:
+    """With nodes of all sizes (0: one for all ranks), one after the other in the same processes."""
+    mpirun(ranks, "process_group", *node_sizes)
+
+
+def test_what_pytorch_builds_on_process_groups(mpirun: Run, tmp_path: Path) -> None:
+    mpirun(2, "process_group_users", tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"})
+
+
+def test_groups_begin_and_end(mpirun: Run) -> None:
+    finished = mpirun(2, "process_group_life")
+    assert finished.stderr == ""  # though the last group was left open with everything under way
+
+
+LOADING = """
+import os
+import sys
+if os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0":
+    import torch
+    import torch.distributed as dist
+    assert "gradientflow" not in dist.Backend.backend_list
+import gradientflow.torch
+import torch
+import torch.distributed as dist
+
+def refused(text):
+    try:
+        dist.init_process_group("gradientflow")
+    except ValueError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
+
+assert "gradientflow" in dist.Backend.backend_list
+assert not {"mpi4py", "gradientflow.torch.process_group", "torch._dynamo"} & set(sys.modules)
+refused("mpirun -n N")
+os.environ.update(RANK="1", WORLD_SIZE="2")
+refused("was not started as one")
+os.environ.update(RANK="0", WORLD_SIZE="1")
+dist.init_process_group("gradientflow")
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x.tolist() == [1, 1, 1]
+"""
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
+    """The package registers the backend, cheaply, also in the midst of its own import, and where PyTorch does not ask.
+
+    Without an MPI job there is no group, but for one rank.
+    """
+    finished = subprocess.run(
+        [sys.executable, "-c", LOADING],
+        env={**OUTSIDE, "TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(automatic)), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+# What torchrun would set for every rank.
+AS_TORCHRUN = (
+    "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
+    'exec "$0" "$@"'
+)
+
+
+def losses(backend: str, checkpoint: Path, epochs: int, port: int) -> dict[int, float]:
+    """Run the script with a backend; return the loss of each epoch."""
+    script = [sys.executable, str(RANK_PROGRAMS / "ddp_script.py"), backend, str(checkpoint), str(epochs)]
+    if backend == "gloo":
+        script = ["sh", "-c", AS_TORCHRUN.format(port=port), *script]
+    finished = subprocess.run(
+        module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]),
+        env={**OUTSIDE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = [line.split() for line in finished.stdout.splitlines()]
+    return {int(epoch): float(loss) for _, epoch, _, loss in lines}
+
+
+def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path, free_port: int) -> None:
+    ours = losses("gradientflow", tmp_path / "ours", 2, free_port)
+    assert list(ours) == [0, 1]
+    resumed = losses("gradientflow", tmp_path / "ours", 4, free_port)
+    assert list(resumed) == [2, 3]
+    gloo = losses("gloo", tmp_path / "gloo", 4, free_port)
+    assert {**ours, **resumed} == pytest.approx(gloo, rel=1e-5)
+    assert gloo[3] < gloo[0] / 2
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
