@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,9 +196,11 @@ class GradientPool:
         if index is None:
             self._native.ready_all()
             return
-        if index < 0:
-            index += len(self._shapes)
-        self._native.ready(index if index >= 0 else len(self._shapes))
+        number, index = len(self._shapes), operator.index(index)
+        if not -number <= index < number:
+            message = f"tensor {index} is not in the pool, which has {number}"
+            raise ArgumentError(message)
+        self._native.ready(index if index >= 0 else index + number)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
@@ -279,7 +282,7 @@ def checked_threshold(threshold: Any) -> int | float | None:
             return math.inf
         return int(load_core().parse_bytes(threshold))
     try:
-        number = float(threshold)
+        number = float(min(threshold, _NO_LIMIT))
     except TypeError as error:
         message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
         raise ArgumentTypeError(message) from error

@@ -166,13 +166,12 @@ class PooledGradients:
         return bool(active)
 
     def abandon(self) -> None:
-        """End an iteration that backpropagation has begun and not ended."""
-        if self.order:
-            if len(self.parameters) not in self.order:
-                self._write_status(True)
-                self.pool.ready(len(self.parameters))
-            self.order.clear()
-            self.pool.abandon()
+        """End an iteration that backpropagation has begun, here or in the pool of another dtype, and not ended."""
+        if len(self.parameters) not in self.order:
+            self._write_status(True)
+            self.pool.ready(len(self.parameters))
+        self.order.clear()
+        self.pool.abandon()
 
     def attach(self) -> None:
         """Make the places in the pool the parameters' gradients, and write to them what gradients there are."""
@@ -181,6 +180,20 @@ class PooledGradients:
                 parameter.grad = view
             elif parameter.grad is not view:
                 self.store(index)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a gradient has been set by hand."""
+        return any(
+            parameter.grad is not view and parameter.grad is not None
+            for parameter, view in zip(self.parameters, self.views, strict=True)
+        )
+
+    def detach_unused(self) -> None:
+        """Leave parameters that have no gradient without one."""
+        for parameter, view, used in zip(self.parameters, self.views, self.used, strict=True):
+            if parameter.grad is view and not used:
+                parameter.grad = None
 
     def zero(self, forget: bool) -> None:
         """Zero all gradients at once; forget which parameters had some, or let these count as used."""

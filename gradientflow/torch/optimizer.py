@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,16 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
 _numbers = itertools.count()
-_flushed: list[DistributedOptimizer] = []  # whose gradients are on their way at the end of a backward pass
+
+
+class _Flushed(threading.local):
+    """The optimizers whose gradients are on their way at the end of a backward pass of this thread."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[DistributedOptimizer] = []
+
+
+_flushed = _Flushed()
 
 # The optimizer that a parameter, by its id, belongs to.
 _owners: weakref.WeakValueDictionary[int, DistributedOptimizer] = weakref.WeakValueDictionary()
@@ -108,6 +118,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._parts: list[PooledGradients] = []
         self._hooks: list[Any] = []
         self._model_at_start: list[int] = []
+        self._pooled: set[int] = set()  # parameters, by their ids
         self._task = _NO_TASK  # the backward pass that is known
         self._passes = 0  # backward passes since the last step
         self._no_sync = False
@@ -187,8 +198,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             gradients. With several ranks ``grad`` stays a view of the pool either way.
         """
         self._check_open()
-        for part in self._parts:
-            part.abandon()
+        self._abandon()
         self._passes = 0
         self._flushed = self._synchronized = False
         for part in self._parts:
@@ -208,8 +218,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if not self._parts:
             return self._inner.step() if closure is None else self._inner.step(closure)
         if closure is None:
-            if not self._synchronized:
-                self.synchronize()
+            self.synchronize()
             with self.comm.span("step"):
                 result = self._inner.step()
         else:
@@ -239,7 +248,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         ranks only counts as zeros on the others; one that has none on any rank keeps None.
         """
         self._check_open()
-        if self._synchronized or not self._parts:
+        if not self._parts or (self._synchronized and not any(part.replaced for part in self._parts)):
             return
         with self.comm.span("wait"):
             if not self._flushed:
@@ -356,7 +365,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._passes += 1
         if not self._hold:
             self._flush()
-            _flushed.append(self)
+            _flushed.optimizers.append(self)
             _queue_callback(_synchronize_flushed)  # which comes after other optimizers have flushed too
 
     def _flush(self) -> None:
@@ -367,6 +376,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 "change it first, or close the optimizer and make a new one"
             )
             raise ArgumentError(message)
+        optimized = (parameter for group in self._inner.param_groups for parameter in group["params"])
+        if any(parameter.requires_grad and id(parameter) not in self._pooled for parameter in optimized):
+            message = (
+                "the optimizer has a parameter that requires gradients now and did not when DistributedOptimizer was "
+                "made: close it and make a new one, or leave such parameters out of the optimizer until add_param_group"
+            )
+            raise ArgumentError(message)
         for part in self._parts:
             part.check()
         if not self._order_known:
@@ -374,6 +390,16 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         for part in self._parts:
             part.flush(self._has_batches)
         self._flushed = True
+
+    def _abandon(self) -> None:
+        """End what a backward pass has begun and not ended; the other ranks end it in `_wait`."""
+        if not any(part.order for part in self._parts):
+            return
+        self._orders = [[index for index in part.order if index < len(part.parameters)] for part in self._parts]
+        for part in self._parts:
+            part.abandon()
+        if not self._order_known:
+            self._learn_order()
 
     def _wait(self) -> None:
         """Wait for the means."""
@@ -387,8 +413,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure of the user's, and return the mean loss."""
         loss = closure()
-        if not self._synchronized:
-            self.synchronize()
+        self.synchronize()
         is_tensor = isinstance(loss, torch.Tensor)
         mean = float(self.comm.allreduce(np.array(loss.item() if is_tensor else float(loss)), "mean"))
         return loss.detach().new_tensor(mean) if is_tensor else mean
@@ -456,12 +481,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._parts.append(part)
         self._order_known = False
         self._model_at_start = self._model_now()
+        self._pooled = {id(parameter) for parameter in trained.values()}
         self._register_hooks()
 
     def _drop_pools(self) -> None:
         for hook in self._hooks:
             hook.remove()
         for part in self._parts:
+            part.detach_unused()
             part.pool.close()
             self._bytes_copied += part.bytes_copied
         self._hooks, self._parts = [], []
@@ -523,8 +550,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
 def _synchronize_flushed() -> None:
     """Wait for the means of several optimizers, on all ranks in the same order: that in which they were made."""
-    flushed = sorted(_flushed, key=lambda optimizer: optimizer._number)
-    _flushed.clear()
+    flushed = sorted(_flushed.optimizers, key=lambda optimizer: optimizer._number)
+    _flushed.optimizers.clear()
     for optimizer in flushed:
         if optimizer._flushed:
             optimizer.synchronize()

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <initializer_list>
 #include <map>
 
@@ -40,8 +41,9 @@ std::string quoted(const std::string& text) {
 
 std::string fixed(double value) {
   std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.3f", value);
-  return text.data();
+  constexpr int digits = 3;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, digits).ptr;
+  return {text.data(), end};
 }
 
 double micros(Timeline::Time time) {

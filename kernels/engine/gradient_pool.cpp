@@ -1,10 +1,13 @@
 #include "gradient_pool.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
+
+#include "../base/text.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -172,16 +175,15 @@ collective::Call GradientPool::call_for(std::size_t range) const {
 }
 
 void GradientPool::start_due_ranges() {
-  const std::size_t before = due_;
   while (due_ < ranges_.size() && left_[due_] == 0) {
     if (progress_ == Progress::thread) {
       under_way_.push_back(communicator_->submit(call_for(due_)));
     }
     ++due_;
   }
-  if (slices_ != nullptr && due_ > before) {
+  if (slices_ != nullptr && due_ > 0) {
     slices_->publish(iteration_ * ranges_.size() + due_);
-    if (due_ == ranges_.size()) {
+    if (due_ == ranges_.size() && under_way_.empty()) {
       under_way_.push_back(communicator_->submit([this](collective::Group& group) { finish_slices(group); }));
     }
   }
@@ -217,8 +219,8 @@ void GradientPool::finish_what_is_left() {
       mark(tensor, now);
     }
   }
-  finishing_ = true;
   start_due_ranges();
+  finishing_ = true;
 }
 
 // Returns what went wrong in this one.
@@ -234,7 +236,6 @@ std::optional<Error> GradientPool::start_next_iteration() {
   reduced_ = 0;
   under_way_.clear();
   collected_ = 0;
-  awaited_.reset();
   finishing_ = false;
   ++iteration_;
   reports_ = std::exchange(current_, {});
@@ -245,19 +246,54 @@ std::optional<Error> GradientPool::start_next_iteration() {
 }
 
 void GradientPool::wait(std::optional<double> timeout) {
+  if (timeout && std::isnan(*timeout)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
   check_open();
+  const std::uint64_t awaited = iteration();
+  Deadline deadline;
+  if (timeout) {
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
+  }
+  std::unique_lock one_at_a_time(waiting_, std::defer_lock);
+  bool in_time = true;
+  if (deadline) {
+    in_time = one_at_a_time.try_lock_until(*deadline);
+  } else {
+    one_at_a_time.lock();
+  }
+  if (iteration() != awaited) {  // another thread has waited for it
+    return;
+  }
+  try {
+    if (!in_time) {
+      throw TimeOver();
+    }
+    end_iteration(deadline);
+  } catch (const TimeOver&) {
+    throw Error(ErrorKind::timeout,
+                "the gradients were not averaged within " + format_number(*timeout) + " s; it goes on");
+  }
+}
+
+void GradientPool::abandon() {
+  const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
+  if (iteration() == abandoned && ready_count() > 0) {
+    check_open();
+    end_iteration({});
+  }
+}
+
+void GradientPool::end_iteration(Deadline deadline) {
   const auto begin = Clock::now();
-  const auto deadline = timeout
-                            ? std::optional(begin + std::chrono::duration_cast<Clock::duration>(
-                                                        std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9))))
-                            : std::nullopt;
   {
     const std::lock_guard lock(mutex_);
     finish_what_is_left();
   }
   if (slices_ != nullptr && !ranges_.empty()) {
-    noting_failure([&] { await(under_way_.front(), deadline); });
+    noting_failure([&] { await(*under_way_.front(), deadline); });
   } else {
     finish_ranges(deadline);
   }
@@ -275,7 +311,7 @@ void GradientPool::finish_ranges(Deadline deadline) {
     noting_failure([&] {
       Report report{{}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
       if (progress_ == Progress::thread) {
-        await(under_way_[collected_], deadline);
+        await(*under_way_[collected_], deadline);
         report.outcome = under_way_[collected_]->outcome();
         report.times = under_way_[collected_]->times();
       } else {
@@ -299,30 +335,21 @@ void GradientPool::finish_slices(collective::Group& group) {
   group.run(meet);
 }
 
-// Throws Error(timeout) where the deadline passes first.
-void GradientPool::await(const std::shared_ptr<Handle>& handle, Deadline deadline) {
-  awaited_ = handle;
-  handle->wait(deadline ? std::optional(std::chrono::duration<double>(*deadline - Clock::now()).count())
-                        : std::nullopt);
+// Throws TimeOver where the deadline passes first, else what the call ended with.
+void GradientPool::await(Handle& handle, Deadline deadline) {
+  if (!handle.done_by(deadline)) {
+    throw TimeOver();
+  }
+  handle.wait({});
 }
 
-// The first error of an iteration is thrown when all of it has ended; one that only says that the deadline has passed,
-// at once.
+// The first error of an iteration is thrown when all of it has ended.
 template <class Work>
 void GradientPool::noting_failure(Work work) {
   try {
     work();
   } catch (const Error& error) {
-    if (awaited_ != nullptr && !awaited_->done()) {
-      throw;
-    }
     failure_ = failure_.value_or(error);
-  }
-}
-
-void GradientPool::abandon() {
-  if (ready_count() > 0) {
-    wait();
   }
 }
 

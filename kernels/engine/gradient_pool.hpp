@@ -81,6 +81,7 @@ class GradientPool {
 
  private:
   enum class Progress { thread, caller, in_wait };
+  struct TimeOver {};  // and the iteration goes on
   using Deadline = std::optional<Times::Clock::time_point>;
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
@@ -89,7 +90,8 @@ class GradientPool {
   void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
   void finish_slices(collective::Group& group);
   void finish_ranges(Deadline deadline);
-  void await(const std::shared_ptr<Handle>& handle, Deadline deadline);
+  void end_iteration(Deadline deadline);
+  static void await(Handle& handle, Deadline deadline);
   template <class Work>
   void noting_failure(Work work);
   std::optional<Error> start_next_iteration();
@@ -114,10 +116,9 @@ class GradientPool {
   std::mutex reducing_;                               // one of them at a time
   std::size_t reduced_ = 0;                           // own slices of so many ranges
 
-  std::mutex waiting_;               // one thread waits at a time
-  std::shared_ptr<Handle> awaited_;  // the last one that was waited for
-  std::size_t collected_ = 0;        // ranges that have been waited for
-  std::optional<Error> failure_;     // of this iteration
+  std::timed_mutex waiting_;      // one thread waits at a time
+  std::size_t collected_ = 0;     // ranges that have been waited for
+  std::optional<Error> failure_;  // of this iteration
   mutable std::mutex mutex_;
   std::vector<bool> ready_;
   std::size_t ready_count_ = 0;

@@ -2,13 +2,27 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <string>
 
 #include "../base/text.hpp"
 
 namespace gradientflow::engine {
 
+bool Handle::done_by(std::optional<Times::Clock::time_point> deadline) {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [&] { return done(); };
+  if (deadline) {
+    return changed_.wait_until(lock, *deadline, is_done);
+  }
+  changed_.wait(lock, is_done);
+  return true;
+}
+
 void Handle::wait(std::optional<double> timeout) {
+  if (timeout && std::isnan(*timeout)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
   std::unique_lock lock(mutex_);
   const auto is_done = [&] { return done(); };
   if (!timeout) {

@@ -28,6 +28,9 @@ class Handle {
   // more) that passes first: throws Error(timeout); the call goes on and can be waited for again.
   void wait(std::optional<double> timeout);
 
+  // Waits until the call is done, or the time has come: says which. The error that it ended with is thrown by `wait`.
+  bool done_by(std::optional<Times::Clock::time_point> deadline);
+
   // Of a call that has ended: how it was served, and when.
   [[nodiscard]] collective::Outcome outcome() const;
   [[nodiscard]] Times times() const;

@@ -268,6 +268,40 @@ def check_a_wait_that_ends_too_early(comm: gf.Communicator) -> None:
     assert pool.iteration == 1
 
 
+def check_waits_that_race_with_the_end(comm: gf.Communicator) -> None:
+    """Whoever is told that it goes on finds the iteration open."""
+    pool = gf.GradientPool(comm, [10])
+    for turn in range(300):
+        pool.views[0][...] = RANK + turn
+        pool.ready()
+        while True:
+            try:
+                pool.wait(timeout=0)
+            except CommunicationTimeoutError:
+                assert pool.iteration == turn
+                continue
+            break
+        assert pool.iteration == turn + 1
+        assert (pool.views[0] == np.float32((SIZE - 1) / 2 + turn)).all()
+    with raises(ArgumentError, "not a number"):
+        pool.wait(timeout=math.nan)
+
+
+def check_two_threads_that_abandon(comm: gf.Communicator) -> None:
+    """The second finds nothing to give up, and does not begin anything."""
+    pool = gf.GradientPool(comm, [1000])
+    for turn in range(20):
+        pool.views[0][...] = RANK
+        pool.ready()
+        threads = [threading.Thread(target=pool.abandon) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert pool.iteration == turn + 1
+        assert (pool.views[0] == np.float32((SIZE - 1) / 2)).all()
+
+
 def check_ranks_that_differ(comm: gf.Communicator) -> None:
     if SIZE == 1:
         return
@@ -447,6 +481,8 @@ run_checks(
         check_wire,
         check_abandon,
         check_a_wait_that_ends_too_early,
+        check_waits_that_race_with_the_end,
+        check_two_threads_that_abandon,
         check_ranks_that_differ,
         check_close,
         check_empty_pools,

@@ -687,7 +687,7 @@ CHECKS = [
 
 
 def main() -> None:
-    node_sizes = sys.argv[1:]
+    node_sizes = [argument for argument in sys.argv[1:] if argument.isdecimal()]
     for node_size in node_sizes:
         os.environ["GRADIENTFLOW_NODE_SIZE"] = node_size
         dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))

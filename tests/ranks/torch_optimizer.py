@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -603,7 +604,105 @@ def check_exceptions_half_way(comm: gf.Communicator) -> None:
         same_everywhere(model.parameters())
 
 
+class TwoDtypes(nn.Module):
+    """Parameters of which some are of another dtype than the others, so that there are two pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4).double(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.double()).float())
+
+
+def check_an_exception_on_one_rank_in_the_first_pass(comm: gf.Communicator) -> None:
+    """Later passes are in step again, in the pools of all dtypes."""
+    for make, failing in ((Tied, 0), (Tied, SIZE - 1), (TwoDtypes, SIZE - 1)):
+        model = seeded(make)
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, fusion_threshold=0)
+        fails = model.last.register_full_backward_hook(lambda *_: 1 / 0) if failing == RANK else None
+        optimizer.zero_grad()
+        if fails is None:
+            model(batch_of(RANK, 0)).square().mean().backward()
+            optimizer.step()
+        else:
+            with raises(ZeroDivisionError):
+                model(batch_of(RANK, 0)).square().mean().backward()
+            fails.remove()
+        optimizer.zero_grad()
+        gft.broadcast_parameters(model, comm=comm)
+        gft.broadcast_optimizer_state(optimizer, (failing + 1) % SIZE, comm=comm)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch_of(RANK, step)).square().mean().backward()
+            same_everywhere(p.grad for p in model.parameters())
+            optimizer.step()
+        same_everywhere(model.parameters())
+        optimizer.close()
+
+
+def check_threads(_: gf.Communicator) -> None:
+    """Every thread trains a model of its own."""
+    failures: list[BaseException] = []
+
+    def train(comm: gf.Communicator) -> None:
+        try:
+            model = nn.Linear(3, 1, bias=False)
+            with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
+                for step in range(200):
+                    optimizer.zero_grad()
+                    model(torch.full((1, 3), float(SIZE * RANK + step))).sum().backward()
+                    assert (model.weight.grad == SIZE * (SIZE - 1) / 2 + step).all()
+        except BaseException as error:
+            failures.append(error)
+
+    comms = [gf.init() for _ in range(3)]
+    threads = [threading.Thread(target=train, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.close()
+    assert not failures, failures
+
+
+def check_parameters_that_nobody_used_stay_without_gradient(comm: gf.Communicator) -> None:
+    model = seeded(Branches)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(batch_of(RANK, step, 4), 0).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    before = model.branches[1].weight.detach().clone()
+    optimizer.close()
+    assert model.branches[1].weight.grad is None
+    optimizer._inner.step()
+    assert torch.equal(model.branches[1].weight, before)
+
+
+def check_gradients_by_hand_after_a_pass_without_a_step(comm: gf.Communicator) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm)
+    model(torch.ones(1, 2)).sum().backward()
+    model.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(SIZE * RANK))
+    optimizer.step()
+    assert all((p.grad == SIZE * (SIZE - 1) / 2).all() for p in model.parameters())
+
+
 def check_models_that_change(comm: gf.Communicator) -> None:
+    frozen = seeded(Tied)
+    frozen.last.requires_grad_(False)
+    optimizer = gft.DistributedOptimizer(sgd(frozen), frozen, comm)
+    frozen.last.requires_grad_(True)
+    if SIZE > 1:
+        with raises(ArgumentError, "requires gradients now and did not"):
+            frozen(batch_of(RANK, 0)).square().mean().backward()
+    optimizer.close()
+
     def wrapped() -> tuple[Any, gft.DistributedOptimizer]:
         model = seeded(Tied)
         return model, gft.DistributedOptimizer(sgd(model), model, comm)
@@ -812,6 +911,10 @@ run_checks(
         check_closures,
         check_parameter_groups_added_later,
         check_exceptions_half_way,
+        check_an_exception_on_one_rank_in_the_first_pass,
+        check_threads,
+        check_parameters_that_nobody_used_stay_without_gradient,
+        check_gradients_by_hand_after_a_pass_without_a_step,
         check_models_that_change,
         check_wrong_arguments,
         check_broadcast_parameters,
