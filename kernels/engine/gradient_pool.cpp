@@ -273,7 +273,7 @@ void GradientPool::wait(std::optional<double> timeout) {
     end_iteration(deadline);
   } catch (const TimeOver&) {
     throw Error(ErrorKind::timeout,
-                "the gradients were not averaged within " + format_number(*timeout) + " s; it goes on");
+                "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -81,7 +82,7 @@ class GradientPool {
 
  private:
   enum class Progress { thread, caller, in_wait };
-  struct TimeOver {};  // and the iteration goes on
+  struct TimeOver : std::exception {};  // and the iteration goes on
   using Deadline = std::optional<Times::Clock::time_point>;
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
