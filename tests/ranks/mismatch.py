@@ -95,7 +95,7 @@ def check_dtypes(comm: gf.Communicator) -> None:
 
 
 def differ_in(comm: gf.Communicator, usual: Call, odd: Call, *fragments: str) -> None:
-    with raises(MismatchError, "the ranks made different calls", f"rank {ODD_ONE}:", f"{OTHERS_NAMED}:", *fragments):
+    with raises(MismatchError, "the ranks made different", f"rank {ODD_ONE}:", f"{OTHERS_NAMED}:", *fragments):
         (odd if RANK == ODD_ONE else usual)(comm)
     still_works(comm)
 
@@ -146,7 +146,7 @@ def check_kinds(comm: gf.Communicator) -> None:
         differ_in(comm, calls[name], calls[other], name, other)
     differ_in(comm, lambda c: c.empty(10), lambda c: c.empty(11), "allocate of 40 bytes", "allocate of 44 bytes")
     differ_in(comm, lambda c: c.empty(10), lambda c: c.barrier(), "allocate of 40 bytes", "barrier")
-    differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "tensors")
+    differ_in(comm, lambda c: gf.GradientPool(c, [3, 4]), lambda c: gf.GradientPool(c, [3, 40]), "gradient pools")
 
 
 def check_order(comm: gf.Communicator) -> None:
