@@ -58,7 +58,8 @@ struct Signature {
   friend bool operator==(const Signature&, const Signature&) = default;
 };
 
-// The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash of the counts.
+// The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash
+// of the counts.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
 
 // "allreduce of 1024 float32, op sum"
