@@ -1,0 +1,63 @@
+// The kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): what is held
+// back of a gradient, and what is sent of it. Each is one pass over memory.
+//
+// Gradients are float16, bfloat16 or float32, computed with in float32; what is held back is float32. No pointer needs
+// an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may be 0. All results,
+// norms among them, have the same bits at every SIMD level and on every device.
+//
+// The L1 norm of a chunk is the sum of the absolute values: in float32 within a block of norm_block elements, where lane
+// l of norm_lanes adds the elements l, l + norm_lanes, ... in this order, and the lanes are added by halves (l and
+// l + 32, l and l + 16, ...); in float64 over the blocks, in their order. It is infinite or NaN if an element is, or if
+// the sum of a block is beyond float32.
+#pragma once
+
+#include <cstddef>
+
+#include "../base/dtype.hpp"
+#include "simd.hpp"
+
+namespace gradientflow::compute {
+
+inline constexpr std::size_t norm_block = 2048;
+inline constexpr std::size_t norm_lanes = 64;
+
+// x = gradient * scale + held; next_held = momentum * x; gradient = 0. Returns the L1 norm of x.
+struct HoldBack {
+  void* gradient;
+  DType dtype;
+  const float* held;  // nullptr: nothing is held
+  float* next_held;
+  std::size_t count;
+  float scale = 1.0F;
+  float momentum = 1.0F;
+};
+double hold_back(const HoldBack& call);
+
+// x = gradient * scale + held; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
+// (The scale is a power of two, so that it does nothing but keep 16-bit floats in their range.)
+struct Gather {
+  const void* gradient;
+  DType dtype;
+  const float* held;  // nullptr: nothing is held
+  void* buffer;
+  std::size_t count;
+  float scale = 1.0F;
+};
+double gather(const Gather& call);
+
+// gradient = buffer. Returns the L1 norm of buffer * scale.
+struct Scatter {
+  void* gradient;
+  DType dtype;
+  const void* buffer;
+  std::size_t count;
+  float scale = 1.0F;
+};
+double scatter(const Scatter& call);
+
+// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+double hold_back_at(SimdLevel level, const HoldBack& call);
+double gather_at(SimdLevel level, const Gather& call);
+double scatter_at(SimdLevel level, const Scatter& call);
+
+}  // namespace gradientflow::compute
