@@ -21,7 +21,7 @@ namespace gradientflow::compute {
 inline constexpr std::size_t norm_block = 2048;
 inline constexpr std::size_t norm_lanes = 64;
 
-// x = gradient * scale + held; next_held = momentum * x; gradient = 0. Returns the L1 norm of x.
+// x = gradient * scale + held; next_held = momentum * x, unless it is nullptr; gradient = 0. Returns the L1 norm of x.
 struct HoldBack {
   void* gradient;
   DType dtype;
