@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "../kernels/base/dtype.hpp"
+#include "../kernels/compute/chunks.hpp"
 #include "../kernels/compute/kernels.hpp"
+#include "../kernels/compute/optimizer_steps.hpp"
 #include "../kernels/compute/simd.hpp"
 #include "bindings.hpp"
 
@@ -54,8 +56,65 @@ void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t s
   compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
 }
 
-std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, std::size_t count) {
-  return compute::count_nonfinite_at(compute::simd_from_name(level), pointer(source), count);
+std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, const std::string& dtype,
+                            std::size_t count) {
+  return compute::count_nonfinite_at(compute::simd_from_name(level), pointer(source), dtype_from_name(dtype), count);
+}
+
+float* floats(std::uintptr_t address) { return static_cast<float*>(pointer(address)); }
+
+double hold_back(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
+                 std::uintptr_t next_held, std::size_t count, float scale, float momentum) {
+  return compute::hold_back_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
+                                                                .dtype = dtype_from_name(dtype),
+                                                                .held = floats(held),
+                                                                .next_held = floats(next_held),
+                                                                .count = count,
+                                                                .scale = scale,
+                                                                .momentum = momentum});
+}
+
+double gather(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
+              std::uintptr_t buffer, std::size_t count, float scale) {
+  return compute::gather_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
+                                                             .dtype = dtype_from_name(dtype),
+                                                             .held = floats(held),
+                                                             .buffer = pointer(buffer),
+                                                             .count = count,
+                                                             .scale = scale});
+}
+
+double scatter(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t buffer,
+               std::size_t count, float scale) {
+  return compute::scatter_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
+                                                              .dtype = dtype_from_name(dtype),
+                                                              .buffer = pointer(buffer),
+                                                              .count = count,
+                                                              .scale = scale});
+}
+
+double sum_of_squares(const std::string& level, std::uintptr_t source, const std::string& dtype, std::size_t count,
+                      float scale) {
+  return compute::sum_of_squares_at(compute::simd_from_name(level), pointer(source), dtype_from_name(dtype), count,
+                                    scale);
+}
+
+void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr_t gradient,
+                   const std::string& gradient_dtype, std::uintptr_t momentum, std::size_t count,
+                   std::uintptr_t parameter, const std::string& parameter_dtype, float gradient_scale,
+                   float weight_decay, float factor, float inner_rate, float outer_rate) {
+  compute::momentum_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                             .parameter = pointer(parameter),
+                                                             .parameter_dtype = dtype_from_name(parameter_dtype),
+                                                             .gradient = pointer(gradient),
+                                                             .gradient_dtype = dtype_from_name(gradient_dtype),
+                                                             .momentum = floats(momentum),
+                                                             .count = count,
+                                                             .gradient_scale = gradient_scale,
+                                                             .weight_decay = weight_decay,
+                                                             .factor = factor,
+                                                             .inner_rate = inner_rate,
+                                                             .outer_rate = outer_rate});
 }
 
 std::vector<std::string> levels() {
@@ -79,7 +138,21 @@ void bind_compute(py::module_& module) {
               py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
               py::arg("streaming") = false, without_gil);
-  compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("count"), without_gil);
+  compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("dtype"),
+              py::arg("count"), without_gil);
+  compute.def("hold_back", &hold_back, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
+              py::arg("next_held"), py::arg("count"), py::arg("scale") = 1.0F, py::arg("momentum") = 1.0F, without_gil);
+  compute.def("gather", &gather, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
+              py::arg("buffer"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  compute.def("scatter", &scatter, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("buffer"),
+              py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  compute.def("sum_of_squares", &sum_of_squares, py::arg("level"), py::arg("source"), py::arg("dtype"),
+              py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  compute.def("momentum_step", &momentum_step, py::arg("level"), py::arg("weight"), py::arg("gradient"),
+              py::arg("gradient_dtype"), py::arg("momentum"), py::arg("count"), py::arg("parameter") = 0,
+              py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F,
+              py::arg("weight_decay") = 0.0F, py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F,
+              py::arg("outer_rate") = 1.0F, without_gil);
   compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");
   compute.def(
       "active_level", [] { return std::string(compute::name_of(compute::active_simd())); },

@@ -21,6 +21,8 @@ const char* exception_name(ErrorKind kind) {
       return "MismatchError";
     case ErrorKind::closed:
       return "ClosedError";
+    case ErrorKind::nonfinite:
+      return "NonFiniteError";
     case ErrorKind::peer:
       return "PeerError";
     case ErrorKind::timeout:

@@ -2,7 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "../kernels/engine/gradient_pool.hpp"
 #include "bindings.hpp"
+#include "reports.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -20,25 +20,11 @@ namespace py = pybind11;
 using engine::Communicator;
 using engine::GradientPool;
 
-double seconds(engine::Times::Clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
 // (first tensor, one past the last, offset, bytes) of each range.
 std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> ranges(const GradientPool& pool) {
   std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> found;
   for (const auto& range : pool.ranges()) {
     found.emplace_back(range.begin, range.end, pool.offset(range.begin), pool.bytes_of(range));
-  }
-  return found;
-}
-
-// (bytes sent, non-finite values, path, ready, started, ended) of each range in the last iteration.
-py::list reports(const GradientPool& pool) {
-  py::list found;
-  for (const auto& report : pool.reports()) {
-    found.append(py::make_tuple(report.outcome.bytes_sent, report.outcome.nonfinite, name_of(report.outcome.path),
-                                seconds(report.ready), seconds(report.times.started), seconds(report.times.ended)));
   }
   return found;
 }
@@ -73,7 +59,7 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
-      .def_property_readonly("reports", &reports)
+      .def_property_readonly("reports", [](const GradientPool& pool) { return reports_of(pool.reports()); })
       .def_property_readonly("ready_count", &GradientPool::ready_count)
       .def_property_readonly("iteration", &GradientPool::iteration)
       .def_property_readonly("closed", &GradientPool::closed)
@@ -83,6 +69,7 @@ void bind_gradient_pool(py::module_& module) {
       .def("ready_all", &GradientPool::ready_all, py::call_guard<py::gil_scoped_release>())
       .def("wait", &GradientPool::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
       .def("abandon", &GradientPool::abandon, py::call_guard<py::gil_scoped_release>())
+      .def("count_nonfinite", &GradientPool::count_nonfinite, py::call_guard<py::gil_scoped_release>())
       .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>());
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }

@@ -11,5 +11,7 @@ void bind_compute(pybind11::module_& module);
 void bind_collective(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
+void bind_sparse_pool(pybind11::module_& module);
+void bind_optimizer(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

@@ -10,4 +10,6 @@ PYBIND11_MODULE(_core, module) {
   bind_collective(module);
   bind_communicator(module);
   bind_gradient_pool(module);
+  bind_sparse_pool(module);
+  bind_optimizer(module);
 }

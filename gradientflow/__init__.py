@@ -5,11 +5,23 @@ from __future__ import annotations
 from ._location import build_info, use_installed_package
 
 if not use_installed_package():
-    from . import errors
+    from . import errors, optimizers, strategies
     from .communicator import Communicator, init
     from .config import Config
     from .handle import Handle
     from .pool import GradientPool
+    from .sparse_pool import SparseGradientPool
 
     __version__: str = build_info()["version"]
-    __all__ = ["Communicator", "Config", "GradientPool", "Handle", "__version__", "errors", "init"]
+    __all__ = [
+        "Communicator",
+        "Config",
+        "GradientPool",
+        "Handle",
+        "SparseGradientPool",
+        "__version__",
+        "errors",
+        "init",
+        "optimizers",
+        "strategies",
+    ]

@@ -32,6 +32,10 @@ class ClosedError(ArgumentError):
     """The communicator or the pool has been closed."""
 
 
+class NonFiniteError(ArgumentError, ArithmeticError):
+    """A gradient is infinite or NaN; raised on every rank, and nothing was changed by it."""
+
+
 # ---- failure outside the library -------------------------------------------------------------------------------------
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from types import TracebackType
-from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from .base_pool import BasePool, RangeReport, native_threshold
 from .communicator import Communicator
-from .errors import ArgumentError, ArgumentTypeError
-from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
-
-_NO_LIMIT = 2**64 - 1  # a fusion threshold that is never reached
 
 
 @dataclass(frozen=True)
@@ -40,35 +31,7 @@ class PoolRange:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class RangeReport:
-    """How a range went in the last iteration. Times are seconds on the clock of `time.monotonic`.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the range.
-    bytes_sent : int or None
-        Bytes this rank sent to others in messages: 0 where ranks share memory, None where the MPI library sent them.
-    nonfinite : int or None
-        Infinite and NaN elements of the result, the same number on all ranks; counted where values were rounded for
-        the wire.
-    path : str
-        Which way the allreduce went.
-    ready, started, ended : float
-        When the last of its tensors was ready, and when its allreduce began and ended.
-    """
-
-    nbytes: int
-    bytes_sent: int | None
-    nonfinite: int | None
-    path: str
-    ready: float
-    started: float
-    ended: float
-
-
-class GradientPool:
+class GradientPool(BasePool):
     """Gradient tensors side by side in node memory, averaged over the ranks without a copy, in the background.
 
     Gradients are written straight into the views. Neighbouring tensors are put together into ranges of at least
@@ -145,62 +108,16 @@ class GradientPool:
         wire: str | None = None,
         algorithm: str = "auto",
     ) -> None:
-        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # which NumPy alone does not know
-        element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
-        self._shapes = [checked_shape(shape) for shape in shapes]
-        for shape in self._shapes:
-            checked_bytes(shape, element)
-        self.dtype: str = "bfloat16" if is_bfloat16 else element.name
+        counts = self._prepare(shapes, dtype)
         self.wire = wire
-        threshold = checked_threshold(fusion_threshold)
-        self._native = load_core().GradientPool(
-            comm._native,
-            [math.prod(shape) for shape in self._shapes],
-            self.dtype,
-            _NO_LIMIT if threshold == math.inf else threshold,
-            wire or "",
-            algorithm,
+        self._adopt(
+            load_core().GradientPool(
+                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire or "", algorithm
+            )
         )
-        self.nbytes: int = self._native.bytes
-        given: int = self._native.fusion_threshold
-        self.fusion_threshold: int | float = math.inf if given == _NO_LIMIT else given
-        self.memory: npt.NDArray[np.uint8] = array_over(self._native.segment, 0, (self.nbytes,), np.dtype(np.uint8))
-        self.offsets: tuple[int, ...] = tuple(self._native.offset(i) for i in range(len(self._shapes)))
         self.ranges: tuple[PoolRange, ...] = tuple(
             PoolRange(range(first, end), offset, nbytes) for first, end, offset, nbytes in self._native.ranges
         )
-
-    @cached_property
-    def views(self) -> tuple[NodeArray, ...]:
-        """One array a tensor, in the order given, zero-filled at first.
-
-        Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long as they are
-        held. Those of bfloat16 need the package ml_dtypes.
-        """
-        element = numpy_dtype(self.dtype)
-        return tuple(
-            array_over(self._native.segment, offset, shape, element)
-            for offset, shape in zip(self.offsets, self._shapes, strict=True)
-        )
-
-    def ready(self, index: int | None = None) -> None:
-        """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If there is no such tensor, or it was already ready in this iteration.
-        gradientflow.errors.ClosedError
-            If the pool or its communicator is closed.
-        """
-        if index is None:
-            self._native.ready_all()
-            return
-        number, index = len(self._shapes), operator.index(index)
-        if not -number <= index < number:
-            message = f"tensor {index} is not in the pool, which has {number}"
-            raise ArgumentError(message)
-        self._native.ready(index if index >= 0 else index + number)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
@@ -221,77 +138,9 @@ class GradientPool:
         """
         self._native.wait(timeout)
 
-    def abandon(self) -> None:
-        """End an iteration that has begun, without its result, for example after an exception.
-
-        The other ranks get zeros for what is not ready here. Does nothing where no tensor is ready.
-        """
-        self._native.abandon()
-
-    @property
-    def ready_count(self) -> int:
-        """How many tensors are ready in this iteration."""
-        return int(self._native.ready_count)
-
-    @property
-    def iteration(self) -> int:
-        """How many iterations have ended."""
-        return int(self._native.iteration)
-
-    @property
-    def reports(self) -> tuple[RangeReport, ...]:
-        """How each range went in the last iteration; empty before the first, and after one that failed."""
-        return tuple(
-            RangeReport(of.nbytes, *report) for of, report in zip(self.ranges, self._native.reports, strict=False)
-        )
-
-    def close(self) -> None:
-        """End the pool, after what is on its way. Its memory stays as long as an array over it is held."""
-        self._native.close(True)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the pool or its communicator has been closed."""
-        return bool(self._native.closed)
-
-    def __enter__(self) -> GradientPool:
-        """Return the pool itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it; after an exception without waiting for what is on its way."""
-        self._native.close(kind is None)
-
-
-def checked_threshold(threshold: Any) -> int | float | None:
-    """Return a fusion threshold in bytes: a whole number of 0 or more, or infinity; None for "auto".
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If it is none.
-    gradientflow.errors.ArgumentTypeError
-        If it is neither a number nor text.
-    """
-    if isinstance(threshold, str):
-        if threshold == "auto":
-            return None
-        if threshold.lower() in ("inf", "infinity"):
-            return math.inf
-        return int(load_core().parse_bytes(threshold))
-    try:
-        number = float(min(threshold, _NO_LIMIT))
-    except TypeError as error:
-        message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
-        raise ArgumentTypeError(message) from error
-    if number == math.inf or number >= _NO_LIMIT:
-        return math.inf
-    if not number >= 0 or number != int(number):
-        message = f"fusion_threshold is a whole number of bytes of 0 or more, not {threshold!r}"
-        raise ArgumentError(message)
-    return int(threshold)
+    def count_nonfinite(self) -> int:
+        """Return how many of the gradients in memory are infinite or NaN; float64 aside."""
+        return int(self._native.count_nonfinite())
 
 
 __all__ = ["GradientPool", "PoolRange", "RangeReport"]

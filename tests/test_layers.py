@@ -90,9 +90,18 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.launch": {"gradientflow.errors", "gradientflow._location"},
 }
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
-PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.pool"}
-PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
+PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
+PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"]
+PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | {
+    "gradientflow.pool",
+    "gradientflow.sparse_pool",
+}
+PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.strategies"]
+PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.strategies"] | {
+    "gradientflow.strategies",
+    "gradientflow.optimizers",
+}
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 PYTHON_LAYERS["gradientflow.cli"] = set(PYTHON_LAYERS)

@@ -15,10 +15,11 @@
 namespace gradientflow {
 
 enum class ErrorKind {
-  value,     // an argument has a value that cannot be served
+  value,      // an argument has a value that cannot be served
   type,      // an argument has a type or dtype that cannot be served
   mismatch,  // ranks made different calls
   closed,    // the communicator, pool or handle is closed
+  nonfinite,  // a gradient is infinite or NaN
   peer,      // another rank died or gave up
   timeout,   // a wait took longer than it may
   mpi,       // the MPI library returned an error

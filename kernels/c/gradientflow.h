@@ -43,7 +43,7 @@ int gf_version(void);
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
-// After VALUE, TYPE, MISMATCH and MEMORY the communicator stays usable. After the others it is broken: the tensors of
+// After VALUE, TYPE, MISMATCH, MEMORY and NONFINITE the communicator stays usable. After the others it is broken: the tensors of
 // the call are undefined, and every further call fails with the same status. See docs/errors.md.
 typedef enum gf_status {
   GF_SUCCESS = 0,
@@ -57,6 +57,7 @@ typedef enum gf_status {
   GF_ERROR_SYSTEM = 8,     // the operating system returned an error
   GF_ERROR_MEMORY = 9,     // there is not enough memory
   GF_ERROR_INTERNAL = 10,  // a bug of the library
+  GF_ERROR_NONFINITE = 11  // a gradient is infinite or NaN; nothing was changed
 } gf_status;
 
 // "GF_ERROR_VALUE" and so on. The text is constant.

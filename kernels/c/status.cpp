@@ -30,6 +30,8 @@ gf_status status_of(ErrorKind kind) noexcept {
       return GF_ERROR_MISMATCH;
     case ErrorKind::closed:
       return GF_ERROR_CLOSED;
+    case ErrorKind::nonfinite:
+      return GF_ERROR_NONFINITE;
     case ErrorKind::peer:
       return GF_ERROR_PEER;
     case ErrorKind::timeout:
@@ -92,6 +94,8 @@ const char* gf_status_name(gf_status status) {
       return "GF_ERROR_MEMORY";
     case GF_ERROR_INTERNAL:
       return "GF_ERROR_INTERNAL";
+    case GF_ERROR_NONFINITE:
+      return "GF_ERROR_NONFINITE";
   }
   return "not a gf_status";
 }

@@ -125,7 +125,7 @@ void Operands::conclude_all(const Range& range, std::span<const std::byte* const
 void Operands::deliver(const Range& range, const std::byte* received) {
   if (received != nullptr) {
     decode(partial(range), received, range.size(), true);
-    nonfinite_ += compute::count_nonfinite(partial(range), range.size());
+    nonfinite_ += compute::count_nonfinite(partial(range), how_.parts.dtype, range.size());
   }
   for (std::size_t i = 1; i < outputs_.size(); ++i) {
     compute::copy(outputs_[i] + range.begin * element_, partial(range), range.size() * element_,

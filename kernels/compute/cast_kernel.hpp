@@ -6,8 +6,6 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
-
 // Casts whole blocks of `width` vectors of float32 from element `begin` on, as long as they end by `end`. Returns where
 // it stopped.
 template <class To, class From, std::size_t width>

@@ -1,4 +1,4 @@
-// The public entry points: they check the arguments and call the kernel of the right level.
+// The entry points of kernels.hpp: they check the arguments and call the kernel of the right level.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "../base/error.hpp"
 #include "kernels.hpp"
-#include "table.hpp"
+#include "select.hpp"
 
 namespace gradientflow::compute {
 namespace {
@@ -21,30 +21,6 @@ static_assert(static_cast<int>(DType::float16) == 0 && static_cast<int>(DType::b
 static_assert(static_cast<int>(ReduceOp::sum) == 0 && static_cast<int>(ReduceOp::mean) == 1 &&
               static_cast<int>(ReduceOp::max) == 2 && static_cast<int>(ReduceOp::min) == 3 &&
               static_cast<int>(ReduceOp::prod) == 4);
-
-const KernelTable& table_at(SimdLevel level) {
-  if (level > best_simd()) {
-    throw Error(ErrorKind::value, "SIMD level " + std::string(name_of(level)) +
-                                      " cannot run here; this processor and build offer " +
-                                      std::string(name_of(best_simd())) + " at most");
-  }
-#if defined(__x86_64__)
-  switch (level) {
-    case SimdLevel::baseline:
-      return baseline::kernels;
-    case SimdLevel::avx2:
-      return avx2::kernels;
-    case SimdLevel::avx512:
-      return avx512::kernels;
-  }
-#endif
-  return baseline::kernels;
-}
-
-const KernelTable& active_table() {
-  static const KernelTable& table = table_at(active_simd());
-  return table;
-}
 
 void check_divisor(const Reduction& reduction) {
   if (reduction.divisor < 1) {
@@ -80,12 +56,8 @@ void reduce_with(const KernelTable& table, std::span<void* const> destinations, 
           .streaming = reduction.store == Store::streaming && whole_elements});
 }
 
-// The row or column of a dtype in the table of casts.
 std::size_t cast_index(DType dtype) {
-  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
-    throw Error(ErrorKind::type, "cast is between float16, bfloat16 and float32, not " + std::string(name_of(dtype)));
-  }
-  return static_cast<std::size_t>(dtype);
+  return index_among_floats(dtype, "cast is between float16, bfloat16 and float32");
 }
 
 void cast_with(const KernelTable& table, void* destination, DType destination_dtype, const void* source,
@@ -107,8 +79,10 @@ void copy_with(const KernelTable& table, void* destination, const void* source, 
   }
 }
 
-std::size_t count_with(const KernelTable& table, const void* source, std::size_t count) {
-  return count == 0 ? 0 : table.count_nonfinite(source, count);
+std::size_t count_with(const KernelTable& table, const void* source, DType dtype, std::size_t count) {
+  const auto kernel =
+      table.count_nonfinite[index_among_floats(dtype, "count_nonfinite is for float16, bfloat16 and float32")];
+  return count == 0 ? 0 : kernel(source, count);
 }
 
 }  // namespace
@@ -123,7 +97,9 @@ void cast(void* destination, DType destination_dtype, const void* source, DType 
   cast_with(active_table(), destination, destination_dtype, source, source_dtype, count, scale);
 }
 
-std::size_t count_nonfinite(const void* source, std::size_t count) { return count_with(active_table(), source, count); }
+std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) {
+  return count_with(active_table(), source, dtype, count);
+}
 
 void copy(void* destination, const void* source, std::size_t bytes, Store store) {
   copy_with(active_table(), destination, source, bytes, store);
@@ -139,8 +115,8 @@ void cast_at(SimdLevel level, void* destination, DType destination_dtype, const 
   cast_with(table_at(level), destination, destination_dtype, source, source_dtype, count, scale);
 }
 
-std::size_t count_nonfinite_at(SimdLevel level, const void* source, std::size_t count) {
-  return count_with(table_at(level), source, count);
+std::size_t count_nonfinite_at(SimdLevel level, const void* source, DType dtype, std::size_t count) {
+  return count_with(table_at(level), source, dtype, count);
 }
 
 void copy_at(SimdLevel level, void* destination, const void* source, std::size_t bytes, Store store) {

@@ -15,6 +15,8 @@ using Words = Vector<std::uint32_t>;
 using Signed = Vector<std::int32_t>;  // to compare words below 2^31: not every processor compares unsigned ones
 using Halves = Vector<std::uint16_t, vector_bytes / 2>;  // as many as there are Floats
 
+constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
+
 [[gnu::always_inline]] inline Words words_of(Floats floats) { return reinterpret_cast<Words>(floats); }
 [[gnu::always_inline]] inline Floats floats_of(Words words) { return reinterpret_cast<Floats>(words); }
 [[gnu::always_inline]] inline Signed is_above(Words words, std::int32_t limit) {

@@ -39,8 +39,8 @@ void reduce(std::span<void* const> destinations, std::span<const void* const> so
 void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
           float scale);
 
-// How many of `count` float32 values are infinite or NaN.
-[[nodiscard]] std::size_t count_nonfinite(const void* source, std::size_t count);
+// How many of `count` values of float16, bfloat16 or float32 are infinite or NaN. Throws Error(type) for other dtypes.
+[[nodiscard]] std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count);
 
 // A copy of `bytes` bytes between memory that does not overlap.
 void copy(void* destination, const void* source, std::size_t bytes, Store store);
@@ -50,7 +50,7 @@ void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<c
                std::size_t count, const Reduction& reduction);
 void cast_at(SimdLevel level, void* destination, DType destination_dtype, const void* source, DType source_dtype,
              std::size_t count, float scale);
-[[nodiscard]] std::size_t count_nonfinite_at(SimdLevel level, const void* source, std::size_t count);
+[[nodiscard]] std::size_t count_nonfinite_at(SimdLevel level, const void* source, DType dtype, std::size_t count);
 void copy_at(SimdLevel level, void* destination, const void* source, std::size_t bytes, Store store);
 
 }  // namespace gradientflow::compute

@@ -2,8 +2,11 @@
 #pragma once
 
 #include "cast_kernel.hpp"
+#include "chunk_kernel.hpp"
 #include "copy_kernel.hpp"
+#include "momentum_kernel.hpp"
 #include "nonfinite_kernel.hpp"
+#include "norm_kernel.hpp"
 #include "reduce_kernel.hpp"
 #include "table.hpp"
 
@@ -39,8 +42,19 @@ const KernelTable kernels = {
             {cast<BFloat16, Float16>, cast<BFloat16, BFloat16>, cast<BFloat16, Float32>},
             {cast<Float32, Float16>, cast<Float32, BFloat16>, cast<Float32, Float32>},
         },
-    .count_nonfinite = count_nonfinite,
+    .count_nonfinite = {count_nonfinite<std::uint16_t, 0x7c00u>, count_nonfinite<std::uint16_t, 0x7f80u>,
+                        count_nonfinite<std::uint32_t, 0x7f800000u>},
     .copy_streaming = copy_streaming,
+    .hold_back = {hold_back<Float16>, hold_back<BFloat16>, hold_back<Float32>},
+    .gather = {gather<Float16>, gather<BFloat16>, gather<Float32>},
+    .scatter = {scatter<Float16>, scatter<BFloat16>, scatter<Float32>},
+    .sum_of_squares = {sum_of_squares<Float16>, sum_of_squares<BFloat16>, sum_of_squares<Float32>},
+    .momentum_step =
+        {
+            {momentum_step<Float16, Float16>, momentum_step<Float16, BFloat16>, momentum_step<Float16, NoCopy>},
+            {momentum_step<BFloat16, Float16>, momentum_step<BFloat16, BFloat16>, momentum_step<BFloat16, NoCopy>},
+            {momentum_step<Float32, Float16>, momentum_step<Float32, BFloat16>, momentum_step<Float32, NoCopy>},
+        },
 };
 
 }  // namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE

@@ -1,4 +1,4 @@
-// Counts the float32 values that are infinite or NaN: those with all bits of the exponent set.
+// Counts the values that are infinite or NaN: those with all bits of the exponent set.
 #pragma once
 
 #include "element.hpp"
@@ -6,26 +6,37 @@
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 namespace {
 
-inline std::size_t count_nonfinite(const void* source, std::size_t count) {
-  constexpr std::size_t width = sizeof(Words) / sizeof(std::uint32_t);
-  constexpr std::size_t block = std::size_t{1} << 20;  // vectors whose sums fit into a lane
-  constexpr std::uint32_t exponent = 0x7f800000u;
+// Bits is an unsigned integer of the values' size.
+template <class Bits, Bits exponent>
+std::size_t count_nonfinite(const void* source, std::size_t count) {
+  constexpr std::size_t width = vector_bytes / sizeof(Bits);
+  constexpr std::size_t block = static_cast<Bits>(-1) / 4;  // rounds of at most four whose sum fits into a lane
   const auto* const from = static_cast<const std::byte*>(source);
+  const auto is_nonfinite = [&](std::size_t i) {
+    const auto bits = load<Vector<Bits>>(from + i * sizeof(Bits));
+    return reinterpret_cast<Vector<Bits>>((bits & exponent) == exponent);  // a lane that holds is -1
+  };
   std::size_t found = 0;
   std::size_t i = 0;
   while (count - i >= width) {
-    Words sum = {};
-    for (std::size_t v = 0; v < block && count - i >= width; ++v, i += width) {
-      const Words bits = load<Words>(from + i * sizeof(float));
-      sum -= static_cast<Words>((bits & exponent) == exponent);  // a lane that holds is -1
+    Vector<Bits> sums[4] = {};
+    std::size_t rounds = 0;
+    for (; rounds < block && count - i >= 4 * width; ++rounds, i += 4 * width) {
+      for (std::size_t v = 0; v < 4; ++v) {
+        sums[v] -= is_nonfinite(i + v * width);
+      }
     }
+    for (; rounds < block && count - i >= width; ++rounds, i += width) {
+      sums[0] -= is_nonfinite(i);
+    }
+    const Vector<Bits> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     for (std::size_t lane = 0; lane < width; ++lane) {
       found += sum[lane];
     }
   }
   for (; i < count; ++i) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, from + i * sizeof(float), sizeof bits);
+    Bits bits = 0;
+    std::memcpy(&bits, from + i * sizeof(Bits), sizeof bits);
     found += (bits & exponent) == exponent ? 1 : 0;
   }
   return found;

@@ -4,6 +4,9 @@
 
 #include <cstddef>
 
+#include "chunks.hpp"
+#include "optimizer_steps.hpp"
+
 namespace gradientflow::compute {
 
 struct ReduceCall {
@@ -20,13 +23,24 @@ using ReduceKernel = void (*)(const ReduceCall& call);
 using CastKernel = void (*)(void* destination, const void* source, std::size_t count, float scale);
 using CountKernel = std::size_t (*)(const void* source, std::size_t count);
 using CopyKernel = void (*)(void* destination, const void* source, std::size_t bytes);
+using HoldBackKernel = double (*)(const HoldBack& call);
+using GatherKernel = double (*)(const Gather& call);
+using ScatterKernel = double (*)(const Scatter& call);
+using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
+using MomentumKernel = void (*)(const MomentumStep& call);
 
-// Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined.
+// Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined. Three
+// entries stand for float16, bfloat16 and float32.
 struct KernelTable {
   ReduceKernel reduce[9][5];
-  CastKernel cast[3][3];        // [destination][source], of float16, bfloat16, float32
-  CountKernel count_nonfinite;  // of float32
+  CastKernel cast[3][3];  // [destination][source]
+  CountKernel count_nonfinite[3];
   CopyKernel copy_streaming;
+  HoldBackKernel hold_back[3];
+  GatherKernel gather[3];
+  ScatterKernel scatter[3];
+  SquaresKernel sum_of_squares[3];
+  MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
 };
 
 namespace baseline {

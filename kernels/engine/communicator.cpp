@@ -19,6 +19,7 @@ bool breaks(ErrorKind kind) {
     case ErrorKind::type:
     case ErrorKind::mismatch:
     case ErrorKind::memory:
+    case ErrorKind::nonfinite:
       return false;
     case ErrorKind::closed:
     case ErrorKind::peer:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../base/text.hpp"
+#include "same_on_all_ranks.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -28,6 +29,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       options_(options),
       fusion_threshold_(options.fusion_threshold.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes)),
       tensors_(counts.size()),
+      active_(counts.size()),
       offsets_{0},
       ready_(counts.size(), false) {
   check_reducible(dtype, ReduceOp::mean);
@@ -37,26 +39,31 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
     }
     offsets_.push_back(bytes() + (count * size_of(dtype) + alignment - 1) / alignment * alignment);
   }
+  lay_out_ranges();
+  communicator.check({.signature = call_for(0).signature, .input = nullptr, .output = nullptr, .counts = {}});
+  communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
+  check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
+  segment_ = communicator_->allocate(bytes() + collective::PooledSlices::extra_bytes);
+  if (progress_ == Progress::caller) {
+    slices_ =
+        std::make_unique<collective::PooledSlices>(segment_, communicator_->local_size(), communicator_->local_rank());
+  }
+}
+
+void GradientPool::lay_out_ranges() {
   std::vector<std::size_t> sizes;
-  for (std::size_t i = 0; i < counts.size(); ++i) {
+  for (std::size_t i = 0; i < active_; ++i) {
     sizes.push_back(offsets_[i + 1] - offsets_[i]);
   }
   ranges_ = fuse(sizes, fusion_threshold_);
-  range_of_.resize(counts.size(), 0);
+  range_of_.assign(tensors_, 0);
+  left_.clear();
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     std::fill(range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].begin),
               range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].end), r);
     left_.push_back(ranges_[r].end - ranges_[r].begin);
   }
   complete_.resize(ranges_.size());
-  communicator.check({.signature = call_for(0).signature, .input = nullptr, .output = nullptr, .counts = {}});
-  communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
-  check_same_on_all_ranks(counts);
-  segment_ = communicator_->allocate(bytes() + collective::PooledSlices::extra_bytes);
-  if (progress_ == Progress::caller) {
-    slices_ =
-        std::make_unique<collective::PooledSlices>(segment_, communicator_->local_size(), communicator_->local_rank());
-  }
 }
 
 GradientPool::Progress GradientPool::progress_of(const Communicator& communicator, const Options& options) {
@@ -75,8 +82,7 @@ GradientPool::Progress GradientPool::progress_of(const Communicator& communicato
 
 GradientPool::~GradientPool() { close(false); }
 
-// Every rank says what pool it makes, and sees what the others do.
-void GradientPool::check_same_on_all_ranks(const std::vector<std::size_t>& counts) {
+std::string GradientPool::description(const std::vector<std::size_t>& counts) const {
   std::string text = std::to_string(tensors_) + " tensors, " + std::to_string(bytes()) + " bytes of " +
                      std::string(name_of(dtype_)) + ", fusion threshold " + std::to_string(fusion_threshold_) +
                      ", algorithm " + std::string(name_of(options_.algorithm)) + ", layout " +
@@ -84,23 +90,7 @@ void GradientPool::check_same_on_all_ranks(const std::vector<std::size_t>& count
   if (options_.wire) {
     text += ", wire " + std::string(name_of(*options_.wire));
   }
-  constexpr std::size_t length = 256;
-  text.resize(length, '\0');
-  const auto ranks = static_cast<std::size_t>(communicator_->size());
-  std::string all(ranks * length, '\0');
-  communicator_->run({.signature = {.count = length, .kind = transport::CallKind::allgather},
-                      .input = reinterpret_cast<const std::byte*>(text.data()),
-                      .output = reinterpret_cast<std::byte*>(all.data()),
-                      .counts = {}});
-  std::vector<std::string> of_each;
-  std::vector<int> numbers;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    of_each.emplace_back(all.data() + r * length);
-    numbers.push_back(static_cast<int>(r));
-  }
-  if (std::any_of(of_each.begin(), of_each.end(), [&](const auto& theirs) { return theirs != of_each.front(); })) {
-    throw transport::difference_error("gradient pools", of_each, numbers);
-  }
+  return text;
 }
 
 void GradientPool::check_open() const {
@@ -110,15 +100,25 @@ void GradientPool::check_open() const {
   communicator_->check_open();
 }
 
+void GradientPool::limit(std::size_t tensors) {
+  const std::lock_guard not_reducing(reducing_);
+  const std::lock_guard lock(mutex_);
+  if (tensors > tensors_ || ready_count_ > 0) {
+    throw Error(ErrorKind::internal, "a pool is limited to more tensors than it has, or in an iteration");
+  }
+  active_ = tensors;
+  lay_out_ranges();
+}
+
 void GradientPool::ready(std::size_t tensor) {
   check_open();
   const auto now = Clock::now();
-  if (tensor >= tensors_) {
-    throw Error(ErrorKind::value,
-                "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(tensors_));
-  }
   {
     const std::lock_guard lock(mutex_);
+    if (tensor >= active_) {
+      throw Error(ErrorKind::value,
+                  "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(active_));
+    }
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
     }
@@ -138,7 +138,7 @@ void GradientPool::ready_all() {
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t tensor = 0; tensor < tensors_; ++tensor) {
+    for (std::size_t tensor = 0; tensor < active_; ++tensor) {
       if (!ready_[tensor]) {
         mark(tensor, now);
       }
@@ -182,7 +182,7 @@ void GradientPool::start_due_ranges() {
     ++due_;
   }
   if (slices_ != nullptr && due_ > 0) {
-    slices_->publish(iteration_ * ranges_.size() + due_);
+    slices_->publish(ranges_before_ + due_);
     if (due_ == ranges_.size() && under_way_.empty()) {
       under_way_.push_back(communicator_->submit([this](collective::Group& group) { finish_slices(group); }));
     }
@@ -192,9 +192,9 @@ void GradientPool::start_due_ranges() {
 // Of the ranges that are due on all ranks.
 void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducing) {
   while (reducing.owns_lock() && reduced_ < ranges_.size() &&
-         slices_->complete_everywhere() > iteration() * ranges_.size() + reduced_) {
+         slices_->complete_everywhere() > ranges_before_ + reduced_) {
     const collective::Call call = call_for(reduced_);
-    Report report{{collective::Path::node_memory, {}, 0}, {}, {{}, Clock::now(), {}}};
+    Report report{call.bytes(), {collective::Path::node_memory, {}, 0}, {}, {{}, Clock::now(), {}}};
     slices_->reduce(call, offsets_[ranges_[reduced_].begin]);
     report.times.ended = Clock::now();
     {
@@ -213,7 +213,7 @@ void GradientPool::finish_what_is_left() {
     return;
   }
   const auto now = Clock::now();
-  for (std::size_t tensor = 0; tensor < tensors_; ++tensor) {
+  for (std::size_t tensor = 0; tensor < active_; ++tensor) {
     if (!ready_[tensor]) {
       std::memset(data() + offsets_[tensor], 0, offsets_[tensor + 1] - offsets_[tensor]);
       mark(tensor, now);
@@ -234,6 +234,7 @@ std::optional<Error> GradientPool::start_next_iteration() {
   }
   due_ = 0;
   reduced_ = 0;
+  ranges_before_ += ranges_.size();
   under_way_.clear();
   collected_ = 0;
   finishing_ = false;
@@ -309,7 +310,7 @@ void GradientPool::end_iteration(Deadline deadline) {
 void GradientPool::finish_ranges(Deadline deadline) {
   for (; collected_ < ranges_.size(); ++collected_) {
     noting_failure([&] {
-      Report report{{}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
+      Report report{bytes_of(ranges_[collected_]), {}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
       if (progress_ == Progress::thread) {
         await(*under_way_[collected_], deadline);
         report.outcome = under_way_[collected_]->outcome();
@@ -366,6 +367,10 @@ std::vector<GradientPool::Report> GradientPool::reports() const {
 std::uint64_t GradientPool::iteration() const {
   const std::lock_guard lock(mutex_);
   return iteration_;
+}
+
+std::size_t GradientPool::count_nonfinite() const {
+  return compute::count_nonfinite(data(), dtype_, bytes() / size_of(dtype_));
 }
 
 void GradientPool::close(bool drain) noexcept {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "../collective/pooled_slices.hpp"
@@ -33,6 +34,7 @@ class GradientPool {
 
   // How a range went in the last iteration.
   struct Report {
+    std::size_t bytes;
     collective::Outcome outcome;
     Times::Clock::time_point ready;  // the last of its tensors
     Times times;
@@ -58,6 +60,9 @@ class GradientPool {
     return offsets_[range.end] - offsets_[range.begin];
   }
 
+  // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
+  void limit(std::size_t tensors);
+
   // Tensor `tensor` is final for this iteration. From any thread. Throws Error(value) for an index out of range, or
   // said twice in one iteration.
   void ready(std::size_t tensor);
@@ -76,6 +81,9 @@ class GradientPool {
   [[nodiscard]] std::vector<Report> reports() const;
   [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
 
+  // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64.
+  [[nodiscard]] std::size_t count_nonfinite() const;
+
   // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
   void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
@@ -87,7 +95,7 @@ class GradientPool {
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
   void check_open() const;
-  void check_same_on_all_ranks(const std::vector<std::size_t>& counts);
+  [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
   void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
   void finish_slices(collective::Group& group);
   void finish_ranges(Deadline deadline);
@@ -96,6 +104,7 @@ class GradientPool {
   template <class Work>
   void noting_failure(Work work);
   std::optional<Error> start_next_iteration();
+  void lay_out_ranges();
   void mark(std::size_t tensor, Times::Clock::time_point now);  // with mutex_ held, as all that follow
   void start_due_ranges();
   void finish_what_is_left();
@@ -107,6 +116,7 @@ class GradientPool {
   Options options_;
   std::size_t fusion_threshold_;
   std::size_t tensors_;
+  std::size_t active_;                // the first of them, which take part
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::shared_ptr<transport::Segment> segment_;
   std::vector<TensorRange> ranges_;
@@ -116,6 +126,7 @@ class GradientPool {
   std::unique_ptr<collective::PooledSlices> slices_;  // where the callers reduce
   std::mutex reducing_;                               // one of them at a time
   std::size_t reduced_ = 0;                           // own slices of so many ranges
+  std::uint64_t ranges_before_ = 0;                   // in all earlier iterations
 
   std::timed_mutex waiting_;      // one thread waits at a time
   std::size_t collected_ = 0;     // ranges that have been waited for

@@ -1,0 +1,130 @@
+// gradientflow._core.SparsePool, and the choice of chunks.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../kernels/engine/chunk_selection.hpp"
+#include "../kernels/engine/sparse_pool.hpp"
+#include "bindings.hpp"
+#include "reports.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using engine::Communicator;
+using engine::SparsePool;
+using Floats = py::array_t<float, py::array::c_style>;
+
+template <class T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
+                                 const std::string& dtype, std::size_t chunk_size, float momentum, std::size_t extra,
+                                 bool skip_nonfinite, std::uint64_t first_iteration,
+                                 std::optional<std::size_t> fusion_threshold, const std::string& wire,
+                                 const std::string& algorithm) {
+  const DType type = dtype_from_name(dtype);
+  SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
+                                       .wire = {},
+                                       .algorithm = transport::algorithm_from_name(algorithm)},
+                              .chunk_size = chunk_size,
+                              .momentum = momentum,
+                              .extra = extra,
+                              .skip_nonfinite = skip_nonfinite,
+                              .first_iteration = first_iteration};
+  if (!wire.empty()) {
+    options.pool.wire = collective::rounding_wire(dtype_from_name(wire), type);
+  }
+  const py::gil_scoped_release release;
+  return std::make_shared<SparsePool>(communicator, counts, type, options);
+}
+
+// The numbers that travel along, in the pool's own memory.
+py::array_t<double> extra(const py::object& self) {
+  auto& numbers = self.cast<SparsePool&>().extra();
+  return py::array_t<double>(static_cast<py::ssize_t>(numbers.size()), numbers.data(), self);
+}
+
+py::array_t<std::size_t> spans(const SparsePool& pool) {
+  const auto found = pool.spans();
+  py::array_t<std::size_t> pairs({static_cast<py::ssize_t>(found.size()), py::ssize_t{2}});
+  auto values = pairs.mutable_unchecked<2>();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    values(static_cast<py::ssize_t>(i), 0) = found[i].begin;
+    values(static_cast<py::ssize_t>(i), 1) = found[i].end;
+  }
+  return pairs;
+}
+
+Floats held(const SparsePool& pool) {
+  Floats numbers(static_cast<py::ssize_t>(pool.elements()));
+  pool.copy_held({numbers.mutable_data(), pool.elements()});
+  return numbers;
+}
+
+void restore(SparsePool& pool, const Floats& held, const std::vector<std::uint8_t>& important,
+             std::uint64_t iteration) {
+  pool.restore({held.data(), static_cast<std::size_t>(held.size())}, important, iteration);
+}
+
+// (rank or -1, first tensor, last tensor)
+py::object nonfinite(const SparsePool& pool) {
+  const auto place = pool.nonfinite();
+  return place ? py::make_tuple(place->rank, place->first, place->last) : py::object(py::none());
+}
+
+std::vector<std::uint8_t> choose_important(const std::vector<double>& norms, std::size_t count) {
+  return engine::choose_important(norms, count);
+}
+
+}  // namespace
+
+void bind_sparse_pool(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> without_gil;
+  py::class_<SparsePool, std::shared_ptr<SparsePool>>(module, "SparsePool")
+      .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("chunk_size"),
+           py::arg("momentum"), py::arg("extra"), py::arg("skip_nonfinite"), py::arg("first_iteration"),
+           py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"))
+      .def_property_readonly("bytes", &SparsePool::bytes)
+      .def_property_readonly("fusion_threshold", &SparsePool::fusion_threshold)
+      .def_property_readonly("chunk_size", &SparsePool::chunk_size)
+      .def_property_readonly("chunks", &SparsePool::chunks)
+      .def_property_readonly("extra", &extra)
+      .def_property_readonly("important", [](const SparsePool& pool) { return array_of(pool.important()); })
+      .def_property_readonly("sent", [](const SparsePool& pool) { return array_of(pool.sent()); })
+      .def_property_readonly("spans", &spans)
+      .def_property_readonly("norms", [](const SparsePool& pool) { return array_of(pool.norms()); })
+      .def_property_readonly("overflowed", &SparsePool::overflowed)
+      .def_property_readonly("nonfinite", &nonfinite)
+      .def_property_readonly("bookkeeping_seconds", &SparsePool::bookkeeping_seconds)
+      .def_property_readonly("reports", [](const SparsePool& pool) { return reports_of(pool.reports()); })
+      .def_property_readonly("ready_count", &SparsePool::ready_count)
+      .def_property_readonly("iteration", &SparsePool::iteration)
+      .def_property_readonly("closed", &SparsePool::closed)
+      .def_property_readonly("segment", &SparsePool::segment)
+      .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
+      .def_property_readonly("held", &held)
+      .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
+      .def("offset", &SparsePool::offset, py::arg("tensor"))
+      .def("zero", &SparsePool::zero, without_gil)
+      .def("ready", &SparsePool::ready, py::arg("tensor"), without_gil)
+      .def("ready_all", &SparsePool::ready_all, without_gil)
+      .def("wait", &SparsePool::wait, py::arg("timeout"), py::arg("density"), without_gil)
+      .def("abandon", &SparsePool::abandon, without_gil)
+      .def("close", &SparsePool::close, py::arg("drain"), without_gil);
+  module.def("important_count", &engine::important_count, py::arg("density"), py::arg("chunks"),
+             "How many chunks are sent at a density.");
+  module.def("choose_important", &choose_important, py::arg("norms"), py::arg("count"),
+             "By chunk: 1 for those of largest norm, the lower index where two are equal.");
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,211 @@
+"""What all pools of gradients have: tensors side by side in node memory, and iterations."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .errors import ArgumentError, ArgumentTypeError
+from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
+
+NO_LIMIT = 2**64 - 1  # a fusion threshold that is never reached
+
+_Pool = TypeVar("_Pool", bound="BasePool")
+
+
+@dataclass(frozen=True)
+class RangeReport:
+    """How a range went in the last iteration. Times are seconds on the clock of `time.monotonic`.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the range.
+    bytes_sent : int or None
+        Bytes this rank sent to others in messages: 0 where ranks share memory, None where the MPI library sent them.
+    nonfinite : int or None
+        Infinite and NaN elements of the result, the same number on all ranks; counted where values were rounded for
+        the wire.
+    path : str
+        Which way the allreduce went.
+    ready, started, ended : float
+        When the last of its tensors was ready, and when its allreduce began and ended.
+    """
+
+    nbytes: int
+    bytes_sent: int | None
+    nonfinite: int | None
+    path: str
+    ready: float
+    started: float
+    ended: float
+
+
+class BasePool:
+    """The part that `GradientPool` and `SparseGradientPool` share.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray
+        The gradients of this rank, as bytes. Keeps the memory as long as it is held.
+    offsets : tuple of int
+        Where each tensor begins in it, in bytes.
+    nbytes : int
+        How many bytes they take.
+    dtype : str
+        Name of the dtype.
+    wire : str or None
+        As given.
+    fusion_threshold : int or float
+        In bytes.
+    """
+
+    _native: Any
+
+    def _prepare(self, shapes: Sequence[int | Sequence[int]], dtype: npt.DTypeLike | str) -> list[int]:
+        """Take shapes and dtype; return the number of elements of each tensor."""
+        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # which NumPy alone does not know
+        element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
+        self._shapes = [checked_shape(shape) for shape in shapes]
+        for shape in self._shapes:
+            checked_bytes(shape, element)
+        self.dtype: str = "bfloat16" if is_bfloat16 else element.name
+        return [math.prod(shape) for shape in self._shapes]
+
+    def _adopt(self, native: Any) -> None:
+        """Take the native pool."""
+        self._native = native
+        self.nbytes: int = native.bytes
+        given: int = native.fusion_threshold
+        self.fusion_threshold: int | float = math.inf if given == NO_LIMIT else given
+        self.memory: npt.NDArray[np.uint8] = array_over(native.segment, 0, (self.nbytes,), np.dtype(np.uint8))
+        self.offsets: tuple[int, ...] = tuple(native.offset(i) for i in range(len(self._shapes)))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each tensor."""
+        return tuple(self._shapes)
+
+    @cached_property
+    def views(self) -> tuple[NodeArray, ...]:
+        """One array a tensor, in the order given, zero-filled at first.
+
+        Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long as they are
+        held. Those of bfloat16 need the package ml_dtypes.
+        """
+        element = numpy_dtype(self.dtype)
+        return tuple(
+            array_over(self._native.segment, offset, shape, element)
+            for offset, shape in zip(self.offsets, self._shapes, strict=True)
+        )
+
+    @property
+    def _ready_limit(self) -> int:
+        """One more than the largest index that `ready` takes."""
+        return len(self._shapes)
+
+    def ready(self, index: int | None = None) -> None:
+        """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or it was already ready in this iteration.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+        """
+        if index is None:
+            self._native.ready_all()
+            return
+        number, index = self._ready_limit, operator.index(index)
+        if not -number <= index < number:
+            message = f"tensor {index} is not in the pool, which has {number}"
+            raise ArgumentError(message)
+        self._native.ready(index if index >= 0 else index + number)
+
+    def abandon(self) -> None:
+        """End an iteration that has begun, without its result, for example after an exception.
+
+        The other ranks get zeros for what is not ready here. Does nothing where no tensor is ready.
+        """
+        self._native.abandon()
+
+    @property
+    def ready_count(self) -> int:
+        """How many tensors are ready in this iteration."""
+        return int(self._native.ready_count)
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have ended."""
+        return int(self._native.iteration)
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """How each range went in the last iteration; empty before the first, and after one that failed."""
+        return tuple(RangeReport(*report) for report in self._native.reports)
+
+    def close(self) -> None:
+        """End the pool, after what is on its way. Its memory stays as long as an array over it is held."""
+        self._native.close(True)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool or its communicator has been closed."""
+        return bool(self._native.closed)
+
+    def __enter__(self: _Pool) -> _Pool:
+        """Return the pool itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception without waiting for what is on its way."""
+        self._native.close(kind is None)
+
+
+def checked_threshold(threshold: Any) -> int | float | None:
+    """Return a fusion threshold in bytes: a whole number of 0 or more, or infinity; None for "auto".
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is none.
+    gradientflow.errors.ArgumentTypeError
+        If it is neither a number nor text.
+    """
+    if isinstance(threshold, str):
+        if threshold == "auto":
+            return None
+        if threshold.lower() in ("inf", "infinity"):
+            return math.inf
+        return int(load_core().parse_bytes(threshold))
+    try:
+        number = float(min(threshold, NO_LIMIT))
+    except TypeError as error:
+        message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
+        raise ArgumentTypeError(message) from error
+    if number == math.inf or number >= NO_LIMIT:
+        return math.inf
+    if not number >= 0 or number != int(number):
+        message = f"fusion_threshold is a whole number of bytes of 0 or more, not {threshold!r}"
+        raise ArgumentError(message)
+    return int(threshold)
+
+
+def native_threshold(threshold: Any) -> int | None:
+    """Return a fusion threshold as the core takes it: in bytes, or None for "auto"."""
+    checked = checked_threshold(threshold)
+    if checked is None:
+        return None
+    return NO_LIMIT if checked == math.inf else int(checked)

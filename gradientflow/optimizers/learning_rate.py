@@ -1,0 +1,76 @@
+"""Learning rates of large-batch training: the linear scaling rule, and its warm-up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gradientflow.errors import ArgumentError
+
+
+def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
+    """Return the learning rate for a batch, when `rate` suits `base_batch`: the linear scaling rule.
+
+    (Goyal et al., Accurate, large minibatch SGD, 2017; GradientFlow paper, section 4.2.)
+
+    Parameters
+    ----------
+    rate : float
+        A learning rate that suits a batch of `base_batch` samples.
+    batch : int
+        Samples in a step on all ranks together.
+    base_batch : int, default 256
+        See `rate`.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a batch has no samples.
+    """
+    if batch < 1 or base_batch < 1:
+        message = f"a batch has at least 1 sample, not {min(batch, base_batch)}"
+        raise ArgumentError(message)
+    return rate * batch / base_batch
+
+
+@dataclass(frozen=True)
+class LinearWarmup:
+    """A learning rate that grows linearly from `start` to `peak` in `steps` steps, and stays there.
+
+    Called with the number of the step, 0, 1, ..., it gives the rate: step 0 has the first increment already.
+
+    Attributes
+    ----------
+    peak : float
+        The final rate.
+    steps : int
+        How many steps it takes to get there.
+    start : float, default 0
+        Where it comes from.
+    """
+
+    peak: float
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no learning rate.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If a rate is negative or not finite, or there are less than 0 steps.
+        """
+        for name, number in (("peak", self.peak), ("steps", self.steps), ("start", self.start)):
+            if not 0 <= number < math.inf:
+                message = f"{name} is 0 or more, not {number}"
+                raise ArgumentError(message)
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step."""
+        if step + 1 >= self.steps:
+            return self.peak
+        return self.start + (self.peak - self.start) * (step + 1) / self.steps
+
+
+__all__ = ["LinearWarmup", "scaled_rate"]

@@ -1,0 +1,109 @@
+"""The loss scale of mixed-precision training: it keeps small gradients of 16 bits from vanishing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+
+_LARGEST = 2.0**24
+_SMALLEST = 2.0**-24
+
+
+class LossScale:
+    """What the loss is multiplied by before backpropagation, and the gradients are divided by in the step.
+
+    (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit, so they
+    find the same ones not finite, and change the scale alike, without a call of its own.
+
+    Parameters
+    ----------
+    initial : float, default 2**16
+        The scale to begin with: a power of two, so that nothing is rounded by it.
+    dynamic : bool, default True
+        Whether the scale is halved when a gradient is not finite, and doubled after `growth_interval` steps in which
+        all were.
+    growth_interval : int, default 2000
+        See `dynamic`.
+
+    Attributes
+    ----------
+    value : float
+        The scale of the present step.
+    overflows : int
+        Steps that were skipped because a gradient was not finite.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If `initial` is no power of two from 2**-24 to 2**24, or the interval is less than 1.
+    """
+
+    def __init__(self, initial: float = 2.0**16, dynamic: bool = True, growth_interval: int = 2000) -> None:
+        self.dynamic = dynamic
+        if growth_interval < 1:
+            message = f"growth_interval is 1 or more, not {growth_interval}"
+            raise ArgumentError(message)
+        self.growth_interval = growth_interval
+        self.value = _checked(initial)
+        self.overflows = 0
+        self._good_steps = 0
+
+    @classmethod
+    def of(cls, scale: LossScale | float | str | None) -> LossScale | None:
+        """Take what users give for a loss scale: None, a number for a static one, "dynamic", or one of these.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is no such number or text.
+        gradientflow.errors.ArgumentTypeError
+            If it is something else.
+        """
+        if scale is None or isinstance(scale, LossScale):
+            return scale
+        if scale == "dynamic":
+            return cls()
+        if isinstance(scale, int | float):
+            return cls(scale, dynamic=False)
+        message = f"loss_scale is None, a number, 'dynamic' or a LossScale, not {scale!r}"
+        raise ArgumentError(message) if isinstance(scale, str) else ArgumentTypeError(message)
+
+    def update(self, overflowed: bool) -> None:
+        """Note how a step went, on all ranks alike."""
+        if overflowed:
+            self.overflows += 1
+            self._good_steps = 0
+            if self.dynamic:
+                self.value = max(_SMALLEST, self.value / 2)
+            return
+        self._good_steps += 1
+        if self.dynamic and self._good_steps == self.growth_interval:
+            self._good_steps = 0
+            self.value = min(_LARGEST, self.value * 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return scale, count of overflows, and how long all has been well."""
+        return {"value": self.value, "overflows": self.overflows, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.value = _checked(state["value"])
+        self.overflows = int(state["overflows"])
+        self._good_steps = int(state["good_steps"])
+
+    def __repr__(self) -> str:
+        """Return the scale, and how it changes."""
+        return f"LossScale({self.value:g}, dynamic={self.dynamic}, growth_interval={self.growth_interval})"
+
+
+def _checked(scale: float) -> float:
+    if not _SMALLEST <= scale <= _LARGEST or math.frexp(scale)[0] != 0.5:
+        message = f"a loss scale is a power of two from 2**-24 to 2**24, not {scale!r}"
+        raise ArgumentError(message)
+    return float(scale)
+
+
+__all__ = ["LossScale"]

@@ -1,0 +1,247 @@
+"""Momentum SGD and LARS over the gradients of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradientflow._location import load_core
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.pool import GradientPool
+from gradientflow.sparse_pool import SparseGradientPool
+
+from .loss_scale import LossScale
+
+Rate = float | Callable[[int], float]
+
+
+class _PoolOptimizer:
+    """What SGD and LARS have in common; see there."""
+
+    def __init__(
+        self,
+        pool: GradientPool | SparseGradientPool,
+        parameters: Sequence[Any],
+        lr: Rate,
+        momentum: float,
+        weight_decay: float,
+        trust: float,
+        rate_inside: bool,
+        loss_scale: LossScale | float | str | None,
+    ) -> None:
+        if not isinstance(pool, GradientPool | SparseGradientPool):
+            message = f"the pool is a {type(pool).__name__}: what is needed is a GradientPool or SparseGradientPool"
+            raise ArgumentTypeError(message)
+        if len(parameters) != len(pool.offsets):
+            message = f"there are {len(parameters)} parameters, and the pool has {len(pool.offsets)} tensors"
+            raise ArgumentError(message)
+        for name, number in (("momentum", momentum), ("weight_decay", weight_decay), ("trust", trust)):
+            if not 0 <= number < np.inf:
+                message = f"{name} is 0 or more, not {number}"
+                raise ArgumentError(message)
+        self.pool = pool
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self.loss_scale = LossScale.of(loss_scale)
+        self._trust = trust
+        self._rate_inside = rate_inside
+        self.rate_at(0)
+        counts = [int(np.prod(shape)) for shape in pool.shapes]
+        self._native = load_core().Optimizer(counts, rate_inside)
+        for index, parameter in enumerate(parameters):
+            self._native.set_parameter(index, parameter)
+        self.parameters = list(parameters)
+        if self.loss_scale is not None and isinstance(pool, SparseGradientPool):
+            if not pool.skip_nonfinite:
+                message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
+                raise ArgumentError(message)
+            pool.loss_scale = self.loss_scale.value
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is negative or not finite.
+        """
+        rate = float(self.lr(step) if callable(self.lr) else self.lr)
+        if not 0 <= rate < np.inf:
+            message = f"a learning rate is 0 or more, not {rate}"
+            raise ArgumentError(message)
+        return rate
+
+    @property
+    def overflows(self) -> int:
+        """How many steps were skipped because a gradient was not finite; only with a loss scale."""
+        return 0 if self.loss_scale is None else self.loss_scale.overflows
+
+    def step(self) -> bool:
+        """Make a step with the gradients for which the pool has waited. Say whether it was made.
+
+        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike.
+        """
+        if self.loss_scale is not None:
+            overflowed = self._overflowed()
+            scale = self.loss_scale.value
+            self.loss_scale.update(overflowed)
+            if isinstance(self.pool, SparseGradientPool):
+                self.pool.loss_scale = self.loss_scale.value
+            if overflowed:
+                return False
+        else:
+            scale = 1.0
+        setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
+        self._native.step(self.pool._native, [setting] * len(self.parameters), 1.0 / scale)
+        self.steps += 1
+        return True
+
+    def _overflowed(self) -> bool:
+        if isinstance(self.pool, SparseGradientPool):
+            return self.pool.overflowed
+        return self.pool.count_nonfinite() > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return momentum, master weights of parameters of 16 bits, loss scale and number of steps: copies.
+
+        It is the same on all ranks, and goes with the parameters. What a sparse pool holds back is the pool's state.
+        """
+        count = len(self.parameters)
+        return {
+            "steps": self.steps,
+            "rate_inside": self._rate_inside,
+            "momentum": [self._native.momentum(i).copy() for i in range(count)],
+            "master": [self._native.master(i).copy() for i in range(count)],
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Parameters of 16 bits become what the master weights round to.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is the state of another model, or of another kind of optimiser: before anything is changed.
+        """
+        self._check_state_dict(state)
+        for index, (momentum, master) in enumerate(zip(state["momentum"], state["master"], strict=True)):
+            self._native.momentum(index)[...] = momentum
+            if np.size(master):
+                self._native.master(index)[...] = master
+                flat = np.reshape(np.asarray(self.parameters[index]), -1)
+                flat[...] = self._native.master(index).astype(flat.dtype)
+        self.steps = int(state["steps"])
+        if self.loss_scale is not None and state["loss_scale"] is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
+            if isinstance(self.pool, SparseGradientPool):
+                self.pool.loss_scale = self.loss_scale.value
+
+    def _check_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(state):
+            message = "this is not the state of an optimiser of gradientflow.optimizers"
+            raise ArgumentError(message)
+        if state["rate_inside"] != self._rate_inside:
+            message = "the state is that of an optimiser whose momentum has the learning rate on the other side"
+            raise ArgumentError(message)
+        for what, mine in (("momentum", self._native.momentum), ("master", self._native.master)):
+            sizes = [np.size(each) for each in state[what]]
+            if sizes != [mine(index).size for index in range(len(self.parameters))]:
+                message = f"the state is that of another model: its {what} has other sizes"
+                raise ArgumentError(message)
+
+
+class SGD(_PoolOptimizer):
+    """SGD with momentum, of the gradients in a pool.
+
+    ``direction = gradient + weight_decay * weight``; on a `gradientflow.GradientPool`, as PyTorch has it,
+    ``v = momentum * v + direction; weight -= lr * v``. On a `gradientflow.SparseGradientPool`, with momentum correction
+    (GradientFlow paper, algorithm 1), ``v = momentum * v + lr * direction; weight -= v``, and only where gradients were
+    sent: elsewhere weight and v stay as they are. The two differ only where the learning rate changes.
+
+    Parameters
+    ----------
+    pool : GradientPool or SparseGradientPool
+        Whose gradients it takes.
+    parameters : sequence of arrays
+        The weights, in the order of the pool's tensors: NumPy arrays, or whatever has DLPack or the buffer protocol, in
+        CPU memory, contiguous, of float32, float16 or bfloat16. They are changed in place. Those of 16 bits get master
+        weights of float32, with which the steps are made.
+    lr : float or callable
+        The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
+    momentum, weight_decay : float, default 0
+        See above.
+    loss_scale : float, "dynamic" or LossScale, optional
+        What the loss was multiplied by: a power of two. The steps undo it, and skip gradients that are not finite.
+
+    Attributes
+    ----------
+    lr, momentum, weight_decay
+        As given; they can be changed.
+    steps : int
+        How many steps were made.
+    loss_scale : LossScale or None
+        Its `value` is what to multiply the loss by.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the parameters are not those of the pool, or a number is out of range.
+    gradientflow.errors.ArgumentTypeError
+        If a parameter is of another dtype or not in CPU memory.
+    """
+
+    def __init__(
+        self,
+        pool: GradientPool | SparseGradientPool,
+        parameters: Sequence[Any],
+        lr: Rate,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        loss_scale: LossScale | float | str | None = None,
+    ) -> None:
+        is_sparse = isinstance(pool, SparseGradientPool)
+        super().__init__(pool, parameters, lr, momentum, weight_decay, 0.0, is_sparse, loss_scale)
+
+
+class LARS(_PoolOptimizer):
+    """Layer-wise adaptive rate scaling, for large batches (You et al., 2017; GradientFlow paper, section 4.2).
+
+    Each tensor has a learning rate of its own: ``local = trust * |w| / (|g| + weight_decay * |w|)``, 1 where a norm is
+    zero; ``v = momentum * v + lr * local * (g + weight_decay * w); w -= v``. On a sparse pool the norm is that of the
+    gradients that were sent, and only what was sent is changed.
+
+    Parameters
+    ----------
+    pool, parameters, lr, loss_scale
+        As in `SGD`.
+    momentum : float, default 0.9
+        See above.
+    weight_decay : float, default 0
+        See above.
+    trust : float, default 0.001
+        The trust coefficient.
+    """
+
+    def __init__(
+        self,
+        pool: GradientPool | SparseGradientPool,
+        parameters: Sequence[Any],
+        lr: Rate,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        *,
+        loss_scale: LossScale | float | str | None = None,
+    ) -> None:
+        if not trust > 0:
+            message = f"trust is more than 0, not {trust}"
+            raise ArgumentError(message)
+        super().__init__(pool, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
+
+
+__all__ = ["LARS", "SGD"]

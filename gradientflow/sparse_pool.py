@@ -1,0 +1,342 @@
+"""A gradient pool that sends the important chunks, and holds back the rest: coarse-grained sparse communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .base_pool import BasePool, RangeReport, native_threshold
+from .communicator import Communicator
+from .errors import ArgumentError, ArgumentTypeError
+
+Density = float | Callable[[int], float]
+
+_FORMAT = 1  # of state dicts
+
+
+class SparseGradientPool(BasePool):
+    """Gradients of which only the most important chunks are averaged over the ranks; the rest is held back for later.
+
+    The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
+    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. What is
+    in the other chunks is added to what this rank holds back of them, multiplied by `momentum`, and added to the
+    gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
+    elsewhere, the same on all ranks: what a step shall use. Then the chunks with the largest L1 norms, summed over the
+    ranks, are chosen for the next iteration; of equal ones the first. The first iteration sends everything, since there
+    are no norms yet to choose by. (GradientFlow paper, section 3.2 and algorithm 1.)
+
+    Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    shapes : sequence of int or of sequences of int
+        The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
+        which backpropagation produces them. A chunk may span tensors, and the padding between them.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of all tensors. What is held back is float32.
+    density : float or callable, default 0.1
+        The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
+        gives it. The same on all ranks.
+    momentum : float, default 0.9
+        What is held back is multiplied by it in every iteration: the momentum of the optimiser. With 1 nothing is lost;
+        with 0 what is not sent is dropped.
+    chunk_size : int, default 32768
+        Elements of a chunk; the last one may have fewer.
+    extra : int, default 0
+        So many float64 numbers, in `extra`, are averaged along in every iteration.
+    fusion_threshold, wire, algorithm
+        As in `GradientPool`; they apply to the chunks that are sent.
+    skip_nonfinite : bool, default False
+        Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
+        error.
+    first_iteration : int, default 0
+        Number of the first iteration.
+
+    Attributes
+    ----------
+    memory, offsets, nbytes, dtype, wire, fusion_threshold
+        As in `GradientPool`.
+    extra : numpy.ndarray
+        The numbers that are averaged along; "tensor" ``len(shapes)`` for `ready`.
+    chunk_size : int
+        Elements of a chunk.
+    chunks : int
+        How many there are.
+    momentum : float
+        As given.
+    skip_nonfinite : bool
+        As given.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If density, momentum or chunk_size is out of range.
+    gradientflow.errors.ArgumentTypeError
+        If the dtype is another one.
+    gradientflow.errors.MismatchError
+        If the ranks make different pools.
+
+    Examples
+    --------
+    >>> import gradientflow as gf
+    >>> with gf.init() as comm:
+    ...     pool = gf.SparseGradientPool(comm, [(784, 2048), (2048,)], density=0.1)
+    ...     weights = [np.zeros((784, 2048), np.float32), np.zeros(2048, np.float32)]
+    ...     optimizer = gf.optimizers.SGD(pool, weights, lr=0.1, momentum=0.9)
+    ...     for index, view in enumerate(pool.views):
+    ...         view[...] = 1.0
+    ...         pool.ready(index)
+    ...     pool.wait()
+    ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        density: Density = 0.1,
+        momentum: float = 0.9,
+        chunk_size: int = 32768,
+        *,
+        extra: int = 0,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        algorithm: str = "auto",
+        skip_nonfinite: bool = False,
+        first_iteration: int = 0,
+    ) -> None:
+        counts = self._prepare(shapes, dtype)
+        self.wire = wire
+        self.momentum = momentum
+        self.skip_nonfinite = skip_nonfinite
+        self._density = density
+        self._comm = comm
+        self.density_at(first_iteration + 1)  # before anything is made
+        for name, number, least in (("chunk_size", chunk_size, 1), ("extra", extra, 0)):
+            if number < least:
+                message = f"{name} is {least} or more, not {number}"
+                raise ArgumentError(message)
+        self._adopt(
+            load_core().SparsePool(
+                comm._native,
+                counts,
+                self.dtype,
+                chunk_size,
+                momentum,
+                extra,
+                skip_nonfinite,
+                first_iteration,
+                native_threshold(fusion_threshold),
+                wire or "",
+                algorithm,
+            )
+        )
+        self.chunk_size: int = self._native.chunk_size
+        self.chunks: int = self._native.chunks
+        self.extra: npt.NDArray[np.float64] = self._native.extra
+
+    @property
+    def _ready_limit(self) -> int:
+        return len(self._shapes) + (len(self.extra) > 0)
+
+    def density_at(self, iteration: int) -> float:
+        """Return the density of an iteration.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is not above 0 and at most 1.
+        """
+        density = self._density(iteration) if callable(self._density) else self._density
+        try:
+            load_core().important_count(density, 1)
+        except TypeError as error:
+            message = f"a density is a number above 0 and at most 1, not {density!r}"
+            raise ArgumentTypeError(message) from error
+        return float(density)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the views have the mean gradients where they were sent, and start the next iteration.
+
+        Tensors that are not ready count as zeros on this rank.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; by default as long as the calls themselves may take.
+
+        Raises
+        ------
+        gradientflow.errors.NonFiniteError
+            On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`. The gradients are zero then, and
+            what is held back is as before.
+        gradientflow.errors.MismatchError
+            On every rank, if they want different densities next.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+        """
+        self._native.wait(timeout, self.density_at(self.iteration + 1))
+
+    def zero(self) -> None:
+        """Zero the gradients that the last iteration has left in the views, between iterations."""
+        self._native.zero()
+
+    @property
+    def important(self) -> npt.NDArray[np.bool_]:
+        """By chunk, whether this iteration sends it."""
+        return np.asarray(self._native.important, np.bool_)
+
+    @property
+    def sent(self) -> npt.NDArray[np.intp]:
+        """Indices of the chunks that the last iteration has sent, in their order; all, before the first."""
+        return np.asarray(self._native.sent, np.intp)
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Which elements of the memory have gradients, for a step: rows of first and one past the last, in order."""
+        return np.asarray(self._native.spans, np.int64)
+
+    @property
+    def norms(self) -> npt.NDArray[np.float64]:
+        """L1 norms of the chunks in the last iteration, summed over the ranks; zeros before the first."""
+        return np.asarray(self._native.norms, np.float64)
+
+    @property
+    def held(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """What this rank holds back, by tensor: copies."""
+        flat = np.asarray(self._native.held)
+        starts = [offset // self._itemsize for offset in self.offsets]
+        return tuple(
+            flat[start : start + int(np.prod(shape))].reshape(shape)
+            for start, shape in zip(starts, self._shapes, strict=True)
+        )
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last iteration was dropped because a gradient was not finite."""
+        return bool(self._native.overflowed)
+
+    @property
+    def nonfinite_tensors(self) -> tuple[int, range] | None:
+        """After a `NonFiniteError`, the rank where the gradient was found, and of which tensors it is one.
+
+        The rank is -1 if the gradient of every rank was finite, and their mean was not.
+        """
+        place = self._native.nonfinite
+        return None if place is None else (place[0], range(place[1], place[2] + 1))
+
+    @property
+    def loss_scale(self) -> float:
+        """How many times too large the gradients in the views are; what is held back is not. A power of two."""
+        return float(self._native.loss_scale)
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._native.loss_scale = scale
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """How each range of chunks went in the last iteration, and at last the exchange of norms."""
+        return tuple(RangeReport(*report) for report in self._native.reports)
+
+    @property
+    def bookkeeping_seconds(self) -> float:
+        """How long this rank took in the last iteration to gather, hold back, scatter and choose chunks."""
+        return float(self._native.bookkeeping_seconds)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank holds back, which chunks are sent next, and the iteration. Between iterations.
+
+        It is this rank's own: each rank has to save and load its own. With another number of ranks, or another layout,
+        `consolidated_state_dict` is the one to save.
+        """
+        return {
+            "format": _FORMAT,
+            "rank": self._comm.rank,
+            "ranks": self._comm.size,
+            "iteration": self.iteration,
+            "chunk_size": self.chunk_size,
+            "important": self.important,
+            "held": list(self.held),
+        }
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the sum over the ranks of what is held back, and the iteration, the same on all ranks. Collective.
+
+        Any number of ranks can load it: each then holds back an equal part of the sum, so that nothing is lost. Since
+        what each rank had held is no longer known, a run does not go on bit by bit as it would have.
+        """
+        held = [np.ascontiguousarray(each) for each in self.held]
+        for each in held:
+            self._comm.allreduce(each, "sum")
+        return {
+            "format": _FORMAT,
+            "rank": None,
+            "ranks": self._comm.size,
+            "iteration": self.iteration,
+            "chunk_size": self.chunk_size,
+            "important": self.important,
+            "held": held,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
+
+        Where the chunks are others than those of the state, the next iteration sends everything.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is the state of another rank, of another number of ranks, or of other tensors: before anything is
+            changed.
+        """
+        self.check_state_dict(state)
+        shares = self._comm.size if state["rank"] is None else 1
+        flat = np.zeros(self.nbytes // self._itemsize, np.float32)
+        for offset, held in zip(self.offsets, state["held"], strict=True):
+            start = offset // self._itemsize
+            flat[start : start + np.size(held)] = np.ravel(held) / np.float32(shares)
+        important = np.asarray(state["important"], np.uint8)
+        is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks
+        self._native.restore(flat, important.tolist() if is_same else [], int(state["iteration"]))
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would, and change nothing."""
+        missing = {"format", "rank", "ranks", "iteration", "chunk_size", "important", "held"} - set(state)
+        if missing or state["format"] != _FORMAT:
+            message = "this is not the state of a sparse gradient pool"
+            raise ArgumentError(message)
+        if state["rank"] is not None and (state["rank"], state["ranks"]) != (self._comm.rank, self._comm.size):
+            message = (
+                f"this is the state of rank {state['rank']} of {state['ranks']}, and this is rank {self._comm.rank} of "
+                f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
+            )
+            raise ArgumentError(message)
+        shapes = [tuple(np.shape(held)) for held in state["held"]]
+        if shapes != self._shapes:
+            theirs, mine = _brief(shapes), _brief(self._shapes)
+            message = f"the state is that of another model: it has tensors of {theirs}, this pool {mine}"
+            raise ArgumentError(message)
+
+    @property
+    def _itemsize(self) -> int:
+        return 4 if self.dtype == "float32" else 2
+
+
+def _brief(shapes: Sequence[tuple[int, ...]]) -> str:
+    shown = ", ".join(map(str, shapes[:4]))
+    return f"{len(shapes)} shapes, {shown}, ..." if len(shapes) > 4 else f"shapes {shown}"
+
+
+__all__ = ["Density", "SparseGradientPool"]

@@ -1,0 +1,257 @@
+"""What a strategy will send, and what gain to expect, from the link as it is measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.pool import GradientPool
+from gradientflow.sparse_pool import SparseGradientPool
+
+_SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
+_REPETITIONS = 5
+_BACKWARD_SHARE = 2 / 3  # of the computation of a step
+_WORTH_IT = 1.02  # a gain below is within what a step varies by
+_FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What of the gradients is sent.
+
+    Attributes
+    ----------
+    density : float
+        The share of the chunks.
+    chunk_size : int
+        Elements of a chunk.
+    """
+
+    density: float
+    chunk_size: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a strategy sends in a step, and what gain over dense float32 to expect. Its `str` says it in words.
+
+    Attributes
+    ----------
+    strategy : str
+        Its name.
+    ranks, nodes, parameters : int
+        Of the job and the model.
+    elements_sent : int
+        Gradients that are averaged in a step.
+    wire : str
+        What they are rounded to between nodes.
+    bytes_sent, dense_bytes_sent : float
+        Bytes that a rank sends to other nodes in a step: with the strategy, and with dense float32.
+    latency_seconds, seconds_per_byte : float
+        Of an allreduce of float32 in a gradient pool, as measured: the part that does not depend on the size, and the
+        time for each byte of gradients.
+    communication_seconds, dense_communication_seconds : float
+        What averaging takes in a step, as predicted.
+    bookkeeping_seconds : float
+        What a rank spends on gathering, holding back and scattering, as measured on this machine.
+    compute_seconds, backward_seconds : float
+        As given, or 0.
+    """
+
+    strategy: str
+    ranks: int
+    nodes: int
+    parameters: int
+    elements_sent: int
+    wire: str
+    bytes_sent: float
+    dense_bytes_sent: float
+    latency_seconds: float
+    seconds_per_byte: float
+    communication_seconds: float
+    dense_communication_seconds: float
+    bookkeeping_seconds: float
+    compute_seconds: float
+    backward_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """What a step takes, as predicted."""
+        exposed = max(0.0, self.communication_seconds - self.backward_seconds)
+        return self.compute_seconds + self.bookkeeping_seconds + exposed
+
+    @property
+    def dense_step_seconds(self) -> float:
+        """What a step takes with dense float32, as predicted."""
+        return self.compute_seconds + max(0.0, self.dense_communication_seconds - self.backward_seconds)
+
+    @property
+    def gain(self) -> float:
+        """How many times as many steps a second as with dense float32 are to be expected."""
+        return self.dense_step_seconds / self.step_seconds if self.step_seconds > 0 else 1.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether there is a gain to speak of."""
+        return self.gain > _WORTH_IT
+
+    def __str__(self) -> str:
+        """Say it in a few lines."""
+        share = self.elements_sent / self.parameters if self.parameters else 1.0
+        lines = [
+            f"{self.strategy} on {self.ranks} ranks on {self.nodes} nodes, {self.parameters:,} parameters:",
+            f"  sent in a step:  {self.elements_sent:,} gradients ({share:.1%}) as {self.wire}; to other nodes "
+            f"{_megabytes(self.bytes_sent)} a rank, dense float32 {_megabytes(self.dense_bytes_sent)}",
+            f"  link:            {self.latency_seconds * 1e6:.0f} us, and {self._rate()} of float32 gradients",
+            f"  averaging takes: {_milliseconds(self.communication_seconds)} and "
+            f"{_milliseconds(self.bookkeeping_seconds)} of bookkeeping, dense float32 "
+            f"{_milliseconds(self.dense_communication_seconds)}",
+        ]
+        if self.compute_seconds:
+            compute = f"of which {_milliseconds(self.compute_seconds)} is computation"
+            lines.append(
+                f"  a step takes:    {_milliseconds(self.step_seconds)}, dense float32 "
+                f"{_milliseconds(self.dense_step_seconds)}, {compute}"
+            )
+        return "\n".join([*lines, f"  gain to expect:  {self._verdict()}"])
+
+    def _rate(self) -> str:
+        return (
+            f"{1e-6 / self.seconds_per_byte:,.0f} MB/s" if self.seconds_per_byte > 0 else "more MB/s than can be told"
+        )
+
+    def _verdict(self) -> str:
+        if self.is_worth_it:
+            of_what = "steps a second" if self.compute_seconds else "averaging alone; less for a step with computation"
+            return f"{self.gain:.2f} times ({of_what})"
+        if self.ranks == 1:
+            return "none: one rank has nobody to send to"
+        if self.compute_seconds and self.dense_communication_seconds <= self.backward_seconds:
+            return "none: dense communication hides behind backpropagation already"
+        if (
+            self.bookkeeping_seconds
+            and self.bookkeeping_seconds > self.dense_communication_seconds - self.communication_seconds
+        ):
+            return "none: the bookkeeping takes longer than the communication that it saves"
+        return "none: the same is sent" if self.bytes_sent == self.dense_bytes_sent else "none to speak of"
+
+
+def measure(
+    comm: Communicator,
+    name: str,
+    parameters: int,
+    wire: str | None,
+    algorithm: str,
+    sparsity: Sparsity | None,
+    compute_seconds: float | None,
+    backward_seconds: float | None,
+) -> Explanation:
+    """Measure an allreduce of two sizes, and the bookkeeping of one, and predict a step. Collective.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is negative.
+    """
+    for what, number in (
+        ("parameters", parameters),
+        ("compute_seconds", compute_seconds),
+        ("backward_seconds", backward_seconds),
+    ):
+        if number is not None and not 0 <= number < math.inf:
+            message = f"{what} is 0 or more, not {number}"
+            raise ArgumentError(message)
+    chunks = math.ceil(parameters / sparsity.chunk_size) if sparsity else 0
+    sent = (
+        parameters if sparsity is None else min(parameters, math.ceil(sparsity.density * chunks) * sparsity.chunk_size)
+    )
+    dense = _Link.measure(comm, None, algorithm)
+    own = dense if wire in (None, "float32") else _Link.measure(comm, wire, algorithm)
+    width = _FLOAT if wire in (None, "float32") or comm.nodes == 1 else _FLOAT // 2
+    compute = compute_seconds or 0.0
+    norms = 0 if sparsity is None else 8 * (chunks + 3)
+    return Explanation(
+        strategy=name,
+        ranks=comm.size,
+        nodes=comm.nodes,
+        parameters=parameters,
+        elements_sent=sent,
+        wire="float32" if wire is None or comm.nodes == 1 else wire,
+        bytes_sent=_traffic(comm, sent * width + norms),
+        dense_bytes_sent=_traffic(comm, parameters * _FLOAT),
+        latency_seconds=dense.latency,
+        seconds_per_byte=dense.seconds_per_byte,
+        communication_seconds=own.seconds(sent * _FLOAT) + (dense.seconds(norms) if norms else 0.0),
+        dense_communication_seconds=dense.seconds(parameters * _FLOAT),
+        bookkeeping_seconds=_bookkeeping(comm, sparsity) * parameters if sparsity else 0.0,
+        compute_seconds=compute,
+        backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What averaging takes, as a latency and a time for each byte."""
+
+    latency: float
+    seconds_per_byte: float
+
+    @classmethod
+    def measure(cls, comm: Communicator, wire: str | None, algorithm: str) -> _Link:
+        times = []
+        for count in (_SMALL, _LARGE):
+            with GradientPool(comm, [count], wire=wire, algorithm=algorithm) as pool:
+                times.append(_median(comm, pool))
+        slope = max(0.0, (times[1] - times[0]) / (_FLOAT * (_LARGE - _SMALL)))
+        return cls(max(0.0, times[0] - slope * _FLOAT * _SMALL), slope)
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency + nbytes * self.seconds_per_byte if nbytes else 0.0
+
+
+def _median(comm: Communicator, pool: GradientPool) -> float:
+    """Return how long the slowest rank waits for its gradients, after one time that does not count."""
+    times = np.zeros(_REPETITIONS + 1)
+    for i in range(len(times)):
+        comm.barrier()
+        begin = time.perf_counter()
+        pool.ready()
+        pool.wait()
+        times[i] = time.perf_counter() - begin
+    comm.allreduce(times, "max")
+    return float(np.median(times[1:]))
+
+
+def _bookkeeping(comm: Communicator, sparsity: Sparsity) -> float:
+    """Return the seconds of bookkeeping for one parameter, on the slowest rank."""
+    count = max(_LARGE, 4 * sparsity.chunk_size)
+    times = np.zeros(_REPETITIONS + 2)
+    with SparseGradientPool(comm, [count], density=sparsity.density, chunk_size=sparsity.chunk_size) as pool:
+        for i in range(len(times)):
+            pool.views[0][...] = 1.0 + i
+            pool.ready()
+            pool.wait()
+            times[i] = pool.bookkeeping_seconds
+    comm.allreduce(times, "max")
+    return float(np.median(times[2:])) / count
+
+
+def _traffic(comm: Communicator, nbytes: float) -> float:
+    """Return what a rank sends to other nodes for an allreduce of so many bytes: its share of a ring over nodes."""
+    return 2 * nbytes * (comm.nodes - 1) / comm.nodes * comm.nodes / comm.size if comm.nodes > 1 else 0.0
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.2f} MB"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f} ms"
+
+
+__all__ = ["Explanation", "Sparsity", "measure"]

@@ -1,0 +1,19 @@
+// Which chunks of the gradients are important (GradientFlow paper, section 3.2): those with the largest L1 norms. Pure
+// functions of numbers that are the same on all ranks, so all ranks choose alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gradientflow::engine {
+
+// ceil(density * chunks), where a density that was computed with a rounding error does not count as more than it is
+// meant to be; at least 1 of one or more chunks. Throws Error(value) unless the density is above 0 and at most 1.
+[[nodiscard]] std::size_t important_count(double density, std::size_t chunks);
+
+// By chunk: 1 for the `count` of largest norm, 0 for the others. Of equal norms the lower index wins.
+[[nodiscard]] std::vector<std::uint8_t> choose_important(std::span<const double> norms, std::size_t count);
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,36 @@
+#include "float_array.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "../base/error.hpp"
+#include "../transport/memory_map.hpp"
+
+namespace gradientflow::engine {
+
+FloatArray::FloatArray(std::size_t size) : size_(size) {
+  constexpr std::size_t line = 64;
+  if (size == 0) {
+    return;
+  }
+  const bool is_large = size * sizeof(float) >= transport::huge_page;
+  const std::size_t alignment = is_large ? transport::huge_page : line;
+  const std::size_t bytes = (size * sizeof(float) + alignment - 1) / alignment * alignment;
+  memory_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
+  if (memory_ == nullptr) {
+    throw Error(ErrorKind::memory, "there is not enough memory for " + std::to_string(bytes) + " bytes");
+  }
+#if defined(MADV_HUGEPAGE)
+  if (is_large) {
+    ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // a wish: harmless where it is not fulfilled
+  }
+#endif
+  std::memset(memory_.get(), 0, bytes);
+}
+
+void FloatArray::Free::operator()(float* memory) const noexcept { std::free(memory); }
+
+}  // namespace gradientflow::engine

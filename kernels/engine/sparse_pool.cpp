@@ -1,0 +1,706 @@
+#include "sparse_pool.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "../base/text.hpp"
+#include "../compute/chunks.hpp"
+#include "../compute/kernels.hpp"
+#include "chunk_selection.hpp"
+#include "same_on_all_ranks.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+constexpr std::size_t alignment = 64;
+constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
+constexpr std::size_t trailer_size = 3;                // numbers that travel behind the norms
+
+struct TimeOver : std::exception {};  // and the iteration goes on
+
+std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype) {
+  std::vector<std::size_t> offsets{0};
+  for (const std::size_t count : counts) {
+    if (count > largest || offsets.back() > largest) {
+      throw Error(ErrorKind::value, "a pool of more than 1 TiB a rank is not possible");
+    }
+    offsets.push_back(offsets.back() + (count * size_of(dtype) + alignment - 1) / alignment * alignment);
+  }
+  return offsets;
+}
+
+void check_options(DType dtype, const SparsePool::Options& options) {
+  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
+    throw Error(ErrorKind::type, "sparse communication is for gradients of float16, bfloat16 and float32, not " +
+                                     std::string(name_of(dtype)));
+  }
+  if (options.chunk_size == 0) {
+    throw Error(ErrorKind::value, "a chunk has at least 1 element, not 0");
+  }
+  if (!(options.momentum >= 0.0F && options.momentum <= 1.0F)) {
+    throw Error(ErrorKind::value, "the momentum of what is held back is from 0 to 1, not " +
+                                      format_number(static_cast<double>(options.momentum)));
+  }
+}
+
+}  // namespace
+
+// A thread that works on chunks; `wait` waits for it. Adds up the time that it takes.
+class SparsePool::Busy {
+ public:
+  explicit Busy(SparsePool& pool) : pool_(pool) {}  // with mutex_ held, after ++busy_
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  ~Busy() {
+    const std::lock_guard lock(pool_.mutex_);
+    if (--pool_.busy_ == 0) {
+      pool_.idle_.notify_all();
+    }
+  }
+
+ private:
+  SparsePool& pool_;
+};
+
+SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
+                       const Options& options)
+    : options_(options),
+      dtype_(dtype),
+      offsets_(offsets_of(counts, dtype)),
+      chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))),
+      extra_(options.extra, 0.0),
+      ready_(counts.size() + 1, false),
+      iteration_(options.first_iteration) {
+  check_options(dtype, options);
+  const std::size_t number = (elements() + chunk_size_ - 1) / chunk_size_;
+  communicator_ = communicator.duplicate("chunk norms of a sparse pool");
+  check_same_on_all_ranks(*communicator_, "sparse gradient pools", description(counts));
+  send_ = std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype,
+                                         options.pool);
+  segment_ = communicator_->allocate(bytes());
+  if (options.momentum > 0.0F) {
+    for (FloatArray& held : held_) {
+      held = FloatArray(elements());
+    }
+  }
+  slot_.resize(number);
+  side_.assign(number, 0);
+  holds_.assign(number, 0);
+  done_.assign(number, 0);
+  own_norms_.assign(number, 0.0);
+  norms_.assign(number, 0.0);
+  left_.resize(number);
+  sent_.resize(number);
+  std::iota(sent_.begin(), sent_.end(), std::size_t{0});
+  choose(std::vector<std::uint8_t>(number, 1));
+  start_next_iteration();
+  iteration_ = options.first_iteration;
+}
+
+SparsePool::~SparsePool() { close(false); }
+
+std::string SparsePool::description(const std::vector<std::size_t>& counts) const {
+  return std::to_string(tensors()) + " tensors, " + std::to_string(bytes()) + " bytes of " +
+         std::string(name_of(dtype_)) + ", chunks of " + std::to_string(options_.chunk_size) + " elements, momentum " +
+         format_number(static_cast<double>(options_.momentum)) + ", " + std::to_string(extra_.size()) +
+         " extra numbers, " + (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite, layout " +
+         std::to_string(collective::hash_of(counts));
+}
+
+void SparsePool::check_open() const {
+  if (closed()) {
+    throw Error(ErrorKind::closed, "the sparse gradient pool is closed");
+  }
+  communicator_->check_open();
+}
+
+void SparsePool::check_between_iterations(const char* what) const {
+  const std::lock_guard lock(mutex_);
+  if (ready_count_ > 0) {
+    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
+  }
+}
+
+SparsePool::Span SparsePool::span_of(std::size_t chunk) const {
+  return {chunk * chunk_size_, std::min((chunk + 1) * chunk_size_, elements())};
+}
+
+const float* SparsePool::held_of(std::size_t chunk) const {
+  return holds_[chunk] != 0 ? held_[side_[chunk]].data() + span_of(chunk).begin : nullptr;
+}
+
+// The first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
+std::pair<std::size_t, std::size_t> SparsePool::tensors_of(std::size_t chunk) const {
+  const Span span = span_of(chunk);
+  const auto tensor_at = [&](std::size_t element) {
+    const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), element * size_of(dtype_));
+    return static_cast<std::size_t>(after - offsets_.begin()) - 1;
+  };
+  return {tensor_at(span.begin), tensor_at(span.end - 1)};
+}
+
+// ---- from backpropagation --------------------------------------------------------------------------------------------
+
+void SparsePool::ready(std::size_t tensor) {
+  check_open();
+  std::vector<std::size_t> full;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::size_t number = tensors() + (extra_.empty() ? 0 : 1);
+    if (tensor >= number) {
+      throw Error(ErrorKind::value,
+                  "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(number));
+    }
+    if (ready_[tensor]) {
+      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
+    }
+    full = mark(tensor);
+    ++busy_;
+  }
+  const Busy busy(*this);
+  process(full);
+}
+
+void SparsePool::ready_all() {
+  check_open();
+  std::vector<std::size_t> full;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t tensor = 0; tensor < tensors() + (extra_.empty() ? 0 : 1); ++tensor) {
+      if (!ready_[tensor]) {
+        const auto more = mark(tensor);
+        full.insert(full.end(), more.begin(), more.end());
+      }
+    }
+    ++busy_;
+  }
+  const Busy busy(*this);
+  process(full);
+}
+
+std::vector<std::size_t> SparsePool::mark(std::size_t tensor) {
+  ready_[tensor] = true;
+  ++ready_count_;
+  std::vector<std::size_t> full;
+  if (tensor < tensors() && offsets_[tensor + 1] > offsets_[tensor]) {
+    const std::size_t chunk_bytes = chunk_size_ * size_of(dtype_);
+    const std::size_t last = (offsets_[tensor + 1] - 1) / chunk_bytes;
+    for (std::size_t chunk = offsets_[tensor] / chunk_bytes; chunk <= last; ++chunk) {
+      if (--left_[chunk] == 0) {
+        full.push_back(chunk);
+      }
+    }
+  }
+  return full;
+}
+
+void SparsePool::process(const std::vector<std::size_t>& full) {
+  const auto begin = Clock::now();
+  auto sending = Clock::duration::zero();
+  for (const std::size_t chunk : full) {
+    done_[chunk] = 1;
+    if (important_[chunk] != 0) {
+      gather(chunk);
+      const auto gathered = Clock::now();
+      send_->ready(slot_[chunk]);
+      sending += Clock::now() - gathered;
+    } else {
+      hold_back(chunk);
+    }
+    if (!std::isfinite(own_norms_[chunk])) {
+      note_nonfinite(chunk);
+    }
+  }
+  const auto end = Clock::now();
+  bookkeeping_ += std::chrono::nanoseconds(end - begin - sending).count();
+  if (const auto timeline = communicator_->timeline(); timeline != nullptr && !full.empty()) {
+    timeline->span(timeline->thread_track(), "chunks", begin, end, "\"number\": " + std::to_string(full.size()));
+  }
+}
+
+void SparsePool::gather(std::size_t chunk) {
+  const Span span = span_of(chunk);
+  const std::size_t count = span.end - span.begin;
+  std::byte* const slot = send_->data() + send_->offset(slot_[chunk]);
+  own_norms_[chunk] = compute::gather({.gradient = at(span.begin),
+                                       .dtype = dtype_,
+                                       .held = held_of(chunk),
+                                       .buffer = slot,
+                                       .count = count,
+                                       .scale = scale_});
+  std::memset(slot + count * size_of(dtype_), 0, (chunk_size_ - count) * size_of(dtype_));  // of a short last chunk
+}
+
+void SparsePool::hold_back(std::size_t chunk) {
+  const Span span = span_of(chunk);
+  float* const next = held_[1 - side_[chunk]].data();
+  own_norms_[chunk] = compute::hold_back({.gradient = at(span.begin),
+                                          .dtype = dtype_,
+                                          .held = held_of(chunk),
+                                          .next_held = next == nullptr ? nullptr : next + span.begin,
+                                          .count = span.end - span.begin,
+                                          .scale = scale_,
+                                          .momentum = options_.momentum});
+}
+
+// Finds out which tensor it is: from the gradients where they still are, else from what is held back of them.
+void SparsePool::note_nonfinite(std::size_t chunk) {
+  const Span span = span_of(chunk);
+  auto [first, last] = tensors_of(chunk);
+  const float* const next = held_[1 - side_[chunk]].data();
+  const bool is_there = important_[chunk] != 0 || next != nullptr;
+  for (std::size_t tensor = first; is_there && tensor <= last; ++tensor) {
+    const std::size_t begin = std::max(span.begin, offsets_[tensor] / size_of(dtype_));
+    const std::size_t end = std::min(span.end, offsets_[tensor + 1] / size_of(dtype_));
+    const std::size_t found = important_[chunk] != 0
+                                  ? compute::count_nonfinite(at(begin), dtype_, end - begin)
+                                  : compute::count_nonfinite(next + begin, DType::float32, end - begin);
+    if (found > 0) {
+      first = last = tensor;
+      break;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (!found_nonfinite_ || first < found_nonfinite_->first) {
+    found_nonfinite_ = {communicator_->rank(), first, last};
+  }
+}
+
+// Zeros for tensors that are not ready, and everything on its way.
+void SparsePool::finish_what_is_left() {
+  std::vector<std::size_t> full;
+  {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return busy_ == 0; });
+    for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
+      if (!ready_[tensor]) {
+        std::memset(data() + offsets_[tensor], 0, offsets_[tensor + 1] - offsets_[tensor]);
+        const auto more = mark(tensor);
+        full.insert(full.end(), more.begin(), more.end());
+      }
+    }
+  }
+  process(full);
+}
+
+// Of an abandoned iteration: zeros for chunks that are not full, which keep what was held back.
+void SparsePool::send_nothing_of_what_is_left() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return busy_ == 0; });
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (done_[chunk] == 0 && important_[chunk] != 0) {
+      std::memset(send_->data() + send_->offset(slot_[chunk]), 0, chunk_size_ * size_of(dtype_));
+      send_->ready(slot_[chunk]);
+    }
+  }
+  std::fill(left_.begin(), left_.end(), 0);
+  ready_.assign(ready_.size(), true);
+}
+
+// ---- the end of an iteration -----------------------------------------------------------------------------------------
+
+void SparsePool::wait(std::optional<double> timeout, double density) {
+  if (timeout && std::isnan(*timeout)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
+  const std::size_t next = important_count(density, chunks());
+  check_open();
+  const std::uint64_t awaited = iteration();
+  Deadline deadline;
+  if (timeout) {
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
+  }
+  std::unique_lock one_at_a_time(waiting_, std::defer_lock);
+  bool in_time = true;
+  if (deadline) {
+    in_time = one_at_a_time.try_lock_until(*deadline);
+  } else {
+    one_at_a_time.lock();
+  }
+  if (iteration() != awaited) {  // another thread has waited for it
+    return;
+  }
+  try {
+    if (!in_time) {
+      throw TimeOver();
+    }
+    end_iteration(deadline, next);
+  } catch (const TimeOver&) {
+    throw Error(ErrorKind::timeout,
+                "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
+  }
+}
+
+void SparsePool::abandon() {
+  const std::uint64_t given_up = iteration();
+  const std::lock_guard one_at_a_time(waiting_);
+  if (iteration() == given_up && ready_count() > 0) {
+    check_open();
+    abandoned_ = true;
+    end_iteration({}, 0);
+  }
+}
+
+void SparsePool::end_iteration(Deadline deadline, std::size_t next) {
+  const auto begin = Clock::now();
+  if (abandoned_) {
+    send_nothing_of_what_is_left();
+  } else {
+    finish_what_is_left();
+  }
+  std::optional<Error> failure;
+  try {
+    exchange_norms(deadline, next);
+    receive(deadline);
+    failure = conclude(next);
+  } catch (const Error& error) {
+    failure = error;
+    drop_gradients();
+    end_sending();
+  }
+  start_next_iteration();
+  if (const auto timeline = communicator_->timeline()) {
+    timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
+  }
+  if (failure) {
+    throw Error(*failure);
+  }
+}
+
+// Sums the norms of the chunks that were not sent over the ranks. Those of chunks that are sent need no exchange: all
+// ranks have their means. Along go the extra numbers and how many chunks this rank wants to send next, with its square,
+// by which all ranks see alike whether they want the same. (An abandoned iteration wants what the others do.)
+void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
+  if (exchanged_) {
+    return;
+  }
+  if (exchange_ == nullptr) {
+    message_.assign(chunks() + trailer_size + extra_.size(), 0.0);
+    for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+      if (important_[chunk] == 0 && done_[chunk] != 0) {
+        message_[chunk] = own_norms_[chunk];
+      }
+    }
+    const auto wanted = static_cast<double>(next);
+    message_[chunks()] = wanted;
+    message_[chunks() + 1] = wanted * wanted;
+    message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;  // ranks that want
+    std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
+  }
+  auto* const numbers = reinterpret_cast<std::byte*>(message_.data());
+  const collective::Call call{
+      .signature = {.count = message_.size(), .kind = transport::CallKind::allreduce, .dtype = DType::float64,
+                    .op = ReduceOp::sum},
+      .input = numbers,
+      .output = numbers,
+      .counts = {}};
+  exchange_report_ = {call.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
+  if (deadline || exchange_ != nullptr) {
+    if (exchange_ == nullptr) {
+      exchange_ = communicator_->submit(call);
+    }
+    if (!exchange_->done_by(deadline)) {
+      throw TimeOver();
+    }
+    exchange_->wait({});
+    exchange_report_.outcome = exchange_->outcome();
+    exchange_report_.times = exchange_->times();
+  } else {
+    exchange_report_.outcome = communicator_->run(call);
+    exchange_report_.times.ended = Clock::now();
+  }
+  exchanged_ = true;
+}
+
+// Waits for the means.
+void SparsePool::receive(Deadline deadline) {
+  std::optional<double> left;
+  if (deadline) {
+    left = std::max(0.0, std::chrono::duration<double>(*deadline - Clock::now()).count());
+  }
+  const std::uint64_t before = send_->iteration();
+  try {
+    send_->wait(left);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::timeout && send_->iteration() == before) {
+      throw TimeOver();
+    }
+    throw;
+  }
+}
+
+void SparsePool::end_sending() noexcept {
+  try {
+    send_->abandon();
+  } catch (const Error&) {  // what failed first is told
+  }
+}
+
+// Every rank gets the same from the same numbers: the iteration is kept, or dropped.
+std::optional<Error> SparsePool::conclude(std::size_t next) {
+  const auto begin = Clock::now();
+  const auto ranks = static_cast<double>(communicator_->size());
+  std::vector<double> norms(message_.begin(), message_.begin() + static_cast<std::ptrdiff_t>(chunks()));
+  scatter(norms, ranks);
+  const double* const trailer = message_.data() + chunks();
+  const double wanting = trailer[2];
+  const double wanted = wanting > 0.0 ? std::round(trailer[0] / wanting) : 0.0;
+  for (std::size_t i = 0; i < extra_.size(); ++i) {
+    extra_[i] = trailer[trailer_size + i] / ranks;
+  }
+  std::optional<Error> failure;
+  if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
+    dropped_ = true;
+    drop_gradients();
+    if (!options_.skip_nonfinite) {
+      failure = find_nonfinite(norms);
+    }
+  } else if (wanted * wanting != trailer[0] || wanted * wanted * wanting != trailer[1]) {
+    drop_gradients();
+    failure = Error(ErrorKind::mismatch, "the ranks have different densities: this one wants to send " +
+                                             std::to_string(next) + " of " + std::to_string(chunks()) +
+                                             " chunks next, and others do not");
+  } else {
+    keep(!abandoned_);
+    if (wanting > 0.0) {
+      choose(choose_important(norms, static_cast<std::size_t>(wanted)));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  norms_ = std::move(norms);
+  bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+  return failure;
+}
+
+void SparsePool::scatter(std::vector<double>& norms, double ranks) {
+  for (std::size_t slot = 0; slot < chunk_of_.size(); ++slot) {
+    const std::size_t chunk = chunk_of_[slot];
+    const Span span = span_of(chunk);
+    norms[chunk] = ranks * compute::scatter({.gradient = at(span.begin),
+                                             .dtype = dtype_,
+                                             .buffer = send_->data() + send_->offset(slot),
+                                             .count = span.end - span.begin,
+                                             .scale = scale_});
+  }
+}
+
+// The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was not,
+// it is somewhere in the chunk of that. All ranks call this, or none.
+Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
+  constexpr std::int64_t nowhere = -1;
+  std::array<std::int64_t, 2> mine{nowhere, nowhere};
+  if (found_nonfinite_) {
+    mine = {static_cast<std::int64_t>(found_nonfinite_->first), static_cast<std::int64_t>(found_nonfinite_->last)};
+  }
+  std::vector<std::array<std::int64_t, 2>> of_each(static_cast<std::size_t>(communicator_->size()));
+  communicator_->run(
+      {.signature = {.count = mine.size(), .kind = transport::CallKind::allgather, .dtype = DType::int64},
+       .input = reinterpret_cast<const std::byte*>(mine.data()),
+       .output = reinterpret_cast<std::byte*>(of_each.data()),
+       .counts = {}});
+  const auto found = std::find_if(of_each.begin(), of_each.end(), [](const auto& its) { return its[0] != nowhere; });
+  Place place{-1, 0, 0};
+  if (found != of_each.end()) {
+    place = {static_cast<int>(found - of_each.begin()), static_cast<std::size_t>((*found)[0]),
+             static_cast<std::size_t>((*found)[1])};
+  } else {
+    const auto norm = std::find_if_not(norms.begin(), norms.end(), [](double each) { return std::isfinite(each); });
+    std::tie(place.first, place.last) = tensors_of(static_cast<std::size_t>(norm - norms.begin()));
+  }
+  nonfinite_ = place;
+  const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
+                                                      : "a gradient of the tensors " + std::to_string(place.first) +
+                                                            " to " + std::to_string(place.last);
+  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank) : "once averaged";
+  return {ErrorKind::nonfinite,
+          which + " is not finite " + where + ": the iteration is dropped, and what is held back is as before"};
+}
+
+void SparsePool::drop_gradients() {
+  std::memset(data(), 0, bytes());
+  const std::lock_guard lock(mutex_);
+  sent_.clear();
+}
+
+// What this iteration sent is held back no longer, and what it held back is. Without a result nothing is held back, and
+// chunks that had not been full sent nothing.
+void SparsePool::keep(bool result) {
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (important_[chunk] != 0) {
+      holds_[chunk] = done_[chunk] != 0 ? 0 : holds_[chunk];
+    } else if (result && held_[0].data() != nullptr) {
+      side_[chunk] = static_cast<std::uint8_t>(1 - side_[chunk]);
+      holds_[chunk] = 1;
+    }
+  }
+  if (!result) {
+    drop_gradients();
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  sent_ = chunk_of_;
+}
+
+void SparsePool::choose(std::vector<std::uint8_t> important) {
+  const std::lock_guard lock(mutex_);
+  important_ = std::move(important);
+  chunk_of_.clear();
+  for (std::size_t chunk = 0; chunk < important_.size(); ++chunk) {
+    if (important_[chunk] != 0) {
+      slot_[chunk] = chunk_of_.size();
+      chunk_of_.push_back(chunk);
+    }
+  }
+  send_->limit(chunk_of_.size());
+}
+
+void SparsePool::start_next_iteration() {
+  const std::lock_guard lock(mutex_);
+  ready_.assign(ready_.size(), false);
+  ready_count_ = 0;
+  std::fill(done_.begin(), done_.end(), 0);
+  std::fill(left_.begin(), left_.end(), 0);
+  const std::size_t chunk_bytes = chunk_size_ * size_of(dtype_);
+  for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
+    if (offsets_[tensor + 1] > offsets_[tensor]) {
+      const std::size_t last = (offsets_[tensor + 1] - 1) / chunk_bytes;
+      for (std::size_t chunk = offsets_[tensor] / chunk_bytes; chunk <= last; ++chunk) {
+        ++left_[chunk];
+      }
+    }
+  }
+  overflowed_ = std::exchange(dropped_, false);
+  abandoned_ = false;
+  found_nonfinite_.reset();
+  exchange_.reset();
+  exchanged_ = false;
+  last_bookkeeping_ = static_cast<double>(bookkeeping_.exchange(0)) * 1e-9;
+  reports_ = send_->reports();
+  reports_.push_back(exchange_report_);
+  ++iteration_;
+}
+
+// ---- between iterations ----------------------------------------------------------------------------------------------
+
+void SparsePool::set_loss_scale(double scale) {
+  check_between_iterations("the loss scale is set");
+  int exponent = 0;
+  if (!(scale > 0.0) || !std::isfinite(scale) || std::frexp(scale, &exponent) != 0.5 || std::abs(exponent) > 100) {
+    throw Error(ErrorKind::value, "a loss scale is a power of two, not " + format_number(scale));
+  }
+  scale_ = static_cast<float>(1.0 / scale);
+}
+
+void SparsePool::zero() {
+  check_between_iterations("gradients are zeroed");
+  for (const Span& span : spans()) {
+    std::memset(at(span.begin), 0, (span.end - span.begin) * size_of(dtype_));
+  }
+}
+
+void SparsePool::copy_held(std::span<float> destination) const {
+  check_between_iterations("what is held back is read");
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    const Span span = span_of(chunk);
+    const float* const held = held_of(chunk);
+    const auto part = destination.subspan(span.begin, span.end - span.begin);
+    if (held == nullptr) {
+      std::fill(part.begin(), part.end(), 0.0F);
+    } else {
+      std::copy_n(held, part.size(), part.begin());
+    }
+  }
+}
+
+void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
+                         std::uint64_t iteration) {
+  check_open();
+  check_between_iterations("what is held back is restored");
+  if (held.size() != elements() || (!important.empty() && important.size() != chunks())) {
+    throw Error(ErrorKind::value, "the state is that of a pool of another size");
+  }
+  if (held_[0].data() != nullptr) {
+    std::copy(held.begin(), held.end(), held_[0].data());
+    std::fill(side_.begin(), side_.end(), 0);
+    std::fill(holds_.begin(), holds_.end(), 1);
+  }
+  choose(important.empty() ? std::vector<std::uint8_t>(chunks(), 1) : important);
+  std::memset(data(), 0, bytes());
+  const std::lock_guard lock(mutex_);
+  sent_.clear();
+  iteration_ = iteration;
+}
+
+// ---- what is to be known ---------------------------------------------------------------------------------------------
+
+std::size_t SparsePool::ready_count() const {
+  const std::lock_guard lock(mutex_);
+  return ready_count_;
+}
+
+std::uint64_t SparsePool::iteration() const {
+  const std::lock_guard lock(mutex_);
+  return iteration_;
+}
+
+std::vector<std::size_t> SparsePool::sent() const {
+  const std::lock_guard lock(mutex_);
+  return sent_;
+}
+
+std::vector<SparsePool::Span> SparsePool::spans() const {
+  std::vector<Span> found;
+  for (const std::size_t chunk : sent()) {
+    const Span span = span_of(chunk);
+    if (!found.empty() && found.back().end == span.begin) {
+      found.back().end = span.end;
+    } else {
+      found.push_back(span);
+    }
+  }
+  return found;
+}
+
+std::vector<double> SparsePool::norms() const {
+  const std::lock_guard lock(mutex_);
+  return norms_;
+}
+
+bool SparsePool::overflowed() const {
+  const std::lock_guard lock(mutex_);
+  return overflowed_;
+}
+
+std::optional<SparsePool::Place> SparsePool::nonfinite() const {
+  const std::lock_guard lock(mutex_);
+  return overflowed_ ? nonfinite_ : std::nullopt;
+}
+
+double SparsePool::bookkeeping_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return last_bookkeeping_;
+}
+
+std::vector<GradientPool::Report> SparsePool::reports() const {
+  const std::lock_guard lock(mutex_);
+  return iteration_ == options_.first_iteration ? std::vector<GradientPool::Report>{} : reports_;
+}
+
+std::vector<std::uint8_t> SparsePool::important() const {
+  const std::lock_guard lock(mutex_);
+  return important_;
+}
+
+void SparsePool::close(bool drain) noexcept {
+  send_->close(drain);
+  communicator_->close(drain);
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,197 @@
+// Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): a gradient pool of which only
+// the important chunks travel, and what is not sent is held back for later iterations.
+//
+// Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
+// that reach into it are ready. A full important chunk, with what was held back of it, is gathered into the next slot of
+// a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A full
+// chunk that is not important is added to what is held back, times the momentum, and zeroed. In `wait` the means are
+// scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and all
+// ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first iteration
+// sends everything.
+//
+// What is held back is kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
+// has gradients that are not finite, leaves it as it was.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "communicator.hpp"
+#include "float_array.hpp"
+#include "gradient_pool.hpp"
+
+namespace gradientflow::engine {
+
+class SparsePool {
+ public:
+  struct Options {
+    GradientPool::Options pool = {};
+    std::size_t chunk_size = 32768;  // elements
+    float momentum = 0.0F;           // what is held back is multiplied by it in every iteration
+    std::size_t extra = 0;           // numbers that are averaged along in every iteration
+    bool skip_nonfinite = false;     // drop an iteration whose gradients are not finite, in place of an error
+    std::uint64_t first_iteration = 0;
+  };
+
+  struct Span {  // elements `begin` up to and without `end` of the gradients
+    std::size_t begin;
+    std::size_t end;
+  };
+
+  struct Place {  // where the first gradient that was not finite was found; tensors `first` to `last` share its chunk
+    int rank;  // -1: each rank's was finite, but not their mean
+    std::size_t first;
+    std::size_t last;
+  };
+
+  // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do; so the padding between them
+  // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
+  // for a chunk size of 0 or a momentum that is not in 0..1.
+  SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  SparsePool(const SparsePool&) = delete;
+  SparsePool& operator=(const SparsePool&) = delete;
+  ~SparsePool();
+
+  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
+  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
+  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] std::byte* data() const { return segment_->mine(); }
+  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
+  [[nodiscard]] const std::shared_ptr<transport::Segment>& segment() const { return segment_; }
+  [[nodiscard]] std::vector<double>& extra() { return extra_; }
+  [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
+  [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
+  [[nodiscard]] std::size_t chunks() const { return left_.size(); }
+
+  // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
+  void ready(std::size_t tensor);
+  void ready_all();
+  [[nodiscard]] std::size_t ready_count() const;
+
+  // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
+  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros. With a timeout
+  // (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again. Throws
+  // Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped: either way
+  // all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities differ.
+  void wait(std::optional<double> timeout, double density);
+
+  // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
+  void abandon();
+
+  // Of the last iteration that has ended; before the first one, everything was sent.
+  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in their order
+  [[nodiscard]] std::vector<Span> spans() const;        // what they cover, neighbours joined
+  [[nodiscard]] std::vector<double> norms() const;      // by chunk, summed over the ranks
+  [[nodiscard]] bool overflowed() const;                // whether it was dropped
+  [[nodiscard]] std::optional<Place> nonfinite() const;  // where it was not skipped for that, but failed
+  [[nodiscard]] double bookkeeping_seconds() const;     // in which this rank gathered, held back, scattered and chose
+  [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
+
+  [[nodiscard]] std::uint64_t iteration() const;               // how many have ended
+  [[nodiscard]] std::vector<std::uint8_t> important() const;   // by chunk: whether the running iteration sends it
+
+  // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
+  void set_loss_scale(double scale);
+  [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
+
+  // Zeroes what the last iteration left of the gradients.
+  void zero();
+
+  // What is held back, laid out as the gradients. Between iterations.
+  void copy_held(std::span<float> destination) const;
+  // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
+  void restore(std::span<const float> held, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
+
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const { return send_->closed(); }
+
+ private:
+  using Clock = Times::Clock;
+  using Deadline = std::optional<Clock::time_point>;
+
+  class Busy;
+
+  [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
+  void check_open() const;
+  void check_between_iterations(const char* what) const;
+  [[nodiscard]] Span span_of(std::size_t chunk) const;
+  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
+  [[nodiscard]] const float* held_of(std::size_t chunk) const;
+  [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
+
+  std::vector<std::size_t> mark(std::size_t tensor);  // with mutex_ held; returns the chunks that are full now
+  void process(const std::vector<std::size_t>& full);
+  void gather(std::size_t chunk);
+  void hold_back(std::size_t chunk);
+  void note_nonfinite(std::size_t chunk);
+  void finish_what_is_left();
+  void send_nothing_of_what_is_left();
+
+  void end_iteration(Deadline deadline, std::size_t next);
+  void exchange_norms(Deadline deadline, std::size_t next);
+  void receive(Deadline deadline);
+  void end_sending() noexcept;
+  [[nodiscard]] std::optional<Error> conclude(std::size_t next);
+  void scatter(std::vector<double>& norms, double ranks);
+  [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
+  void drop_gradients();
+  void keep(bool result);
+  void choose(std::vector<std::uint8_t> important);
+  void start_next_iteration();
+
+  Options options_;
+  DType dtype_;
+  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
+  std::size_t chunk_size_;
+  std::vector<double> extra_;
+  std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
+  std::shared_ptr<transport::Segment> segment_;
+  std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
+  FloatArray held_[2];
+  float scale_ = 1.0F;  // of gradients: 1 / loss scale
+
+  // By chunk. What a chunk is in this iteration changes between iterations only.
+  std::vector<std::uint8_t> important_;
+  std::vector<std::size_t> slot_;      // of the important ones
+  std::vector<std::uint8_t> side_;     // which of the two has what is held back
+  std::vector<std::uint8_t> holds_;    // whether anything is
+  std::vector<std::uint8_t> done_;     // gathered or held back; each by one thread
+  std::vector<double> own_norms_;      // of this rank, in this iteration
+  std::vector<std::size_t> chunk_of_;  // by slot
+
+  std::timed_mutex waiting_;  // one thread waits at a time
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  std::size_t busy_ = 0;  // threads that gather or hold back
+  std::vector<bool> ready_;
+  std::size_t ready_count_ = 0;
+  std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
+  std::uint64_t iteration_;
+  bool abandoned_ = false;
+  bool dropped_ = false;  // gradients of this iteration, since one is not finite
+  std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
+  std::vector<double> message_;
+  std::shared_ptr<Handle> exchange_;
+  bool exchanged_ = false;
+  GradientPool::Report exchange_report_{};
+  std::atomic<std::int64_t> bookkeeping_{0};  // nanoseconds
+
+  // Of the last iteration.
+  std::vector<std::size_t> sent_;
+  std::vector<double> norms_;
+  bool overflowed_ = false;
+  std::optional<Place> nonfinite_;
+  double last_bookkeeping_ = 0.0;
+  std::vector<GradientPool::Report> reports_;
+};
+
+}  // namespace gradientflow::engine
