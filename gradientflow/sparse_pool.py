@@ -51,7 +51,7 @@ class SparseGradientPool(BasePool):
     extra : int, default 0
         So many float64 numbers, in `extra`, are averaged along in every iteration.
     fusion_threshold, wire, algorithm
-        As in `GradientPool`; they apply to the chunks that are sent.
+        As in `GradientPool`; they apply to the chunks that are sent. Between nodes "auto" is 512 KiB.
     skip_nonfinite : bool, default False
         Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
         error.

@@ -22,6 +22,8 @@ constexpr std::size_t alignment = 64;
 constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
 constexpr std::size_t trailer_size = 3;                // numbers that travel behind the norms
 
+constexpr std::size_t message_bytes = 512 * kib;       // few chunks travel: they shall not wait for one another long
+
 struct TimeOver : std::exception {};  // and the iteration goes on
 
 std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype) {
@@ -81,8 +83,11 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   const std::size_t number = (elements() + chunk_size_ - 1) / chunk_size_;
   communicator_ = communicator.duplicate("chunk norms of a sparse pool");
   check_same_on_all_ranks(*communicator_, "sparse gradient pools", description(counts));
+  if (!options_.pool.fusion_threshold && communicator.nodes() > 1) {
+    options_.pool.fusion_threshold = message_bytes;
+  }
   send_ = std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype,
-                                         options.pool);
+                                         options_.pool);
   segment_ = communicator_->allocate(bytes());
   if (options.momentum > 0.0F) {
     for (FloatArray& held : held_) {
