@@ -26,7 +26,7 @@ def test_examples_train(mpirun: Run) -> None:
     """Two ranks: a mean is exact, so both doors of PyTorch go through the same weights."""
     accuracy = {
         name: float(mpirun(2, "execute", sys.executable, EXAMPLES / f"train_{name}.py").line("accuracy"))
-        for name in ("torch", "ddp", "numpy")
+        for name in ("torch", "ddp", "numpy", "csc")
     }
     assert min(accuracy.values()) > 0.95
     assert accuracy["torch"] == accuracy["ddp"]

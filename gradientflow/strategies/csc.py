@@ -117,7 +117,7 @@ class CSC(Strategy):
             self.chunk_size,
             extra=extra,
             fusion_threshold=self.fusion_threshold,
-            wire=self.wire,
+            wire=self.wire_of(dtype),
             algorithm=self.algorithm,
             skip_nonfinite=skip_nonfinite,
             first_iteration=first_iteration,

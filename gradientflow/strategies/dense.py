@@ -36,7 +36,7 @@ class Dense(Strategy):
         first_iteration: int = 0,
     ) -> GradientPool:
         """Make a `gradientflow.GradientPool`; the arguments that it does not have are ignored. Collective."""
-        pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire, self.algorithm)
+        pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm)
         self._remember(pool)
         return pool
 

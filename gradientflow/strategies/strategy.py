@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
 from gradientflow.base_pool import BasePool
@@ -23,8 +24,10 @@ class Strategy(ABC):
 
     Parameters
     ----------
-    fusion_threshold, wire, algorithm
+    fusion_threshold, algorithm
         As in `gradientflow.GradientPool`.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What gradients of float32 are rounded to between nodes; those of other dtypes travel as they are.
 
     Attributes
     ----------
@@ -90,6 +93,11 @@ class Strategy(ABC):
         backward_seconds : float, optional
             The part of it in which communication can hide; by default two thirds of it.
         """
+
+    def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
+        """Return the wire of pools of a dtype."""
+        is_float32 = dtype != "bfloat16" and np.dtype(dtype) == np.float32
+        return self.wire if is_float32 else None
 
     @property
     def pools(self) -> tuple[GradientPool | SparseGradientPool, ...]:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from .registration import register
 
 if TYPE_CHECKING:
+    from .lars import LARS
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_optimizer_state, broadcast_parameters
 
 # Imported when asked for, because every `import torch` comes here to have the process group registered.
 _PLACES = {
+    "LARS": ".lars",
     "DistributedOptimizer": ".optimizer",
     "broadcast_optimizer_state": ".parameters",
     "broadcast_parameters": ".parameters",
@@ -28,4 +30,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_PLACES[name], __name__), name)
 
 
-__all__ = ["DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "register"]
+__all__ = ["LARS", "DistributedOptimizer", "broadcast_optimizer_state", "broadcast_parameters", "register"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gradientflow.communicator import Communicator
-from gradientflow.errors import MismatchError
+from gradientflow.errors import ArgumentError, GradientFlowError, MismatchError
 
 
 def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
@@ -33,13 +33,29 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
     if (digests == digests[0]).all():
         return
-    lengths = comm.allgather(np.array([len(text)])).ravel()
-    joined = comm.allgatherv(np.frombuffer(text, np.uint8), lengths.tolist())
-    texts = [part.tobytes() for part in np.split(joined, np.cumsum(lengths)[:-1])]
+    texts = _gather(comm, text)
     other = next(rank for rank, each in enumerate(texts) if each != texts[0])
     difference = _difference(dict(json.loads(texts[0])), dict(json.loads(texts[other])), other)
     message = f"the ranks have different {what}: {difference}"
     raise MismatchError(message)
+
+
+def raise_together(comm: Communicator, error: GradientFlowError | None) -> None:
+    """Raise on all ranks if any has an error: its own, or what the first rank that has one says. Collective."""
+    texts = _gather(comm, str(error).encode() if error is not None else b"")
+    if error is not None:
+        raise error
+    for rank, text in enumerate(texts):
+        if text:
+            message = f"rank {rank}: {text.decode()}"
+            raise ArgumentError(message)
+
+
+def _gather(comm: Communicator, text: bytes) -> list[bytes]:
+    """Return the texts of all ranks."""
+    lengths = comm.allgather(np.array([len(text)])).ravel()
+    joined = comm.allgatherv(np.frombuffer(text, np.uint8), lengths.tolist())
+    return [part.tobytes() for part in np.split(joined, np.cumsum(lengths)[:-1])]
 
 
 def _difference(first: Mapping[str, str], second: Mapping[str, str], other: int) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.pool import GradientPool
+from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.strategies import CSC, Strategy
 
 
 class PooledGradients:
     """Where the gradients of parameters lie, one place in the pool for each.
 
-    The last tensor of the pool is the status. It has an element for each parameter, 1 if it has a gradient on this
-    rank; then 1 if some have none; then 1 unless this rank is out of batches. Its mean says on every rank what is so
-    on any of them, without a call of its own: a mean of zeros is exactly 0, and no other is.
+    Behind the gradients comes the status: the last tensor of a dense pool, the extra numbers of a sparse one. It has an
+    element for each parameter, 1 if it has a gradient on this rank; then 1 if some have none; then 1 unless this rank
+    is out of batches. Its mean says on every rank what is so on any of them, without a call of its own: a mean of zeros
+    is exactly 0, and no other is.
 
     Parameters
     ----------
@@ -25,13 +29,23 @@ class PooledGradients:
         Whose ranks take part.
     parameters : sequence of (str, torch.Tensor)
         Names and parameters of one dtype, in the order in which they shall lie in memory.
-    fusion_threshold, wire
-        See `GradientPool`.
+    strategy : gradientflow.strategies.Dense or CSC
+        Makes the pool.
+    momentum : float
+        Of the optimizer.
+    skip_nonfinite : bool
+        Whether a sparse pool drops an iteration with gradients that are not finite, in place of an error.
+    first_iteration : int
+        The number of the next iteration of a sparse pool.
 
     Attributes
     ----------
-    pool : GradientPool
+    pool : GradientPool or SparseGradientPool
         The pool.
+    names, parameters : list
+        Of the parameters, in their order.
+    views : list of torch.Tensor
+        Their gradients.
     order : list of int
         Indices of the pool's tensors that are ready in this iteration, in the order in which they became so.
     used : list of bool
@@ -44,41 +58,48 @@ class PooledGradients:
         self,
         comm: Communicator,
         parameters: Sequence[tuple[str, torch.Tensor]],
-        fusion_threshold: float | str,
-        wire: str | None,
+        strategy: Strategy,
+        *,
+        momentum: float = 0.0,
+        skip_nonfinite: bool = False,
+        first_iteration: int = 0,
     ) -> None:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self._dtype = self.parameters[0].dtype
-        count = len(self.parameters)
-        self.pool = GradientPool(
-            comm,
-            [*(parameter.numel() for parameter in self.parameters), count + 2],
-            str(self._dtype).removeprefix("torch."),
-            fusion_threshold,
-            wire,
-        )
-        flat = torch.frombuffer(self.pool.memory, dtype=self._dtype)
+        self._strategy, self._momentum, self._skip_nonfinite = strategy, momentum, skip_nonfinite
+        self.pool = self._make_pool(comm, first_iteration)
+        flat = torch.frombuffer(self.pool.memory, dtype=self._dtype) if self.pool.nbytes else torch.empty(0)
         places = [offset // self._dtype.itemsize for offset in self.pool.offsets]
-        self._gradients = flat[: places[-1]]
+        count = len(self.parameters)
         self.views = [
             flat.as_strided(parameter.shape, _strides(parameter), place)
             for parameter, place in zip(self.parameters, places, strict=False)
         ]
+        if isinstance(self.pool, SparseGradientPool):
+            self._gradients, self._status = flat, torch.from_numpy(self.pool.extra)
+        else:
+            self._gradients, self._status = flat[: places[-1]], flat[places[-1] : places[-1] + count + 2]
         self._addresses = [view.data_ptr() for view in self.views]
-        self._status = flat[places[-1] : places[-1] + count + 2]
         self._summary = self._status[count:]
-        self._full_status = torch.tensor([1.0] * count + [0.0, 1.0], dtype=self._dtype)
+        self._full_status = torch.tensor([1.0] * count + [0.0, 1.0], dtype=self._status.dtype)
+        self._version = self._gradients._version  # when all that was not zero lay where the pool knows of it
         self.order: list[int] = []
         self.used = [False] * count
         self.bytes_copied = 0
 
-    def reordered(
-        self, comm: Communicator, order: Sequence[int], fusion_threshold: float | str, wire: str | None
-    ) -> PooledGradients:
+    def reordered(self, comm: Communicator, order: Sequence[int]) -> PooledGradients:
         """Return a new pool in another order that holds the same, and close this one."""
         parameters = [(self.names[i], self.parameters[i]) for i in order]
-        new = PooledGradients(comm, parameters, fusion_threshold, wire)
+        new = PooledGradients(
+            comm,
+            parameters,
+            self._strategy,
+            momentum=self._momentum,
+            skip_nonfinite=self._skip_nonfinite,
+            first_iteration=self.pool.iteration,
+        )
+        new.hold(self.held)
         for place, i in zip(new.views, order, strict=True):
             place.copy_(self.views[i])
             if self.parameters[i].grad is self.views[i]:
@@ -130,6 +151,16 @@ class PooledGradients:
             if not complete and (parameter.dtype is not self._dtype or not parameter.requires_grad):
                 self._raise_changed(index)
 
+    def check_momentum(self, momentum: float) -> None:
+        """Raise if what is held back would have to decay in another way from now on."""
+        follows = isinstance(self._strategy, CSC) and self._strategy.correction and self._strategy.momentum is None
+        if follows and momentum != self._momentum:
+            message = (
+                f"the momentum of the optimizer is {momentum} now, and CSC holds gradients back with {self._momentum}: "
+                "leave it as it is (cycle_momentum=False), or give CSC a momentum"
+            )
+            raise ArgumentError(message)
+
     def flush(self, active: bool) -> None:
         """Hand over what backpropagation has not: gradients kept from earlier passes or set by hand, and the status.
 
@@ -154,16 +185,45 @@ class PooledGradients:
         self.order.append(len(self.parameters))
 
     def wait(self) -> bool:
-        """Wait for the means; parameters that have a gradient on no rank get none. Say whether any rank is active."""
+        """Wait for the means. Say whether any rank is active.
+
+        Parameters that have a gradient on no rank get none, unless some was held back of them and has been sent now.
+        """
         try:
             self.pool.wait()
+        except NonFiniteError as error:
+            raise self._naming(error) from None
         finally:
             self.order.clear()
+            self._version = self._gradients._version
         incomplete, active = self._summary.tolist()
         if incomplete:
+            sparse = isinstance(self.pool, SparseGradientPool)
             for parameter, view, used in zip(self.parameters, self.views, self._status.tolist(), strict=False):
-                parameter.grad = view if used else None
+                parameter.grad = view if used or (sparse and view.any()) else None
         return bool(active)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the means of the last iteration were not finite, which all ranks see alike."""
+        if isinstance(self.pool, SparseGradientPool):
+            return self.pool.overflowed
+        return self.pool.count_nonfinite() > 0
+
+    def scale(self, factor: float) -> None:
+        """Multiply the means."""
+        is_known = self._version == self._gradients._version
+        for begin, end in self._spans():
+            self._gradients[begin:end].mul_(factor)
+        if is_known:
+            self._version = self._gradients._version
+
+    def step(self, native: Any, settings: list[Any], gradient_scale: float, everywhere: bool) -> None:
+        """Have an optimizer of the core make a step with the means."""
+        if isinstance(self.pool, SparseGradientPool):
+            native.step(self.pool._native, settings, gradient_scale, everywhere)
+        else:
+            native.step(self.pool._native, settings, gradient_scale)
 
     def abandon(self) -> None:
         """End an iteration that backpropagation has begun, here or in the pool of another dtype, and not ended."""
@@ -197,17 +257,97 @@ class PooledGradients:
 
     def zero(self, forget: bool) -> None:
         """Zero all gradients at once; forget which parameters had some, or let these count as used."""
-        self._gradients.zero_()
+        if isinstance(self.pool, SparseGradientPool) and self._gradients._version == self._version:
+            self.pool.zero()
+        else:
+            self._gradients.zero_()
+            self._version = self._gradients._version
         if forget:
             self.used[:] = [False] * len(self.used)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 parameter.grad = view
 
+    # ---- what is held back ---------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> dict[int, Any]:
+        """What this rank holds back of each parameter, by its id."""
+        if not isinstance(self.pool, SparseGradientPool):
+            return {}
+        return {id(parameter): held for parameter, held in zip(self.parameters, self.pool.held, strict=True)}
+
+    def hold(self, held: Mapping[int, Any]) -> None:
+        """Go on from what another pool has held back, of the parameters that are here. Zeroes the gradients."""
+        if isinstance(self.pool, SparseGradientPool) and any(each.any() for each in held.values()):
+            state = self.pool.state_dict()
+            state["held"] = [held.get(id(p), own) for p, own in zip(self.parameters, state["held"], strict=True)]
+            self.load(state)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of a sparse pool. Zeroes the gradients."""
+        if isinstance(self.pool, SparseGradientPool):
+            self.pool.load_state_dict(state)
+            self._version = self._gradients._version
+
+    def begin_anew(self) -> None:
+        """Forget what is held back, and count iterations from 0. Zeroes the gradients."""
+        if isinstance(self.pool, SparseGradientPool):
+            state = self.pool.state_dict()
+            held = [np.zeros_like(each) for each in state["held"]]
+            self.load({**state, "held": held, "iteration": 0, "important": []})
+
+    def put_back(self) -> None:
+        """Hold back again what the last iteration has sent, an equal part on each rank, and zero the gradients.
+
+        So nothing is lost where no step follows. An iteration that was dropped has sent nothing.
+        """
+        if isinstance(self.pool, SparseGradientPool) and not self.pool.overflowed:
+            state = self.pool.state_dict()
+            for held, view in zip(state["held"], self.views, strict=True):
+                flat = view.as_strided((view.numel(),), (1,))
+                held += flat.float().div(self.pool.loss_scale).numpy()
+            self.load(state)
+
     # ---- helpers -------------------------------------------------------------------------------------------------
 
+    def _make_pool(self, comm: Communicator, first_iteration: int) -> GradientPool | SparseGradientPool:
+        counts = [parameter.numel() for parameter in self.parameters]
+        status = len(counts) + 2
+        dtype = str(self._dtype).removeprefix("torch.")
+        if not self._strategy.is_sparse:
+            return self._strategy.make_pool(comm, [*counts, status], dtype)
+        return self._strategy.make_pool(
+            comm,
+            counts,
+            dtype,
+            momentum=self._momentum,
+            extra=status,
+            skip_nonfinite=self._skip_nonfinite,
+            first_iteration=first_iteration,
+        )
+
     def _write_status(self, active: bool) -> None:
-        self._status.copy_(torch.tensor([*self.used, True, active], dtype=self._dtype))
+        self._status.copy_(torch.tensor([*self.used, True, active], dtype=self._status.dtype))
+
+    def _spans(self) -> list[list[int]]:
+        """Return where the means are, in elements."""
+        if isinstance(self.pool, SparseGradientPool):
+            return list(self.pool.spans.tolist())
+        return [[0, self._gradients.numel()]]
+
+    def _naming(self, error: NonFiniteError) -> NonFiniteError:
+        """Return the pool's error with the names of parameters."""
+        place = self.pool.nonfinite_tensors if isinstance(self.pool, SparseGradientPool) else None
+        if place is None:
+            return error
+        rank, tensors = place
+        names = self.names[tensors.start : tensors.stop]
+        which = names[0] if len(names) == 1 else f"{names[0]}, or of a parameter up to {names[-1]},"
+        where = f"on rank {rank}" if rank >= 0 else "once averaged"
+        return NonFiniteError(
+            f"the gradient of {which} is not finite {where}: no weight was changed, and what is held back is as before"
+        )
 
     def _raise_changed(self, index: int) -> None:
         parameter = self.parameters[index]

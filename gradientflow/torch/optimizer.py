@@ -13,15 +13,27 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator, init
-from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
-from gradientflow.pool import GradientPool, RangeReport
+from gradientflow.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    GradientFlowError,
+    NonFiniteError,
+)
+from gradientflow.optimizers import LossScale
+from gradientflow.pool import GradientPool
+from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.strategies import CSC, Dense, Explanation, Strategy
 
-from .agreement import require_same
+from . import checkpoint
+from .agreement import raise_together, require_same
+from .fused_step import FusedStep, check_can_step, momentum_of, why_fused
 from .gradients import PooledGradients
-from .parameters import broadcast_optimizer_state, broadcast_parameters, is_lazy
+from .parameters import broadcast_optimizer_state, broadcast_parameters
+from .trained import trained_parameters
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NO_TASK = -1
 
 _Optimizer: Any = torch.optim.Optimizer
@@ -53,7 +65,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process.
 
     It takes the place of the optimizer it is made of: parameter groups, state and state dict are that one's. With one
-    rank it does nothing of its own. Collective: all ranks make it with the same arguments and the same model.
+    rank it does nothing of its own, unless it makes the step itself. Collective: all ranks make it with the same
+    arguments and the same model.
+
+    With `strategies.CSC` only the important chunks of the gradients are averaged. With it, with a loss scale, with
+    `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD or LARS: in one pass over
+    memory, and on float32 master weights of parameters of 16 bits.
 
     Parameters
     ----------
@@ -63,12 +80,19 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         The model it trains. All of its parameters that require gradients must be in the optimizer, and no others.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job, on a communicator that is closed with the optimizer.
+    strategy : gradientflow.strategies.Dense or CSC, optional
+        What of the gradients is sent, and how; by default everything.
     fusion_threshold : int, float or str, default "auto"
-        How many bytes of gradients travel together at least, see `GradientPool`.
+        How many bytes of gradients travel together at least, see `GradientPool`. A strategy has its own.
     wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients of float32 are rounded to where they travel between nodes.
+        What gradients of float32 are rounded to where they travel between nodes. A strategy has its own.
     accumulation_steps : int, default 1
         Average in every n-th backward pass only; gradients add up in between. It does not divide by n.
+    fused : bool, optional
+        Whether the core makes the step. By default where it must: with CSC, a loss scale, or LARS.
+    loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
+        What `scale` multiplies the loss by, and `step` divides the gradients by; a step with gradients that are not
+        finite is skipped then, on all ranks.
 
     Attributes
     ----------
@@ -76,13 +100,19 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         Whose ranks take part.
     accumulation_steps : int
         As given.
+    strategy : gradientflow.strategies.Strategy
+        What of the gradients is sent.
+    loss_scale : gradientflow.optimizers.LossScale or None
+        The loss scale.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the optimizer and the model do not have the same parameters, or belong to another one of these.
+        If the optimizer and the model do not have the same parameters, or belong to another one of these; or if the
+        core shall make the step and has none like it.
     gradientflow.errors.ArgumentTypeError
-        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or not in CPU memory.
+        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or not in CPU memory. Where the
+        core makes the step, float64 is not possible.
     gradientflow.errors.MismatchError
         On every rank, if the models differ in names, shapes or dtypes.
 
@@ -97,7 +127,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     ...     optimizer.step()
     """
 
-    _step_supports_amp_scaling = False  # GradScaler shall unscale the gradients, and look for infinities, by itself
+    # Whether GradScaler leaves it to `step` to unscale gradients and look for infinities. Where gradients are scaled
+    # otherwise, this is how it is noticed.
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
@@ -105,16 +137,22 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         model: torch.nn.Module,
         comm: Communicator | None = None,
         *,
+        strategy: Strategy | None = None,
         fusion_threshold: float | str = "auto",
         wire: str | None = None,
         accumulation_steps: int = 1,
+        fused: bool | None = None,
+        loss_scale: LossScale | float | str | None = None,
     ) -> None:
         self._inner = optimizer
         self._number = next(_numbers)
         _check_types(optimizer, model, comm, accumulation_steps)
         self.accumulation_steps = accumulation_steps
         self._model = model
-        self._settings = (fusion_threshold, wire)
+        self.strategy = _checked_strategy(strategy, fusion_threshold, wire)
+        self.loss_scale = LossScale.of(loss_scale)
+        self._fused_step: FusedStep | None = None
+        self._step_supports_amp_scaling = self.strategy.is_sparse or self.loss_scale is not None
         self._parts: list[PooledGradients] = []
         self._hooks: list[Any] = []
         self._model_at_start: list[int] = []
@@ -122,6 +160,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._task = _NO_TASK  # the backward pass that is known
         self._passes = 0  # backward passes since the last step
         self._no_sync = False
+        self._overflowed = False  # a mean since then was not finite
+        self._unscaled = False  # the gradients
         self._hold = False  # whether the gradients of this pass wait for later ones
         self._flushed = False  # all gradients are on their way
         self._synchronized = False  # all gradients are means
@@ -135,6 +175,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._closed = False
         self._owns_comm = comm is None
         trained = self._trained()
+        reason = why_fused(optimizer, self.strategy, self.loss_scale, fused)
+        if reason is not None:
+            check_can_step(optimizer, trained, self.strategy, reason)
+            self._fused_step = FusedStep(optimizer, self.strategy)
+            self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
         self.comm = init() if comm is None else comm
         try:
             self._make_pools(trained)
@@ -170,20 +215,62 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._inner.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the optimizer, which that one can load without this, and the other way round."""
-        state: dict[str, Any] = self._inner.state_dict()
-        return state
+        """Return the state dict of the optimizer, which that one can load without this, and the other way round.
+
+        Where the core makes the step, it has an entry "gradientflow" with what only this has. With CSC it is this
+        rank's own, because of what is held back: each rank saves and loads its own, or all `consolidated_state_dict`.
+        """
+        return self._state_dict(SparseGradientPool.state_dict)
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state dict that any number of ranks can load, the same on all ranks. Collective with CSC.
+
+        It has the sum over the ranks of what is held back, of which each rank that loads it takes an equal part.
+        """
+        self._check_open()
+        return self._state_dict(SparseGradientPool.consolidated_state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the optimizer. On one rank only: see `broadcast_optimizer_state`."""
-        self._inner.load_state_dict(state_dict)
+        """Load a state dict of this, or of the optimizer.
+
+        Without CSC on one rank only, if you like: see `broadcast_optimizer_state`. Collective with CSC. The state of an
+        optimizer alone has nothing that is held back, so that CSC begins anew with it.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is the state of another model or strategy; with CSC on all ranks, also if it is another rank's. Before
+            anything is changed.
+        gradientflow.errors.MismatchError
+            With CSC, if the ranks load states of different iterations.
+        """
+        if self._fused_step is not None:
+            self._check_open()
+        if not self.strategy.is_sparse:
+            self._check_state(state_dict)
+        else:
+            error = None
+            try:
+                self._check_state(state_dict)
+            except GradientFlowError as caught:
+                error = caught
+            raise_together(self.comm, error)
+            own = state_dict.get(checkpoint.KEY)
+            without = {"the kind of state": "a state of an optimizer alone"}
+            require_same(self.comm, "states", checkpoint.summary(own) if own is not None else without)
+            self._abandon()
+            self._load_pools(own)
+        self._load(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective."""
         self._check_open()
         self._inner.add_param_group(param_group)
         try:
-            self._make_pools(self._trained())
+            trained = self._trained()
+            if self._fused_step is not None:
+                check_can_step(self._inner, trained, self.strategy, "add_param_group")
+            self._make_pools(trained)
         except BaseException:
             self._inner.param_groups.pop()
             raise
@@ -200,7 +287,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._check_open()
         self._abandon()
         self._passes = 0
-        self._flushed = self._synchronized = False
+        self._flushed = self._synchronized = self._overflowed = self._unscaled = False
         for part in self._parts:
             part.zero(forget=set_to_none)
         if not self._parts:
@@ -215,20 +302,36 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             Evaluates the model anew, and returns the loss; the optimizer gets the mean loss of all ranks.
         """
         self._check_open()
+        self._refuse_grad_scaler()
         if not self._parts:
             return self._inner.step() if closure is None else self._inner.step(closure)
-        if closure is None:
+        if closure is not None and self._joining:
+            message = "step(closure) does not work inside join(): other ranks may be out of batches"
+            raise ArgumentError(message)
+        if self._fused_step is not None:
+            result = self._make_step(closure)
+        elif closure is None:
             self.synchronize()
             with self.comm.span("step"):
                 result = self._inner.step()
         else:
-            if self._joining:
-                message = "step(closure) does not work inside join(): other ranks may be out of batches"
-                raise ArgumentError(message)
             result = self._inner.step(lambda: self._evaluate(closure))
-        self._synchronized = False
+        self._synchronized = self._unscaled = False
         self._passes = 0
         return result
+
+    def explain(self, **times: float) -> Explanation:
+        """Measure the link, and tell what the strategy will send for this model, and what gain to expect. Collective.
+
+        Parameters
+        ----------
+        **times
+            ``compute_seconds`` and ``backward_seconds``, as in `gradientflow.strategies.Strategy.explain`.
+        """
+        self._check_open()
+        parameters = sum(parameter.numel() for parameter in self._trained().values())
+        explanation: Explanation = self.strategy.explain(self.comm, parameters, **times)
+        return explanation
 
     def __repr__(self) -> str:
         """Return what it is made of."""
@@ -238,6 +341,75 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """Refuse to be pickled or copied."""
         message = "a DistributedOptimizer cannot be pickled or copied: take its state_dict()"
         raise ArgumentTypeError(message)
+
+    # ---- loss scale ----------------------------------------------------------------------------------------------
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times the loss scale, for ``backward()``; without a loss scale the loss itself."""
+        if self.loss_scale is None:
+            return loss
+        wide = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
+        return wide * self.loss_scale.value
+
+    def unscale_(self) -> None:
+        """Divide the mean gradients by the loss scale, for clipping; `step` does not do so again. Collective.
+
+        Gradients of float16 can vanish by that: to clip those by their norm, let them be, and multiply the limit by
+        ``optimizer.loss_scale.value``.
+        """
+        self.synchronize()
+        if self.loss_scale is not None and not self._unscaled:
+            for part in self._parts:
+                part.scale(1 / self.loss_scale.value)
+            self._unscaled = True
+
+    @property
+    def overflows(self) -> int:
+        """Steps that were skipped because a gradient was not finite."""
+        return 0 if self.loss_scale is None else self.loss_scale.overflows
+
+    def _update_loss_scale(self) -> None:
+        """Note how a step went, on all ranks alike."""
+        if self.loss_scale is not None:
+            self.loss_scale.update(self._overflowed)
+            self._set_loss_scale()
+
+    def _set_loss_scale(self) -> None:
+        for part in self._parts:
+            if isinstance(part.pool, SparseGradientPool) and self.loss_scale is not None:
+                part.pool.loss_scale = self.loss_scale.value
+
+    def _refuse_grad_scaler(self) -> None:
+        if "grad_scale" in self.__dict__:  # set by GradScaler for the time of `step`
+            del self.grad_scale, self.found_inf
+            message = (
+                "torch.amp.GradScaler does not go with CSC or loss_scale: use DistributedOptimizer(..., "
+                "loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
+            )
+            raise ArgumentError(message)
+
+    # ---- the step of the core ------------------------------------------------------------------------------------
+
+    def _make_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Make the step, or skip it where gradients are not finite."""
+        loss = None
+        if closure is None:
+            self.synchronize()
+        else:
+            with torch.enable_grad():
+                loss = self._evaluate(closure)
+        if not self._overflowed:
+            with self.comm.span("step"):
+                self._hooked_step(self._inner)
+        vars(self._inner)["_opt_called"] = True  # for learning-rate schedulers
+        self._update_loss_scale()
+        self._overflowed = False
+        return loss
+
+    def _step_of_core(self, _: Any) -> None:
+        assert self._fused_step is not None
+        scale = 1.0 if self.loss_scale is None or self._unscaled else self.loss_scale.value
+        self._fused_step.step(1 / scale)
 
     # ---- averaging -----------------------------------------------------------------------------------------------
 
@@ -288,8 +460,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._joining, self._has_batches = False, True
 
     @property
-    def pools(self) -> tuple[GradientPool, ...]:
-        """The gradient pools, one for each dtype; none with one rank."""
+    def pools(self) -> tuple[GradientPool | SparseGradientPool, ...]:
+        """The gradient pools, one for each dtype; none with one rank, unless the core makes the step."""
         return tuple(part.pool for part in self._parts)
 
     @property
@@ -384,6 +556,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             )
             raise ArgumentError(message)
         for part in self._parts:
+            part.check_momentum(momentum_of(self._inner, self.strategy))
+        for part in self._parts:
             part.check()
         if not self._order_known:
             self._orders = [list(part.order) for part in self._parts]
@@ -404,11 +578,25 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _wait(self) -> None:
         """Wait for the means."""
         self._flushed = False
-        self._any_has_batches = [part.wait() for part in self._parts][0]  # noqa: RUF015 - wait for all
+        failures = [error for part in self._parts if (error := self._wait_for(part)) is not None]
+        if failures or (self.loss_scale is not None and any(part.overflowed for part in self._parts)):
+            self._overflowed = True
+            for part in self._parts:
+                part.put_back()  # where gradients were finite: no step will use them
+        if failures:
+            raise failures[0]
         self._rounds += self._has_batches
         if not self._order_known:
             self._learn_order()
         self._synchronized = True
+
+    def _wait_for(self, part: PooledGradients) -> NonFiniteError | None:
+        """Wait for the means of one dtype. Return an error that must not keep from waiting for the others."""
+        try:
+            self._any_has_batches = part.wait()
+        except NonFiniteError as error:
+            return error
+        return None
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure of the user's, and return the mean loss."""
@@ -425,6 +613,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self.synchronize()
             if not self._any_has_batches:
                 break
+            self._update_loss_scale()
+        for part in self._parts:
+            part.put_back()
         self.zero_grad()
         rounds = self.comm.allgather(np.array([self._rounds])).ravel()
         if rounds.min() < rounds.max():
@@ -436,26 +627,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _trained(self) -> dict[str, torch.Tensor]:
         """Return the parameters to train by name, after checking that they are those of the optimizer."""
-        named: dict[str, torch.Tensor] = dict(self._model.named_parameters())
-        names = {id(parameter): name for name, parameter in named.items()}
-        optimized: set[int] = set()
-        for number, group in enumerate(self._inner.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                optimized.add(id(parameter))
-                if id(parameter) not in names:
-                    place = f"parameter {index} of group {number}, of shape {tuple(parameter.shape)},"
-                    message = f"{place} is in the optimizer but not in the model"
-                    raise ArgumentError(message)
-        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        missing = [name for name, parameter in trained.items() if id(parameter) not in optimized]
-        if missing:
-            message = f"in the model but not in the optimizer: {', '.join(missing)}; requires_grad_(False) freezes them"
-            raise ArgumentError(message)
-        if not trained:
-            message = "the model has no parameter that requires gradients"
-            raise ArgumentError(message)
+        trained = trained_parameters(self._inner, self._model)
         for name, parameter in trained.items():
-            _check_parameter(name, parameter)
             if _owners.get(id(parameter), self) is not self:
                 message = f"{name} belongs to another DistributedOptimizer already: close() that one first"
                 raise ArgumentError(message)
@@ -463,26 +636,46 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _make_pools(self, trained: dict[str, torch.Tensor]) -> None:
         """Make pools and hooks for the parameters, in place of those there were."""
-        fusion_threshold, wire = self._settings
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
-        require_same(self.comm, "models", {**entries, "accumulation_steps": str(self.accumulation_steps)})
+        settings = {
+            "accumulation_steps": str(self.accumulation_steps),
+            "strategy": type(self.strategy).__name__,
+            "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
+            "loss_scale": repr(self.loss_scale),
+        }
+        require_same(self.comm, "models", {**entries, **settings})
+        held = {number: each for part in self._parts for number, each in part.held.items()}
+        iteration = max((pool.iteration for pool in self.pools), default=0)
         self._drop_pools()
         _owners.update({id(parameter): self for parameter in trained.values()})
-        if self.comm.size == 1:
-            GradientPool(self.comm, [], fusion_threshold=fusion_threshold, wire=wire).close()  # checks the settings
+        if self.comm.size == 1 and self._fused_step is None:
+            self.strategy.make_pool(self.comm, []).close()  # checks the settings
             return
         by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
         for name, parameter in reversed(trained.items()):  # the order in which backpropagation comes to them, mostly
             by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
-        for dtype, parameters in by_dtype.items():
-            narrow = wire if dtype is torch.float32 else None
-            part = PooledGradients(self.comm, parameters, fusion_threshold, narrow)
+        for parameters in by_dtype.values():
+            part = PooledGradients(
+                self.comm,
+                parameters,
+                self.strategy,
+                momentum=momentum_of(self._inner, self.strategy),
+                skip_nonfinite=self.loss_scale is not None,
+                first_iteration=iteration,
+            )
+            part.hold(held)
             part.attach()
             self._parts.append(part)
         self._order_known = False
         self._model_at_start = self._model_now()
         self._pooled = {id(parameter) for parameter in trained.values()}
+        self._pools_are_new()
+
+    def _pools_are_new(self) -> None:
         self._register_hooks()
+        self._set_loss_scale()
+        if self._fused_step is not None:
+            self._fused_step.lay_out(self._parts)
 
     def _drop_pools(self) -> None:
         for hook in self._hooks:
@@ -515,18 +708,83 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if not everything[0]:
             return
         self._order_known = True
-        fusion_threshold, wire = self._settings
         begin = 1
         for number, (part, count) in enumerate(zip(self._parts, counts, strict=True)):
             order = everything[begin : begin + count].tolist()
             begin += count
             if order != list(range(count)):
-                narrow = wire if part.pool.dtype == "float32" else None
-                self._parts[number] = part.reordered(self.comm, order, fusion_threshold, narrow)
-        self._register_hooks()
+                self._parts[number] = part.reordered(self.comm, order)
+        self._pools_are_new()
 
     def _model_now(self) -> list[int]:
         return [id(parameter) for module in self._model.modules() for parameter in module._parameters.values()]
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def _state_dict(self, state_of: Callable[[SparseGradientPool], Any] | None) -> dict[str, Any]:
+        """Return the state dict; without `state_of` that has nothing of the pools."""
+        state: dict[str, Any] = self._inner.state_dict()
+        if self._fused_step is None:
+            return state
+        self._check_open()
+        own = {
+            "of": self._kind,
+            "shapes": checkpoint.shapes_of(self._parts),
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+            "pools": None if state_of is None else checkpoint.pool_states(self._parts, state_of),
+            **self._fused_step.state(),
+        }
+        return {**state, checkpoint.KEY: own}
+
+    @property
+    def _kind(self) -> str:
+        """What a state is of, and fits."""
+        is_corrected = getattr(self.strategy, "correction", True)
+        correction = "" if is_corrected else " without momentum correction"
+        return f"{type(self.strategy).__name__}{correction} with {type(self._inner).__name__}"
+
+    def _common_state_dict(self) -> dict[str, Any]:
+        """Return what of the state is the same on all ranks."""
+        return self._state_dict(None)
+
+    def _load_common_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._check_state(state_dict)
+        self._load(state_dict)
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Raise unless a state dict can be loaded."""
+        if self._fused_step is not None:
+            checkpoint.check_groups(self._inner, state_dict)
+            if checkpoint.KEY in state_dict:
+                checkpoint.check(state_dict[checkpoint.KEY], self._kind, self._parts)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict that has been checked, aside from what is held back."""
+        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+        if self._fused_step is None:
+            return
+        for parameter, momentum in checkpoint.momentum_buffers(self._inner, state_dict):
+            self._inner.state[parameter]["momentum_buffer"] = momentum.to(torch.float32, copy=True)
+        own = state_dict.get(checkpoint.KEY)
+        self._fused_step.load(own if own is not None else {"momentum": {}, "master_weights": {}})
+        if own is not None and own["loss_scale"] is not None and self.loss_scale is not None:
+            self.loss_scale.load_state_dict(own["loss_scale"])
+            self._set_loss_scale()
+
+    def _load_pools(self, own: dict[str, Any] | None) -> None:
+        """Go on from what sparse pools have held back, in the order that they had. Collective."""
+        for number, part in enumerate(self._parts):
+            if own is None:
+                part.begin_anew()
+                continue
+            names = own["pools"][part.pool.dtype]["names"]
+            if names != part.names:
+                part = self._parts[number] = part.reordered(self.comm, [part.names.index(name) for name in names])
+            state = checkpoint.pool_state(part, own["pools"])
+            part.load(state)
+            self._order_known = self._order_known or state["iteration"] > 0
+        self._flushed = self._synchronized = self._overflowed = self._unscaled = False
+        self._pools_are_new()
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
@@ -539,6 +797,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closed = True
+        if self._fused_step is not None:
+            self._fused_step.close()
         for part in self._parts:
             part.pool.__exit__(kind, value, traceback)
         self._drop_pools()
@@ -573,13 +833,14 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
         raise ArgumentError(message)
 
 
-def _check_parameter(name: str, parameter: torch.Tensor) -> None:
-    if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
-        message = f"{name} is a {parameter.layout} tensor on {parameter.device}: only dense ones in CPU memory can go"
+def _checked_strategy(strategy: Any, fusion_threshold: Any, wire: str | None) -> Any:
+    """Return the strategy."""
+    if strategy is None:
+        return Dense(fusion_threshold=fusion_threshold, wire=wire)
+    if not isinstance(strategy, Dense | CSC):
+        message = f"the strategy is a {type(strategy).__name__}: what is needed is gradientflow.strategies.Dense or CSC"
         raise ArgumentTypeError(message)
-    if is_lazy(parameter):
-        message = f"{name} has no shape yet: run the model once first"
-        raise ArgumentTypeError(message)
-    if parameter.dtype not in _DTYPES:
-        message = f"{name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be averaged"
-        raise ArgumentTypeError(message)
+    if fusion_threshold != "auto" or wire is not None:
+        message = f"fusion_threshold and wire are settings of the strategy: {type(strategy).__name__}(wire=...)"
+        raise ArgumentError(message)
+    return strategy

@@ -56,6 +56,8 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
     """Give all ranks the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
 
+    What each rank holds back with CSC stays its own.
+
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
@@ -82,14 +84,16 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         require_same(comm, "optimizers", {"the class": type(optimizer).__name__, **groups})
         if comm.size == 1:
             return
+        state_of = getattr(optimizer, "_common_state_dict", optimizer.state_dict)
+        load = getattr(optimizer, "_load_common_state_dict", optimizer.load_state_dict)
         stream = io.BytesIO()
         if comm.rank == root:
-            torch.save(optimizer.state_dict(), stream)
+            torch.save(state_of(), stream)
         size = comm.broadcast(np.array([stream.tell()]), root)
         data = bytearray(stream.getbuffer()) if comm.rank == root else bytearray(size[0])
         comm.broadcast(data, root)
         if comm.rank != root:
-            optimizer.load_state_dict(torch.load(io.BytesIO(data), weights_only=False))
+            load(torch.load(io.BytesIO(data), weights_only=False))
 
 
 @contextmanager
@@ -149,6 +153,7 @@ def _broadcast_pack(comm: Communicator, tensors: list[torch.Tensor], root: int) 
     """Broadcast some tensors in one call: a single one where it lies, if it can, the others side by side."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         comm.broadcast(tensors[0].view(-1).view(torch.uint8), root)
+        torch.autograd.graph.increment_version(tensors[0])
         return
     offsets = [0]
     for tensor in tensors:

@@ -1,0 +1,271 @@
+"""The step of momentum SGD or LARS, made by kernels of the core on gradients that lie in pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradientflow._location import load_core
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.optimizers import LossScale
+from gradientflow.strategies import CSC, Strategy
+
+from .gradients import PooledGradients
+from .lars import LARS
+
+_Settings = tuple[float, float, float, float]  # learning rate, momentum, weight decay, trust
+
+_NEVER = -1
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_BUFFER = "momentum_buffer"
+
+
+@dataclass
+class _Weights:
+    """A parameter, and what the core has of it."""
+
+    name: str
+    parameter: torch.Tensor
+    strides: tuple[int, ...]
+    native: Any
+    index: int
+    address: int = 0
+    version: int = _NEVER  # of the parameter, after the last step
+    momentum: torch.Tensor | None = None
+    master: torch.Tensor | None = None  # float32, of a parameter of 16 bits
+
+    def array(self, values: Any) -> torch.Tensor:
+        """Return float32 numbers of the core in the form of the parameter."""
+        return torch.from_numpy(values).as_strided(self.parameter.shape, self.strides)
+
+
+class FusedStep:
+    """Makes the step in place of the optimizer, one pass over memory for each parameter.
+
+    Learning rate, momentum, weight decay (and trust) are read from the parameter groups at every step. Momentum is
+    where the optimizer itself would have it, in ``state[parameter]["momentum_buffer"]``, in float32; but where the
+    learning rate is in the momentum and the optimizer's own has it outside, only here.
+
+    Parameters of 16 bits have float32 master weights, taken from them at the first step. Where a parameter is found
+    changed since the last step, by another than this, the master weights follow: where they round to something else.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.SGD or LARS
+        Whose step it is.
+    strategy : gradientflow.strategies.Strategy
+        With the momentum correction of `CSC` the learning rate of SGD is in the momentum, as the GradientFlow paper has
+        it, and the step is where gradients were sent; else it is outside, as PyTorch has it, and the step everywhere.
+        The learning rate of LARS is always in the momentum.
+    """
+
+    def __init__(self, optimizer: Any, strategy: Strategy) -> None:
+        self._optimizer = optimizer
+        is_corrected = isinstance(strategy, CSC) and strategy.correction
+        is_lars = type(optimizer) is LARS
+        self._rate_inside = is_corrected or is_lars
+        self._momentum_in_state = is_lars or not is_corrected
+        self._everywhere = not is_corrected
+        self._parts: Sequence[PooledGradients] = ()
+        self._natives: list[Any] = []
+        self._weights: list[list[_Weights]] = []  # by part
+
+    def lay_out(self, parts: Sequence[PooledGradients]) -> None:
+        """Take the gradients from these pools from now on. What there is of their parameters is kept."""
+        before = {id(weights.parameter): weights for weights in self._all()}
+        self._parts, self._natives, self._weights = parts, [], []
+        for part in parts:
+            native = load_core().Optimizer([parameter.numel() for parameter in part.parameters], self._rate_inside)
+            all_weights = []
+            for index, (name, parameter, view) in enumerate(zip(part.names, part.parameters, part.views, strict=True)):
+                weights = _Weights(name, parameter, view.stride(), native, index)
+                old = before.get(id(parameter))
+                if old is not None:
+                    self._carry_over(old, weights)
+                all_weights.append(weights)
+            self._natives.append(native)
+            self._weights.append(all_weights)
+
+    def step(self, gradient_scale: float) -> None:
+        """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
+        settings_of = {
+            id(parameter): _settings_of(group)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        settings: list[list[_Settings | None]] = []
+        for each in self._weights:
+            settings.append([])
+            for weights in each:
+                found = settings_of.get(id(weights.parameter)) if weights.parameter.grad is not None else None
+                settings[-1].append(found)
+                if found is not None:
+                    self._take_momentum(weights, found)
+                    self._take_weights(weights)
+        for part, native, all_weights, of_part in zip(self._parts, self._natives, self._weights, settings, strict=True):
+            part.step(native, of_part, gradient_scale, self._everywhere)
+            stepped = [weights for weights, each in zip(all_weights, of_part, strict=True) if each is not None]
+            torch.autograd.graph.increment_version([weights.parameter for weights in stepped])
+            for weights in stepped:
+                weights.version = weights.parameter._version
+
+    def close(self) -> None:
+        """Leave the optimizer a momentum that it can go on with by itself."""
+        for weights in self._all():
+            of_parameter = self._optimizer.state.get(weights.parameter, {})
+            if weights.momentum is not None and of_parameter.get(_BUFFER) is weights.momentum:
+                of_parameter[_BUFFER] = weights.momentum.to(weights.parameter.dtype)
+        self._parts, self._natives, self._weights = (), [], []
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what is not in the state of the optimizer, by name."""
+        momentum = (
+            {} if self._momentum_in_state else {w.name: w.momentum for w in self._all() if w.momentum is not None}
+        )
+        masters = {w.name: w.master for w in self._all() if w.master is not None}
+        return {"momentum": momentum, "master_weights": masters}
+
+    def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Take what `state` gave; what it does not have is forgotten."""
+        for weights in self._all():
+            momentum = state["momentum"].get(weights.name)
+            if momentum is not None:
+                self._momentum_of(weights).copy_(momentum)
+            elif weights.momentum is not None:
+                weights.momentum.zero_()
+            master = state["master_weights"].get(weights.name)
+            weights.version = _NEVER
+            if master is not None:
+                self._set_master(weights, master)
+
+    # ---- momentum ------------------------------------------------------------------------------------------------
+
+    def _take_momentum(self, weights: _Weights, settings: _Settings) -> None:
+        """See to it that the core's momentum is the optimizer's, also where someone has put another one there."""
+        state = self._optimizer.state
+        of_parameter = state.get(weights.parameter, {})
+        found = of_parameter.get(_BUFFER)
+        if not self._momentum_in_state:
+            if found is not None:  # of a plain optimizer, so with the learning rate outside
+                self._momentum_of(weights).copy_(found).mul_(settings[0])
+                del of_parameter[_BUFFER]
+                if not of_parameter:
+                    del state[weights.parameter]
+            if settings[1] != 0:
+                self._momentum_of(weights)
+            return
+        if found is not weights.momentum:
+            if found is not None:
+                self._momentum_of(weights).copy_(found)
+            elif weights.momentum is not None:
+                weights.momentum.zero_()
+        if settings[1] != 0:
+            state[weights.parameter][_BUFFER] = self._momentum_of(weights)
+
+    def _momentum_of(self, weights: _Weights) -> torch.Tensor:
+        if weights.momentum is None:
+            weights.momentum = weights.array(weights.native.momentum(weights.index))
+        return weights.momentum
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+
+    def _take_weights(self, weights: _Weights) -> None:
+        """See to it that the core has the parameter where it is, and master weights that round to it."""
+        parameter = weights.parameter
+        if parameter.data_ptr() != weights.address:
+            self._set_parameter(weights)
+        if weights.master is not None and parameter._version != weights.version:
+            with torch.no_grad():
+                same = weights.master.to(parameter.dtype) == parameter
+                weights.master.copy_(torch.where(same, weights.master, parameter.float()))
+
+    def _set_parameter(self, weights: _Weights) -> None:
+        parameter = weights.parameter.detach()
+        for size, stride, wanted in zip(parameter.shape, parameter.stride(), weights.strides, strict=True):
+            if stride != wanted and size > 1 and parameter.numel() > 0:
+                message = f"{weights.name} is not dense in memory, or not as it was: the core cannot make its step"
+                raise ArgumentError(message)
+        flat = parameter.as_strided((parameter.numel(),), (1,))
+        weights.native.set_parameter(weights.index, flat, keep_master=True)
+        weights.address = parameter.data_ptr()
+        if parameter.dtype is not torch.float32 and weights.master is None:
+            weights.master = weights.array(weights.native.master(weights.index))
+
+    def _set_master(self, weights: _Weights, master: torch.Tensor) -> None:
+        self._set_parameter(weights)
+        if weights.master is not None:
+            weights.master.copy_(master)
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[_Weights]:
+        for each in self._weights:
+            yield from each
+
+    def _carry_over(self, old: _Weights, new: _Weights) -> None:
+        if old.momentum is not None:
+            buffer = self._momentum_of(new).copy_(old.momentum)
+            of_parameter = self._optimizer.state.get(new.parameter, {})
+            if of_parameter.get(_BUFFER) is old.momentum:
+                of_parameter[_BUFFER] = buffer
+        if old.master is not None:
+            self._set_master(new, old.master)
+
+
+def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
+    """Return why the core makes the step, or None if the optimizer does."""
+    if strategy.is_sparse or loss_scale is not None:
+        reason = "CSC" if strategy.is_sparse else "loss_scale"
+        if fused is False:
+            message = f"{reason} does not go with fused=False: the core has to make the step"
+            raise ArgumentError(message)
+        return reason
+    if fused:
+        return "fused"
+    return "LARS" if fused is None and type(optimizer) is LARS else None
+
+
+def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], strategy: Strategy, reason: str) -> None:
+    """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
+    if type(optimizer) not in (torch.optim.SGD, LARS):
+        message = (
+            f"{reason}: the core makes the step, which it can for torch.optim.SGD and gradientflow.torch.LARS, not for "
+            f"{type(optimizer).__name__}"
+        )
+        raise ArgumentError(message)
+    for name, parameter in parameters.items():
+        if parameter.dtype not in _DTYPES:
+            message = f"{reason}: {name} is {parameter.dtype}: only float16, bfloat16 and float32 can go"
+            raise ArgumentTypeError(message)
+    for group in optimizer.param_groups:
+        _settings_of(group)
+    momentum_of(optimizer, strategy)
+
+
+def momentum_of(optimizer: Any, strategy: Strategy) -> float:
+    """Return the momentum with which gradients are held back, unless the strategy has one; 0 where none are."""
+    if not isinstance(strategy, CSC):
+        return 0.0
+    momenta = {float(group["momentum"]) for group in optimizer.param_groups}
+    if len(momenta) > 1 and strategy.correction and strategy.momentum is None:
+        numbers = " and ".join(map(str, sorted(momenta)))
+        message = (
+            f"CSC holds gradients back with the momentum of the optimizer, and that is {numbers} in different groups: "
+            "make them the same, or give CSC a momentum"
+        )
+        raise ArgumentError(message)
+    return min(momenta)
+
+
+def _settings_of(group: Mapping[str, Any]) -> _Settings:
+    """Return the settings of a parameter group, after checking that there is nothing that the core does not do."""
+    for name in ("nesterov", "dampening", "maximize", "differentiable"):
+        if group.get(name):
+            message = f"the step is made by the core, which does not have {name} of torch.optim.SGD"
+            raise ArgumentError(message)
+    return float(group["lr"]), float(group["momentum"]), float(group["weight_decay"]), float(group.get("trust", 0.0))

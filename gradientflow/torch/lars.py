@@ -1,0 +1,106 @@
+"""LARS: momentum SGD with a learning rate of its own for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gradientflow.errors import ArgumentError
+
+_Optimizer: Any = torch.optim.Optimizer
+
+
+class LARS(_Optimizer):  # type: ignore[misc]
+    """Layer-wise adaptive rate scaling, for large batches.
+
+    A parameter moves in proportion to its own size (GradientFlow paper, section 4.2)::
+
+        local = trust * |w| / (|g| + weight_decay * |w|)      1 where a norm is 0
+        v = momentum * v + lr * local * (g + weight_decay * w)
+        w = w - v
+
+    It works by itself as any other optimizer. In a `DistributedOptimizer` kernels of the core make the step.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, or parameter groups.
+    lr : float
+        The learning rate.
+    momentum : float, default 0.9
+        From 0 up to, and without, 1.
+    weight_decay : float, default 0.0
+        L2 penalty.
+    trust : float, default 0.001
+        How much of its size a parameter moves in a step with a learning rate of 1. 0 leaves a group with the learning
+        rate itself, as is usual for biases and the parameters of normalizations.
+
+    Examples
+    --------
+    >>> import gradientflow.torch as gft
+    >>> optimizer = gft.LARS(model.parameters(), lr=2.0, weight_decay=5e-4)
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with settings of their own where they are given."""
+        settings = {**self.defaults, **param_group}
+        for name in ("lr", "weight_decay", "trust"):
+            if not settings[name] >= 0:
+                message = f"{name} is a number of 0 or more, not {settings[name]!r}"
+                raise ArgumentError(message)
+        if not 0 <= settings["momentum"] < 1:
+            message = f"momentum is from 0 up to 1, not {settings['momentum']!r}"
+            raise ArgumentError(message)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model anew, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient: Any = parameter.grad
+        decay, rate = group["weight_decay"], group["lr"]
+        if group["trust"] > 0:
+            weight_norm, gradient_norm = (
+                torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+                for tensor in (parameter, gradient)
+            )
+            local = group["trust"] * weight_norm / (gradient_norm + decay * weight_norm)
+            rate = rate * torch.where((weight_norm > 0) & (gradient_norm > 0), local, torch.ones_like(local))
+        change = rate * (gradient + decay * parameter)
+        if group["momentum"] != 0:
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            change = state["momentum_buffer"].mul_(group["momentum"]).add_(change)
+        parameter.sub_(change)
+
+
+__all__ = ["LARS"]

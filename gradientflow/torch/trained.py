@@ -1,0 +1,52 @@
+"""Which parameters an optimizer and a model train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+
+from .parameters import is_lazy
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def trained_parameters(optimizer: Any, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters to train by name, after checking that they are the optimizer's, and can be served."""
+    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in named.items()}
+    optimized: set[int] = set()
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            optimized.add(id(parameter))
+            if id(parameter) not in names:
+                place = f"parameter {index} of group {number}, of shape {tuple(parameter.shape)},"
+                message = f"{place} is in the optimizer but not in the model"
+                raise ArgumentError(message)
+    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    missing = [name for name, parameter in trained.items() if id(parameter) not in optimized]
+    if missing:
+        message = f"in the model but not in the optimizer: {', '.join(missing)}; requires_grad_(False) freezes them"
+        raise ArgumentError(message)
+    if not trained:
+        message = "the model has no parameter that requires gradients"
+        raise ArgumentError(message)
+    _check_parameters(trained)
+    return trained
+
+
+def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in parameters.items():
+        if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+            where = f"a {parameter.layout} tensor on {parameter.device}"
+            message = f"{name} is {where}: only dense ones in CPU memory can go"
+            raise ArgumentTypeError(message)
+        if is_lazy(parameter):
+            message = f"{name} has no shape yet: run the model once first"
+            raise ArgumentTypeError(message)
+        if parameter.dtype not in _DTYPES:
+            message = f"{name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be averaged"
+            raise ArgumentTypeError(message)

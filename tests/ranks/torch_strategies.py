@@ -1,0 +1,918 @@
+"""DistributedOptimizer where the core makes the step: CSC, mixed precision, LARS, and their checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from support import RANK, SIZE, WORLD, raises, run_checks
+from torch import nn
+
+import gradientflow as gf
+import gradientflow.torch as gft
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError, NonFiniteError
+from gradientflow.optimizers import LossScale
+from gradientflow.strategies import CSC, Dense
+
+torch.set_num_threads(1)
+
+Tensor = torch.Tensor
+Vector = NDArray[np.float64]
+
+LINE = 16  # elements of float32 in 64 bytes, at whose multiples tensors begin
+
+
+class Net(nn.Module):
+    """Backpropagation comes to its parameters in the reverse of their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Turned(nn.Module):
+    """Backpropagation comes to its parameters in another order, so that the pools are laid out anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(16, 5), nn.Linear(6, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Branches(nn.Module):
+    """Branches of which a forward pass uses those it is told to. The gradient of a weight is the sum of the inputs."""
+
+    def __init__(self, branches: int = 3, width: int = 40) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(width, 1, bias=False) for _ in range(branches))
+
+    def forward(self, x: Tensor, *used: int) -> Tensor:
+        return sum((self.branches[i](x) for i in used), torch.zeros(1)).sum()
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 7) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def batch_of(rank: int, step: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def whole_numbers(rank: int, step: int, width: int = 40) -> Tensor:
+    return torch.randint(-8, 9, (1, width), generator=torch.Generator().manual_seed(100 * step + rank)).float()
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    dtype = next(model.parameters()).dtype
+    return (model(x.to(dtype)).float() - x[:, :5].sin()).square().mean()
+
+
+def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.9, decay: float = 0.01) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
+
+
+def train(model: nn.Module, optimizer: Any, steps: Iterator[int] | range, last: int = SIZE) -> None:
+    """Train; a plain optimizer gets the mean loss of all ranks up to `last`."""
+    for step in steps:
+        optimizer.zero_grad()
+        if isinstance(optimizer, gft.DistributedOptimizer):
+            optimizer.scale(loss_of(model, batch_of(RANK, step))).backward()
+        else:
+            (sum(loss_of(model, batch_of(rank, step)) for rank in range(last)) / last).backward()
+        optimizer.step()
+
+
+def bits(tensors: Any) -> bytes:
+    return b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+
+
+def same_everywhere(tensors: Any) -> None:
+    mine = bits(tensors)
+    assert WORLD.bcast(mine) == mine
+
+
+def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 2e-6) -> None:
+    for (name, one), other in zip(left.named_parameters(), right.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), f"{name}: {(one - other).abs().max()}"
+
+
+# ---- the algorithm in straight lines ---------------------------------------------------------------------------------
+
+
+class Layout:
+    """Flat vectors of a model's parameters, as a pool lays them out."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.starts = [0]
+        for parameter in parameters:
+            self.starts.append(self.starts[-1] + -(-parameter.numel() // LINE) * LINE)
+
+    def flat(self, tensors: Any) -> Vector:
+        vector = np.zeros(self.starts[-1])
+        for start, tensor in zip(self.starts, tensors, strict=False):
+            values = np.ravel(tensor.detach().numpy() if isinstance(tensor, Tensor) else tensor)
+            vector[start : start + values.size] = values
+        return vector
+
+    def store(self, vector: Vector) -> None:
+        for start, parameter in zip(self.starts, self.parameters, strict=False):
+            with torch.no_grad():
+                values = vector[start : start + parameter.numel()]
+                parameter.copy_(torch.from_numpy(values).view(parameter.shape))
+
+
+class Reference:
+    """Coarse-grained sparse communication of all ranks at once, chunk by chunk, in float64."""
+
+    def __init__(self, model: nn.Module, chunk_size: int, momentum: float, decay: float) -> None:
+        self.model, self.momentum, self.decay = model, momentum, decay
+        self.layout = Layout(list(model.parameters())[::-1])
+        size = self.layout.starts[-1]
+        self.chunks = [slice(begin, min(begin + chunk_size, size)) for begin in range(0, size, chunk_size)]
+        self.weights = self.layout.flat(self.layout.parameters)
+        self.velocity = np.zeros(size)
+        self.held = [np.zeros(size) for _ in range(SIZE)]
+        self.important = set(range(len(self.chunks)))
+
+    def gradient(self, rank: int, step: int) -> Vector:
+        self.model.zero_grad()
+        loss_of(self.model, batch_of(rank, step)).backward()
+        return self.layout.flat(p.grad for p in self.layout.parameters)
+
+    def step(self, step: int, rate: float, next_density: float, correction: bool) -> Vector:
+        """Make a step, and return the gradient that it used."""
+        put_in = [self.gradient(rank, step) + self.held[rank] for rank in range(SIZE)]
+        used, norms = np.zeros_like(self.weights), []
+        for number, chunk in enumerate(self.chunks):
+            if number in self.important:
+                used[chunk] = sum(each[chunk] for each in put_in) / SIZE
+                norms.append(SIZE * np.abs(used[chunk]).sum())
+                for held in self.held:
+                    held[chunk] = 0
+            else:
+                norms.append(sum(np.abs(each[chunk]).sum() for each in put_in))
+                for held, each in zip(self.held, put_in, strict=True):
+                    held[chunk] = self.momentum * each[chunk] if correction else 0
+            if number in self.important or not correction:
+                direction = used[chunk] + self.decay * self.weights[chunk]
+                if correction:
+                    self.velocity[chunk] = self.momentum * self.velocity[chunk] + rate * direction
+                    self.weights[chunk] -= self.velocity[chunk]
+                else:
+                    self.velocity[chunk] = self.momentum * self.velocity[chunk] + direction
+                    self.weights[chunk] -= rate * self.velocity[chunk]
+        count = math.ceil(next_density * len(self.chunks) - 1e-9)
+        self.important = set(sorted(range(len(norms)), key=lambda number: (-norms[number], number))[:count])
+        self.layout.store(self.weights)
+        return used
+
+
+def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
+    """Step by step, with a learning rate that changes, with and without correction."""
+    for chunk_size, warmup, correction in ((24, 0, True), (7, 4, True), (24, 2, False)):
+        model = seeded(Net)
+        reference = Reference(copy.deepcopy(model), chunk_size, 0.9, 0.01)
+        strategy = CSC(0.3, chunk_size=chunk_size, warmup=warmup, correction=correction, fusion_threshold=0)
+        optimizer = gft.DistributedOptimizer(sgd(model, 0.2), model, comm, strategy=strategy)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        for step in range(10):
+            important = sorted(reference.important)
+            used = reference.step(step, 0.2 * 0.9**step, strategy.density_at(step + 1), correction)
+            optimizer.zero_grad()
+            loss_of(model, batch_of(RANK, step)).backward()
+            (pool,) = optimizer.pools
+            assert pool.sent.tolist() == important
+            layout = Layout(list(model.parameters())[::-1])
+            assert np.allclose(layout.flat(p.grad for p in layout.parameters), used, rtol=1e-5, atol=1e-6)
+            assert np.allclose(layout.flat(pool.held), reference.held[RANK], rtol=1e-5, atol=1e-6)
+            optimizer.step()
+            schedule.step()
+            assert_close(model, reference.model, 1e-5)
+            same_everywhere(model.parameters())
+        assert 0 < len(pool.sent) < pool.chunks
+        assert optimizer.bytes_copied == 0
+        optimizer.close()
+
+
+def check_density_one_is_plain_sgd(comm: gf.Communicator) -> None:
+    model, alone = seeded(Net), seeded(Net)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(1.0, chunk_size=32))
+    train(model, optimizer, range(5))
+    train(alone, sgd(alone), range(5))
+    assert_close(model, alone)
+
+
+def check_nothing_is_lost(comm: gf.Communicator) -> None:
+    """With a momentum of 1, what all steps have used and what is held back add up to all gradients, exactly.
+
+    Through an order that is learned late, parameters that are not used, accumulation, groups that are added, clearing
+    twice, gradients that are written to by hand, and ranks that run out of batches.
+    """
+    model = Branches()
+    frozen = model.branches[2].weight.requires_grad_(False)
+    rest = [branch.weight for branch in model.branches[:2]]
+    inner = torch.optim.SGD(rest, lr=1.0, momentum=0.5)
+    strategy = CSC(0.3, chunk_size=8, momentum=1.0)
+    optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy)
+    put_in = {parameter: torch.zeros(1, 40) for parameter in model.parameters()}
+    used = {parameter: torch.zeros(1, 40) for parameter in model.parameters()}
+
+    def note(parameters: Any) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                used[parameter] += SIZE * parameter.grad
+
+    def run(step: int, *branches: int) -> None:
+        for rank in range(SIZE):
+            for branch in branches:
+                put_in[model.branches[branch].weight] += whole_numbers(rank, step)
+        model(whole_numbers(RANK, step), *branches).backward()
+
+    for step in range(12):
+        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=step % 3 == 0)
+        if step == 6:
+            frozen.requires_grad_(True)
+            optimizer.add_param_group({"params": [frozen], "momentum": 0.5})
+        branches = [0, 1] if step < 6 else [2, 0]
+        if step % 4 == 1:
+            with optimizer.no_sync():
+                run(100 + step, *branches)
+        run(step, *(branches if step % 3 else branches[:1]))
+        note(model.parameters())
+        if step == 3:
+            for parameter in rest:
+                parameter.grad.fill_(5.0)  # what it is after backward() is used; it does not stay
+        optimizer.step()
+        same_everywhere(model.parameters())
+    (pool,) = optimizer.pools
+    assert pool.iteration == 12
+    assert 0 < len(pool.sent) < pool.chunks
+    optimizer.register_step_pre_hook(lambda *_: note(model.parameters()))
+    with optimizer.join():
+        for step in range(200, 200 + 2 * RANK):
+            optimizer.zero_grad()
+            model(whole_numbers(RANK, step), 0, 1, 2).backward()
+            optimizer.step()
+    for rank in range(SIZE):
+        for step in range(200, 200 + 2 * rank):
+            for parameter in model.parameters():
+                put_in[parameter] += whole_numbers(rank, step)
+    last, held_back = SIZE - 1, 0.0  # the rank with all iterations
+    for name, parameter in model.named_parameters():
+        index = [id(p) for p in optimizer._parts[0].parameters].index(id(parameter))
+        held = comm.allreduce(pool.held[index].copy(), "sum")
+        held_back += np.abs(held).sum()
+        everything = WORLD.bcast(used[parameter].numpy(), last) + held
+        assert np.array_equal(everything, put_in[parameter].numpy()), name
+    assert held_back > 0
+    same_everywhere(model.parameters())
+
+
+# ---- the dense step --------------------------------------------------------------------------------------------------
+
+
+def check_fused_sgd_is_torchs(comm: gf.Communicator) -> None:
+    """With groups, schedules, clipping, closures and hooks; a checkpoint goes both ways."""
+    alone = seeded(Net)
+    model = copy.deepcopy(alone)
+
+    def groups(model: Any) -> torch.optim.SGD:
+        return torch.optim.SGD(
+            [{"params": model.first.parameters(), "momentum": 0.5}, {"params": model.last.parameters(), "lr": 0.3}],
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=0.01,
+        )
+
+    plain, inner = groups(alone), groups(model)
+    optimizer = gft.DistributedOptimizer(inner, model, comm, fused=True, fusion_threshold=0)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 8) for each in (plain, inner)]
+    calls = []
+    inner.register_step_post_hook(lambda *arguments: calls.append(arguments))
+    for step in range(6):
+        if step == 3:  # to a plain optimizer and back again
+            stream = io.BytesIO()
+            torch.save(optimizer.state_dict(), stream)
+            stream.seek(0)
+            saved = torch.load(stream, weights_only=True)
+            plain.load_state_dict(copy.deepcopy(saved))
+            train(model, optimizer, range(40, 42))
+            model.load_state_dict(alone.state_dict())
+            optimizer.load_state_dict(plain.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for each, m, schedule in ((plain, alone, schedules[0]), (optimizer, model, schedules[1])):
+                each.zero_grad()
+                if each is plain:
+                    (sum(loss_of(m, batch_of(rank, step)) for rank in range(SIZE)) / SIZE).backward()
+                else:
+                    loss_of(m, batch_of(RANK, step)).backward()
+                if step == 4:
+                    nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+                each.step()
+                schedule.step()
+        assert_close(model, alone)
+        same_everywhere(model.parameters())
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            buffer = optimizer.state[mine]["momentum_buffer"]
+            assert torch.allclose(buffer, plain.state[theirs]["momentum_buffer"], rtol=1e-5, atol=1e-6)
+    assert len(calls) == 8
+    assert all(arguments[0] is inner for arguments in calls)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(RANK, 9))
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    wanted = sum(loss_of(alone, batch_of(rank, 9)).item() for rank in range(SIZE)) / SIZE
+    assert loss.item() == WORLD.bcast(loss.item())
+    assert math.isclose(loss.item(), wanted, rel_tol=1e-5)
+    # Parameters that somebody moves or changes are found where and as they are.
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector.clone().mul_(0.5), model.parameters())
+    train(model, optimizer, range(1))
+    assert not torch.equal(nn.utils.parameters_to_vector(model.parameters()), vector.mul(0.5))
+    same_everywhere(model.parameters())
+    optimizer.close()
+    inner.step()
+
+
+def check_unused_parameters(comm: gf.Communicator) -> None:
+    """What nobody uses is left alone: weights, momentum and the state."""
+    for strategy in (Dense(), CSC(0.5, chunk_size=16)):
+        model = Branches(SIZE + 1)
+        with torch.no_grad():
+            for branch in model.branches:
+                branch.weight.fill_(1.0)
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=strategy, fused=True)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(whole_numbers(RANK, step), RANK).backward()
+            assert model.branches[SIZE].weight.grad is None
+            optimizer.step()
+            same_everywhere(model.parameters())
+        assert (model.branches[SIZE].weight == 1.0).all()
+        assert model.branches[SIZE].weight not in optimizer.state
+        assert all((branch.weight != 1.0).any() for branch in model.branches[:SIZE])
+        optimizer.zero_grad()
+        optimizer.step()  # nobody uses anything
+        optimizer.close()
+
+
+# ---- LARS ------------------------------------------------------------------------------------------------------------
+
+
+def check_lars(comm: gf.Communicator) -> None:
+    """By itself, and made by the core, against a loop from the textbook."""
+    rates = [0.5, 1.0, 2.0, 2.0, 1.0]
+
+    def groups(model: Any) -> gft.LARS:
+        weights = {"params": [model.first.weight, model.last.weight]}
+        return gft.LARS([weights, {"params": [model.first.bias, model.last.bias], "trust": 0}], 0.5, 0.9, 0.01, 0.02)
+
+    models = [seeded(Net) for _ in range(3)]
+    for model in models:
+        with torch.no_grad():
+            model.first.bias.zero_()
+    textbook, by_itself, model = models
+    alone = groups(by_itself)
+    optimizer = gft.DistributedOptimizer(groups(model), model, comm)
+    velocity = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in textbook.named_parameters()}
+    for step, rate in enumerate(rates):
+        for each in (alone, optimizer):
+            for group in each.param_groups:
+                group["lr"] = rate
+        train(by_itself, alone, range(step, step + 1))
+        train(model, optimizer, range(step, step + 1))
+        textbook.zero_grad()
+        (sum(loss_of(textbook, batch_of(rank, step)) for rank in range(SIZE)) / SIZE).backward()
+        for name, parameter in textbook.named_parameters():
+            w, g = parameter.detach().double(), parameter.grad.double()
+            local = 0.02 * w.norm() / (g.norm() + 0.01 * w.norm()) if "weight" in name else 1.0
+            velocity[name] = 0.9 * velocity[name] + rate * local * (g + 0.01 * w)
+            with torch.no_grad():
+                parameter.copy_(w - velocity[name])
+        assert_close(by_itself, textbook)
+        assert_close(model, textbook)
+        same_everywhere(model.parameters())
+    assert len(optimizer.pools) == 1
+    # A checkpoint goes both ways; and with CSC the norm is that of the gradient that is used.
+    alone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    by_itself.load_state_dict(model.state_dict())
+    train(by_itself, alone, range(5, 6))
+    train(model, optimizer, range(5, 6))
+    assert_close(by_itself, model)
+    optimizer.close()
+    inner = gft.LARS(model.parameters(), 2.0, 0.0, 0.01, 0.02)
+    optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=CSC(0.4, chunk_size=16, momentum=0.9))
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, batch_of(RANK, step)).backward()
+        before = {parameter: parameter.detach().clone() for parameter in model.parameters()}
+        optimizer.step()
+        for w, old in before.items():
+            local = 0.02 * old.norm() / (w.grad.norm() + 0.01 * old.norm()) if w.grad.any() else 1.0
+            wanted = torch.where(w.grad != 0, old - 2.0 * local * (w.grad + 0.01 * old), old)
+            assert torch.allclose(w, wanted, rtol=1e-5, atol=1e-6)
+        same_everywhere(model.parameters())
+    optimizer.close()
+    for wrong, words in (
+        ({"lr": -1}, "lr is a number of 0 or more"),
+        ({"lr": 1, "momentum": 1.5}, "momentum is from 0 up to 1"),
+        ({"lr": 1, "trust": -1}, "trust is a number of 0 or more"),
+    ):
+        with raises(ArgumentError, words):
+            gft.LARS(model.parameters(), **wrong)
+
+
+# ---- mixed precision -------------------------------------------------------------------------------------------------
+
+
+def check_master_weights(comm: gf.Communicator) -> None:
+    """Steps that 16 bits would swallow add up in the master weights, whatever else writes to the parameters."""
+    for dtype, strategy in (
+        (torch.bfloat16, Dense()),
+        (torch.bfloat16, CSC(0.5, chunk_size=16)),
+        (torch.half, Dense()),
+    ):
+        model = Branches(1).to(dtype)
+        optimizer = gft.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=2.0**-13, momentum=0.5), model, comm, strategy=strategy, fused=True
+        )
+        weight = model.branches[0].weight
+        with torch.no_grad():
+            weight.fill_(1.0)  # after the optimizer was made
+        for _ in range(16):
+            optimizer.zero_grad()
+            model(torch.ones(1, 40, dtype=dtype), 0).backward()
+            optimizer.step()
+            same_everywhere(model.parameters())
+        wanted = 1.0 - 2.0**-13 * sum(2 - 0.5**step for step in range(16))
+        if not strategy.is_sparse:
+            assert torch.allclose(weight, torch.full_like(weight, wanted), atol=0, rtol=0), (weight, wanted)
+        assert (weight < 1).any()
+        master = optimizer.state_dict()["gradientflow"]["master_weights"]["branches.0.weight"]
+        assert torch.equal(master.to(dtype), weight)
+        assert not torch.equal(master, weight.float())
+        # Weights that others write are the truth; those that are not changed keep their masters.
+        kept = master.clone()
+        with torch.no_grad():
+            weight[0, :20] = 3.0
+        gft.broadcast_parameters(model, comm=comm)
+        optimizer.zero_grad()
+        model(torch.zeros(1, 40, dtype=dtype), 0).backward()
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.5
+            group["lr"] = 0.0
+        if not strategy.is_sparse:
+            optimizer.step()
+            assert (weight[0, :20] == 3.0).all()
+            master = optimizer.state_dict()["gradientflow"]["master_weights"]["branches.0.weight"]
+            assert torch.equal(master[0, 20:], kept[0, 20:])
+        optimizer.close()
+        model(torch.ones(1, 40, dtype=dtype), 0).backward()
+        optimizer._inner.step()  # it goes on by itself
+
+
+def check_training_in_16_bits_learns(comm: gf.Communicator) -> None:
+    x = batch_of(RANK, 0)
+    for dtype, scale, strategy in (
+        (torch.bfloat16, None, CSC(0.4, chunk_size=16)),
+        (torch.half, "dynamic", CSC(0.4, chunk_size=16)),
+        (torch.half, 1024, Dense()),
+    ):
+        model = seeded(Net).to(dtype)
+        optimizer = gft.DistributedOptimizer(sgd(model, 0.2), model, comm, strategy=strategy, loss_scale=scale)
+        before = loss_of(model, x).item()
+        for step in range(60):
+            optimizer.zero_grad()
+            optimizer.scale(loss_of(model, batch_of(RANK, step % 3))).backward()
+            if step % 2:
+                optimizer.unscale_()
+                optimizer.unscale_()
+                assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) < 100
+            optimizer.step()
+            same_everywhere(model.parameters())
+        assert loss_of(model, x).item() < 0.5 * before
+        assert optimizer.overflows == 0 or scale == "dynamic"
+        optimizer.close()
+
+
+class TwoDtypes(nn.Module):
+    """Parameters of two dtypes, whose gradients are the sums of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(40, 1, bias=False).half(), nn.Linear(40, 1, bias=False)
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return self.wide(x).sum() + (self.narrow(x.half()).float() * factor).sum()
+
+
+def check_overflow(comm: gf.Communicator) -> None:
+    """One rank's gradient is infinite: all skip the step and halve the scale. What is held back stays, of any dtype."""
+    for strategy in (Dense(), CSC(0.3, chunk_size=8, momentum=1.0)):
+        model = seeded(TwoDtypes)
+        scale = LossScale(16.0, growth_interval=2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+        optimizer = gft.DistributedOptimizer(inner, model, comm, strategy=strategy, loss_scale=scale)
+        assert optimizer.loss_scale is scale
+        used = {parameter: torch.zeros(1, 40) for parameter in model.parameters()}
+        scales = []
+        for step in range(8):
+            overflows = step in (2, 5)
+            before = bits(model.parameters())
+            optimizer.zero_grad()
+            factor = float("inf") if overflows and RANK == SIZE - 1 else 1.0
+            optimizer.scale(model(whole_numbers(RANK, step), factor)).backward()
+            if not overflows:
+                for parameter, total in used.items():
+                    total += SIZE * parameter.grad.float() / scale.value
+            optimizer.step()
+            assert (bits(model.parameters()) == before) == overflows
+            same_everywhere(model.parameters())
+            scales.append(scale.value)
+        assert scales == [16, 32, 16, 16, 32, 16, 16, 32]
+        assert optimizer.overflows == 2
+        # A rank that is out of batches follows the scale of the others.
+        with optimizer.join():
+            for step in range(8, 8 + 3 * RANK):
+                optimizer.zero_grad()
+                optimizer.scale(model(whole_numbers(RANK, step), float("inf") if step == 10 else 1.0)).backward()
+                for parameter, total in used.items():
+                    total += SIZE * parameter.grad.float() / scale.value
+                optimizer.step()
+        assert comm.allgather(np.array([scale.value, scale.overflows])).std(axis=0).max() == 0
+        assert scale.overflows == 2 + (SIZE > 1)
+        same_everywhere(model.parameters())
+        for part in optimizer._parts if strategy.is_sparse else ():
+            (parameter,) = part.parameters
+            wanted = torch.zeros(1, 40)
+            for rank in range(SIZE):
+                for step in range(8 + 3 * rank):
+                    # The gradients that were not finite are dropped; those of the other dtype are not.
+                    if step not in (2, 5, 10) or parameter is model.wide.weight:
+                        wanted += whole_numbers(rank, step)
+            held = comm.allreduce(part.pool.held[0].copy(), "sum")
+            total = WORLD.bcast(used[parameter].numpy(), SIZE - 1)  # the rank that made all steps
+            assert np.allclose(total + held, wanted.numpy(), atol=0.1)
+        optimizer.close()
+
+
+def check_not_finite(comm: gf.Communicator) -> None:
+    """Without a loss scale: an error on every rank that names the parameter, before weights change."""
+    model = seeded(Net)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
+    train(model, optimizer, range(3))
+    before, held = bits(model.parameters()), [each.copy() for each in optimizer.pools[0].held]
+    optimizer.zero_grad()
+    loss = loss_of(model, batch_of(RANK, 0))
+    if RANK == SIZE - 1:
+        loss = loss + model.first.weight[0, 0] * float("nan")
+    with raises(NonFiniteError, "first.weight", f"rank {SIZE - 1}", "no weight was changed"):
+        loss.backward()
+    assert bits(model.parameters()) == before
+    assert all(map(np.array_equal, optimizer.pools[0].held, held))
+    train(model, optimizer, range(3, 6))
+    same_everywhere(model.parameters())
+
+
+def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
+    """The other ranks make their step; then all are given the same state, and choose the same chunks."""
+    model = seeded(Net)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
+    for failing_step in (0, 3):
+        train(model, optimizer, range(failing_step))
+        optimizer.zero_grad()
+        if RANK == 0:
+            hook = model.first.register_full_backward_hook(lambda *_: 1 / 0)
+            with raises(ZeroDivisionError):
+                loss_of(model, batch_of(RANK, 5).requires_grad_()).backward()
+            hook.remove()
+            optimizer.zero_grad()
+        else:
+            loss_of(model, batch_of(RANK, 5)).backward()
+            optimizer.step()
+        gft.broadcast_parameters(model, SIZE - 1, comm=comm)
+        gft.broadcast_optimizer_state(optimizer, SIZE - 1, comm=comm)
+        (pool,) = optimizer.pools
+        assert (comm.allgather(pool.important) == pool.important).all()
+        train(model, optimizer, range(3))
+        same_everywhere(model.parameters())
+        same_everywhere(p.grad for p in model.parameters())
+
+
+def check_grad_scaler(comm: gf.Communicator) -> None:
+    """It works with a dense step of the core, and is refused where gradients are scaled otherwise."""
+    for settings in ({"strategy": CSC(0.5, chunk_size=16)}, {"loss_scale": 8.0}):
+        model = seeded(Net)
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(loss_of(model, batch_of(RANK, 0))).backward()
+        with raises(ArgumentError, "GradScaler does not go with CSC or loss_scale", "loss_scale='dynamic'"):
+            scaler.step(optimizer)
+        train(model, optimizer, range(2))
+        optimizer.close()
+    model, alone = seeded(Net), seeded(Net)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch_of(RANK, step))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    train(alone, sgd(alone), range(3))
+    assert_close(model, alone)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def saved(state: Any) -> Any:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=True)
+
+
+def check_resuming_is_exact(comm: gf.Communicator) -> None:
+    """On the same ranks, also where the pools were laid out anew, with masters, loss scale and momentum."""
+    for make, dtype, settings in (
+        (Net, torch.float32, {"strategy": CSC(0.3, chunk_size=16, warmup=6)}),
+        (Turned, torch.float32, {"strategy": CSC(0.3, chunk_size=16)}),
+        (
+            Turned,
+            torch.bfloat16,
+            {"strategy": CSC(0.3, chunk_size=16), "loss_scale": LossScale(4.0, growth_interval=3)},
+        ),
+        (Net, torch.bfloat16, {"fused": True, "loss_scale": 4.0}),
+    ):
+        models = [seeded(make).to(dtype), seeded(make, 8).to(dtype)]
+        model, resumed = models
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
+        train(model, optimizer, range(5))
+        checkpoint = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        train(model, optimizer, range(5, 9))
+        again = {**settings}
+        if isinstance(settings.get("loss_scale"), LossScale):
+            again["loss_scale"] = LossScale(16.0, growth_interval=3)
+        other = gft.DistributedOptimizer(sgd(resumed, lr=9.0), resumed, comm, **again)
+        train(resumed, other, range(2 if make is Net else 0))
+        other.load_state_dict(checkpoint["optimizer"])
+        resumed.load_state_dict(checkpoint["model"])
+        train(resumed, other, range(5, 9))
+        assert bits(resumed.parameters()) == bits(model.parameters())
+        if optimizer.loss_scale is not None:
+            assert other.loss_scale.value == optimizer.loss_scale.value
+        for left, right in zip(optimizer.pools, other.pools, strict=True):
+            if isinstance(left, gf.SparseGradientPool):
+                assert left.iteration == right.iteration
+                assert all(map(np.array_equal, left.held, right.held))
+                assert np.array_equal(left.important, right.important)
+        optimizer.close()
+        other.close()
+
+
+def check_other_ranks(comm: gf.Communicator) -> None:
+    """A consolidated state goes onto any number of ranks: the sum of what is held back stays the same."""
+    model = seeded(Turned)
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
+    train(model, optimizer, range(6))
+    own = saved(optimizer.state_dict())
+    state = saved(optimizer.consolidated_state_dict())
+    same_everywhere(t for pool in state["gradientflow"]["pools"].values() for t in pool["held"])
+    names = list(optimizer._parts[0].names)
+    total = {
+        name: comm.allreduce(each.copy(), "sum") for name, each in zip(names, optimizer.pools[0].held, strict=True)
+    }
+    # Fewer ranks: those below the last, and the last by itself.
+    part = comm.split(int(RANK == SIZE - 1))
+    resumed = copy.deepcopy(model)
+    optimizer.close()
+    with gft.DistributedOptimizer(sgd(resumed), resumed, part, strategy=CSC(0.3, chunk_size=16)) as other:
+        if SIZE > 1:
+            before = bits(resumed.parameters())
+            with raises(ArgumentError, f"of {SIZE}", f"of {part.size}", "consolidated_state_dict()"):
+                other.load_state_dict(own)
+            assert bits(resumed.parameters()) == before
+        other.load_state_dict(state)
+        assert other.pools[0].iteration == 6
+        for name, held in zip(other._parts[0].names, other.pools[0].held, strict=True):
+            assert np.allclose(part.allreduce(held.copy(), "sum"), total[name], rtol=1e-6, atol=1e-7), name
+        train(resumed, other, range(3))
+    part.close()
+    # On the same ranks it goes on with the same momentum and choice.
+    resumed = copy.deepcopy(model)
+    with gft.DistributedOptimizer(sgd(resumed), resumed, comm, strategy=CSC(0.3, chunk_size=16)) as other:
+        if SIZE > 1:
+            wrong = {**own, "gradientflow": copy.deepcopy(own["gradientflow"])}
+            for pool in wrong["gradientflow"]["pools"].values():
+                pool["rank"] = 0  # as if rank 0 alone had saved its state
+            with raises(ArgumentError, "rank 0 of"):
+                other.load_state_dict(wrong)
+            for pool in wrong["gradientflow"]["pools"].values():
+                pool["rank"], pool["iteration"] = RANK, 6 + RANK
+            with raises(MismatchError, "iteration", "is 7 on rank 1 and 6 on rank 0"):
+                other.load_state_dict(wrong)
+        other.load_state_dict(state)
+        train(resumed, other, range(6, 8))
+        same_everywhere(resumed.parameters())
+        # Of a plain optimizer: its momentum is taken, and nothing is held back.
+        plain_model = copy.deepcopy(model)
+        plain = sgd(plain_model)
+        train(plain_model, plain, range(3))
+        other.load_state_dict(plain.state_dict())
+        assert other.pools[0].iteration == 0
+        assert not any(held.any() for held in other.pools[0].held)
+        resumed.load_state_dict(plain_model.state_dict())
+        train(resumed, other, range(3, 4))  # everything is sent
+        train(plain_model, plain, range(3, 4))
+        assert_close(resumed, plain_model)
+
+
+def check_states_of_others(comm: gf.Communicator) -> None:
+    """An error that says what is wrong, before anything changes."""
+
+    def wrapped(make: Callable[[], nn.Module], **settings: Any) -> tuple[Any, gft.DistributedOptimizer]:
+        model = seeded(make)
+        return model, gft.DistributedOptimizer(sgd(model), model, comm, **settings)
+
+    csc: dict[str, Any] = {"strategy": CSC(0.3, chunk_size=16)}
+    model, optimizer = wrapped(Net, **csc)
+    train(model, optimizer, range(3))
+    state = optimizer.state_dict()
+    before = saved(state)
+    bare = {key: value for key, value in state.items() if key != "gradientflow"}
+
+    def changed(**entries: Any) -> dict[str, Any]:
+        return {**bare, "gradientflow": {**state["gradientflow"], **entries}}
+
+    shapes = state["gradientflow"]["shapes"]
+    wider = {**shapes, "first.weight": [16, 7]}
+    renamed = {name.replace("last", "end"): shape for name, shape in shapes.items()}
+    for wrong, words in (
+        (changed(shapes=wider), "first.weight has shape [16, 7], not [16, 6]"),
+        (changed(shapes=renamed), "which has no last."),
+        (changed(shapes={**shapes, "extra": [2]}), "which has extra"),
+        (changed(of="CSC without momentum correction with SGD"), "correction with SGD, and this is CSC with SGD"),
+        ({**bare, "gradientflow": {}}, "was not made by a DistributedOptimizer"),
+        ({**bare, "param_groups": [{"params": [0]}]}, "with 1 parameters in 1 groups"),
+        ({**bare, "state": {0: {"momentum_buffer": torch.ones(3)}}}, "has shape (3,)"),
+    ):
+        with raises(ArgumentError, words):
+            optimizer.load_state_dict(wrong)
+    if SIZE > 1:  # on one rank only
+        with raises(ArgumentError, *(["which has extra"] if RANK == 1 else ["rank 1: ", "which has extra"])):
+            optimizer.load_state_dict(changed(shapes={**shapes, "extra": [2]}) if RANK == 1 else state)
+        with raises(MismatchError, "the kind of state"):
+            optimizer.load_state_dict(bare if RANK == 1 else state)
+    after = saved(optimizer.state_dict())
+    assert str(after) == str(before)
+    dense_model, dense = wrapped(Net, fused=True)
+    with raises(ArgumentError, "of CSC with SGD, and this is Dense with SGD"):
+        dense.load_state_dict(state)
+    train(dense_model, dense, range(2))
+    optimizer.close()
+    for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(state), optimizer.consolidated_state_dict):
+        with raises(ClosedError):
+            use()
+
+
+def check_broadcast_state(comm: gf.Communicator) -> None:
+    """Momentum, masters and loss scale are the root's; what is held back stays each rank's own."""
+    for settings in ({"strategy": CSC(0.3, chunk_size=16), "loss_scale": 4.0}, {"fused": True}):
+        model = seeded(Net).bfloat16()
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
+        train(model, optimizer, range(4))
+        held = [np.concatenate(pool.held) for pool in optimizer.pools if isinstance(pool, gf.SparseGradientPool)]
+        wanted = saved(optimizer.state_dict())
+        if RANK != 0:  # as after an exception on this rank
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            own = optimizer.state_dict()
+            for tensor in (*own["gradientflow"]["momentum"].values(), *own["gradientflow"]["master_weights"].values()):
+                tensor.fill_(3.0)
+        gft.broadcast_parameters(model, comm=comm)
+        gft.broadcast_optimizer_state(optimizer, comm=comm)
+        now = saved(optimizer.state_dict())
+        for what in ("momentum", "master_weights"):
+            assert str(now["gradientflow"][what]) == str(wanted["gradientflow"][what])
+        for pool, mine in zip(optimizer.pools, held, strict=False):
+            assert np.array_equal(np.concatenate(pool.held), mine)
+        train(model, optimizer, range(4, 6))
+        same_everywhere(model.parameters())
+        optimizer.close()
+
+
+# ---- wrong use, and what is told -------------------------------------------------------------------------------------
+
+
+def check_wrong_arguments(comm: gf.Communicator) -> None:
+    model = seeded(Net)
+    csc = CSC(0.3)
+
+    def make(optimizer: Any = None, **settings: Any) -> None:
+        gft.DistributedOptimizer(sgd(model) if optimizer is None else optimizer, model, comm, **settings)
+
+    parameters = list(model.parameters())
+    two = [{"params": parameters[:2], "momentum": 0.5}, {"params": parameters[2:]}]
+    for settings, words in (
+        ({"strategy": csc, "wire": "float16"}, "fusion_threshold and wire are settings of the strategy"),
+        ({"strategy": Dense(), "fusion_threshold": 0}, "fusion_threshold and wire are settings of the strategy"),
+        ({"strategy": csc, "fused": False}, "CSC does not go with fused=False"),
+        ({"loss_scale": 2.0, "fused": False}, "loss_scale does not go with fused=False"),
+        ({"loss_scale": 3.0}, "power of two"),
+        ({"loss_scale": "large"}, "loss_scale is"),
+        (
+            {"optimizer": torch.optim.Adam(parameters), "strategy": csc},
+            ("CSC: the core makes the step", "not for Adam"),
+        ),
+        ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True), "fused": True}, "nesterov"),
+        ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, 0.5), "fused": True}, "dampening"),
+        ({"optimizer": torch.optim.SGD(parameters, 0.1, maximize=True), "loss_scale": 2.0}, "maximize"),
+        ({"optimizer": torch.optim.SGD(two, 0.1, 0.9), "strategy": csc}, "0.5 and 0.9 in different groups"),
+    ):
+        words = (words,) if isinstance(words, str) else words
+        with raises(ArgumentError, *words):
+            make(**settings)
+    with raises(ArgumentTypeError, "the strategy is a str"):
+        make(strategy="CSC")
+    wide = nn.Linear(2, 2).double()
+    for settings in ({"strategy": csc}, {"fused": True}):
+        with raises(ArgumentTypeError, "weight is torch.float64"):
+            gft.DistributedOptimizer(sgd(wide), wide, comm, **settings)
+    if SIZE > 1:
+        with raises(MismatchError, "strategy is CSC on rank 1 and Dense on rank 0"):
+            make(strategy=csc if RANK == 1 else Dense(), fused=True)
+        with raises(MismatchError, "loss_scale is"):
+            make(loss_scale=4.0 if RANK == 1 else 2.0)
+    # Momentum that changes while gradients are held back with it.
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
+    train(model, optimizer, range(2))
+    optimizer.param_groups[0]["momentum"] = 0.8
+    with raises(ArgumentError, "is 0.8 now", "with 0.9"):
+        train(model, optimizer, range(2, 3))
+    optimizer.param_groups[0]["momentum"] = 0.9
+    train(model, optimizer, range(2, 4))
+    gaps = nn.Module()
+    optimizer.close()
+    gaps.weight = nn.Parameter(torch.ones(4, 6)[:, :3])
+    with gft.DistributedOptimizer(sgd(gaps), gaps, comm, fused=True) as optimizer:
+        gaps.weight.sum().backward()
+        with raises(ArgumentError, "weight is not dense in memory"):
+            optimizer.step()
+
+
+def check_explain(comm: gf.Communicator) -> None:
+    model = seeded(Net)
+    with gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:
+        explanation = optimizer.explain(compute_seconds=0.01)
+        assert explanation.parameters == sum(p.numel() for p in model.parameters())
+        assert "CSC" in str(explanation)
+    with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
+        assert optimizer.strategy.is_sparse is False
+        assert optimizer.explain().strategy == "Dense"
+        assert len(optimizer.pools) == (SIZE > 1)
+
+
+run_checks(
+    [
+        check_csc_is_the_algorithm,
+        check_density_one_is_plain_sgd,
+        check_nothing_is_lost,
+        check_fused_sgd_is_torchs,
+        check_unused_parameters,
+        check_lars,
+        check_master_weights,
+        check_training_in_16_bits_learns,
+        check_overflow,
+        check_not_finite,
+        check_an_exception_on_one_rank,
+        check_grad_scaler,
+        check_resuming_is_exact,
+        check_other_ranks,
+        check_states_of_others,
+        check_broadcast_state,
+        check_wrong_arguments,
+        check_explain,
+    ],
+    [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE],
+)

@@ -1,0 +1,18 @@
+"""Strategies, mixed precision and LARS through PyTorch's door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_the_core_makes_the_step(mpirun: Run, ranks: int) -> None:
+    """In one node, between nodes, and between nodes of two ranks."""
+    mpirun(ranks, "torch_strategies", timeout=100)
