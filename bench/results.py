@@ -164,7 +164,14 @@ def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict
     }
 
 
-def write_json(path: str, environment: Mapping[str, Any], results: Sequence[Any]) -> None:
-    """Write one object ``{"environment": ..., "results": [...]}``."""
-    text = json.dumps({"environment": environment, "results": [asdict(result) for result in results]}, indent=2)
+def write_json(
+    path: str,
+    environment: Mapping[str, Any],
+    results: Sequence[Any],
+    others: Mapping[str, Sequence[Any]] | None = None,
+) -> None:
+    """Write one object ``{"environment": ..., "results": [...]}``, with other results under names of their own."""
+    tables = {"results": results, **(others or {})}
+    lists = {name: [asdict(result) for result in table] for name, table in tables.items()}
+    text = json.dumps({"environment": environment, **lists}, indent=2)
     Path(path).write_text(text + "\n", encoding="utf-8")

@@ -101,6 +101,12 @@ def _vgg16() -> Layers:
         yield from _linear(inputs, outputs)
 
 
+def _mlp() -> Layers:
+    """Make the perceptron that ``gradientflow bench train`` trains."""
+    for inputs, outputs in ((784, 2048), (2048, 2048), (2048, 10)):
+        yield from _linear(inputs, outputs)
+
+
 def _gpt2() -> Layers:
     """GPT-2 small: a transformer of 12 layers, whose output layer shares the weights of the embedding."""
     width, vocabulary, positions = 768, 50257, 1024
@@ -127,5 +133,6 @@ MODELS = {
         _model("alexnet", "AlexNet", _alexnet),
         _model("vgg16", "VGG-16", _vgg16),
         _model("gpt2", "GPT-2 small", _gpt2),
+        _model("mlp", "perceptron", _mlp),
     )
 }

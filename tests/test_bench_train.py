@@ -17,13 +17,16 @@ from rich.console import Console
 
 from gradientflow.bench.plan import PlanError
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
+from gradientflow.bench.train.ladder import climb, print_ladder
 from gradientflow.bench.train.plan import (
     CONTESTANTS,
     NONE,
     SINGLE,
     SINGLE_ACCUMULATED,
     Entry,
+    Sparse,
     TrainPlan,
+    parse_corrections,
     parse_numbers,
 )
 from gradientflow.bench.train.results import (
@@ -42,9 +45,22 @@ from gradientflow.bench.train.verify import count_wrong
 from gradientflow.launch import module_command
 
 RESULT_FIELDS = [
-    *("model", "parameters", "contestant", "wire", "threshold_bytes", "approximation_rank", "ranks", "nodes", "batch"),
-    *("steps", "step_median_ms", "step_p95_ms", "backward_median_ms", "samples_per_second", "speedup", "exposed_ms"),
-    *("bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
+    *("model", "parameters", "contestant", "precision", "wire", "threshold_bytes", "approximation_rank"),
+    *(
+        "algorithm",
+        "overlaps",
+        "strategy",
+        "density",
+        "chunk_size",
+        "warmup",
+        "correction",
+        "ranks",
+        "nodes",
+        "batch",
+        "steps",
+    ),
+    *("step_median_ms", "step_p95_ms", "backward_median_ms", "samples_per_second", "speedup", "exposed_ms"),
+    *("bookkeeping_ms", "bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
 ]
 
 
@@ -64,9 +80,56 @@ def test_every_setting_is_a_contestant() -> None:
         "ddp-gloo-powersgd (rank 1)",
         "ddp-gloo-powersgd (rank 4)",
         "ddp-gradientflow",
+        "mpi",
     ]
     assert [entry.sent_dtype for entry in plan.entries if entry.threshold is None] == [
-        *(None, "float32", "float16", None, None, "float32")
+        *(None, "float32", "float16", None, None, "float32", "float32")
+    ]
+
+
+def test_every_setting_of_sparse_communication_is_a_contestant() -> None:
+    plan = TrainPlan(
+        contestants=("gradientflow",),
+        wires=("float16",),
+        strategies=("dense", "csc"),
+        densities=(0.1, 0.15),
+        chunk_sizes=(32768, 4096),
+        warmups=(0, 45),
+        corrections=(True, False),
+    )
+    names = [entry.name for entry in plan.entries]
+    assert len(names) == len(set(names)) == 2 + 2 * 2 * 2 * 2
+    assert names[1] == "gradientflow (float16, auto)"
+    assert names[2] == "gradientflow (csc 0.1, float16, auto)"
+    assert names[-1] == ("gradientflow (csc 0.15, chunks of 4K, warm-up 45, no correction, float16, auto)")
+    narrow = TrainPlan(contestants=("gradientflow",), precisions=("float32", "bfloat16"))
+    assert [(entry.setting, entry.sent_dtype) for entry in narrow.entries[1:]] == [
+        *(("float32, auto", "float32"), ("float16, auto", "float16"), ("bfloat16 model, auto", "bfloat16"))
+    ]
+    assert plan.untimed_steps == 45  # until all send what they go on sending
+    assert TrainPlan(strategies=("csc",)).untimed_steps == TrainPlan().untimed_steps == 3
+
+
+def test_the_ladder_has_the_columns_of_the_paper() -> None:
+    plan = TrainPlan(ladder=True, densities=(0.1, 0.15))
+    assert plan.entries == [Entry(NONE), *(rung.entry for rung in plan.rungs)]
+    assert [rung.title for rung in plan.rungs] == [
+        "MPI",
+        "ring",
+        "ring +fp16",
+        "ring +fp16 +overlap",
+        "ring +fp16 +lazy +overlap",
+        "ring +fp16 +lazy +CSC 0.1 +overlap",
+        "ring +fp16 +lazy +CSC 0.15 +overlap",
+    ]
+    assert [rung.entry.setting for rung in plan.rungs] == [
+        "",
+        "ring, float32, 0, after backward",
+        "ring, float16, 0, after backward",
+        "ring, float16, 0",
+        "ring, float16, auto",
+        "csc 0.1, ring, float16, auto",
+        "csc 0.15, ring, float16, auto",
     ]
 
 
@@ -89,6 +152,15 @@ def test_steps_are_taken_in_turns() -> None:
         {"contestants": ("none",)},
         {"wires": ("int8",)},
         {"thresholds": ()},
+        {"strategies": ("lags",)},
+        {"precisions": ("float16",)},
+        {"strategies": ()},
+        {"densities": (0.1, 1.5)},
+        {"densities": ()},
+        {"chunk_sizes": ()},
+        {"warmups": (-1,)},
+        {"corrections": ()},
+        {"ladder": True, "epochs": 1},
         {"approximation_ranks": (0,)},
         {"steps": 0},
         {"turn": 0},
@@ -109,6 +181,9 @@ def test_numbers_are_read() -> None:
     assert parse_numbers("--seeds", "0, 2,0") == (0, 2)
     with pytest.raises(PlanError, match="--seeds takes whole numbers"):
         parse_numbers("--seeds", "0,x")
+    assert parse_corrections("on, off") == (True, False)
+    with pytest.raises(PlanError, match="--correction does not know 'no'"):
+        parse_corrections("no")
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -162,7 +237,9 @@ def test_the_text_is_cut_into_windows_that_continue() -> None:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("mlp", 5_824_522), ("cnn", 151_306), ("lstm", 361_186)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("mlp", 5_824_522), ("cnn", 151_306), ("lstm", 361_186), ("resnet", 855_482)]
+)
 def test_models_have_the_documented_size_and_take_their_data(name: str, parameters: int) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -208,11 +285,13 @@ def test_a_gradient_that_was_not_averaged_is_wrong() -> None:
 
 def turn(*steps: tuple[int, int, int], sent: int = 0, reported: int | None = None) -> Turn:
     times = np.array(steps, np.int64) * 1_000_000
-    return Turn(times, len(steps) + 1, 1.0, sent, reported)
+    bookkeeping = np.array([milliseconds / 1000 for _, milliseconds, _ in steps])
+    return Turn(times, bookkeeping, len(steps) + 1, 1.0, sent, reported)
 
 
 def joint(*milliseconds: float, sent: float = 0) -> JointTurn:
-    return JointTurn(np.array(milliseconds), np.array(milliseconds) / 2, 3, 1.0, sent, None)
+    step = np.array(milliseconds)
+    return JointTurn(step, step / 2, step * np.nan, 3, 1.0, sent, None)
 
 
 def test_a_step_counts_with_its_slowest_rank() -> None:
@@ -221,6 +300,7 @@ def test_a_step_counts_with_its_slowest_rank() -> None:
     both = join([fast, late])
     assert both.step.tolist() == [8, 12]
     assert both.backward.tolist() == [2, 5]
+    assert both.bookkeeping.tolist() == [2, 5]
     assert (both.steps, both.seconds, both.sent, both.reported) == (3, 2.0, 25, 50)  # bytes a step and rank
 
 
@@ -232,6 +312,9 @@ def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:
     assert figures.step_median_ms == 21
     assert figures.samples_per_second == round(4 * 32 / 0.021, 2)
     assert figures.speedup == round(4 * 16 / 21, 4)
+    assert figures.bookkeeping_ms is None
+    kept = [replace(turn, bookkeeping=turn.step / 10) for turn in without]
+    assert summarise(kept, None, 4, 32, traffic_known=True).bookkeeping_ms == 1.6
 
 
 def test_bytes_are_given_where_they_were_counted() -> None:
@@ -242,16 +325,18 @@ def test_bytes_are_given_where_they_were_counted() -> None:
 
 
 def results() -> list[TrainResult]:
-    figures = Figures(10, 30.0, 33.0, 14.0, 2133.3, 2.0, 0.0, 0, None)
+    figures = Figures(10, 30.0, 33.0, 14.0, 2133.3, 2.0, 0.0, None, 0, None)
     found = []
     for entry, step, wrong in (
         (Entry(NONE), 30.0, 0),
         (Entry("gradientflow", "float16", math.inf), 60.0, 0),
         (Entry("ddp-gloo"), 90.0, 0),
         (Entry("ddp-gloo-powersgd", approximation_rank=4), 0.0, 7),
+        (Entry("gradientflow", "float16", "auto", sparse=Sparse(0.1)), 40.0, 0),
     ):
         runs = [Run(seed, [Point(5, 0.5, 1.5, 0.25), Point(10, 1.0, 0.5 + seed, 0.75)]) for seed in (0, 1)]
-        taken = replace(figures, step_median_ms=step, exposed_ms=step - 30)
+        bookkeeping = None if entry.sparse is None else 2.0
+        taken = replace(figures, step_median_ms=step, exposed_ms=step - 30, bookkeeping_ms=bookkeeping)
         link = None if entry.sent_dtype is None else 34.0
         found.append(TrainResult("mlp", 5_824_522, entry, 2, 2, 32, link, None if wrong else taken, runs, wrong))
     return found
@@ -262,11 +347,15 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     write_json(str(path), {"ranks": 2}, results())
     written = json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity, which is no JSON
     assert written["environment"] == {"ranks": 2}
-    assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 4
+    assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 5
     ours, wrong = written["results"][1], written["results"][3]
     assert (ours["contestant"], ours["wire"], ours["threshold_bytes"]) == ("gradientflow", "float16", "inf")
     assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75}
     assert (wrong["approximation_rank"], wrong["step_median_ms"], wrong["wrong"]) == (4, None, 7)
+    settings = ("strategy", "density", "chunk_size", "warmup", "correction", "algorithm", "overlaps")
+    assert [ours[name] for name in settings] == ["dense", None, None, None, None, "auto", True]
+    assert [written["results"][4][name] for name in settings] == ["csc", 0.1, 32768, 0, True, "auto", True]
+    assert [wrong[name] for name in settings] == [None] * 7
 
 
 def shown(found: list[TrainResult], width: int | None = None) -> str:
@@ -284,7 +373,36 @@ def test_the_table_shows_what_is_known() -> None:
     assert "1.0000" in ours  # the mean over the seeds
     assert "(0.5000..1.5000)" in ours
     assert "WRONG" in next(line for line in lines if "powersgd" in line)
+    sparse = next(line for line in lines if "csc" in line).split()
+    assert sparse[:6] == ["gradientflow", "csc", "0.1,", "float16,", "auto", "40.0"]
+    assert {"2.00", "5.0"} <= set(sparse)  # with chunks, and in per cent of the step
     assert "the range" in legend(results())
+
+
+def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
+    plan = TrainPlan(models=("mlp",), ladder=True)
+    figures = Figures(10, 30.0, 33.0, 14.0, 1000.0, 2.0, 0.0, None, 0, None)
+    found = [
+        TrainResult("mlp", 10, entry, 2, 2, 32, None, replace(figures, samples_per_second=1000.0 * number), [], 0)
+        for number, entry in enumerate([plan.entries[1], plan.entries[0], *plan.entries[2:]], 1)
+    ]
+    found[3] = replace(found[3], figures=None, wrong=1)
+    rungs = climb(plan, found)
+    rates = [1000.0, 3000.0, None, 5000.0, 6000.0, 7000.0, 2000.0]
+    assert [rung.samples_per_second for rung in rungs] == rates
+    assert [rung.speedup_over_first for rung in rungs] == [rate and rate / 1000 for rate in rates]
+    file = io.StringIO()
+    print_ladder(rungs, Console(file=file, width=200, no_color=True))
+    row = next(line for line in file.getvalue().splitlines() if line.startswith("mlp"))
+    assert row.split() == [
+        *("mlp", "1,000", "(1.0x)", "3,000", "(3.0x)", "WRONG", "5,000", "(5.0x)", "6,000", "(6.0x)"),
+        *("7,000", "(7.0x)", "2,000", "(2.0x)"),
+    ]
+    path = tmp_path / "figures.json"
+    write_json(str(path), {}, found, rungs)
+    assert json.loads(path.read_text())["ladder"][0] == {
+        **{"model": "mlp", "column": "MPI", "samples_per_second": 1000.0, "speedup_over_first": 1.0}
+    }
 
 
 def test_a_narrow_terminal_gets_fewer_columns() -> None:

@@ -5,7 +5,9 @@ A training step is the same for all of them: zero the gradients, loss, backward,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import gradientflow as gf
+
 from .plan import Entry
 from .tasks import Task
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed
 
-_MOMENTUM = 0.9
+MOMENTUM = 0.9
 _LEAST_POWERSGD_ITERATION = 2  # from which on it compresses; PyTorch allows no earlier one
 
 
@@ -58,15 +62,17 @@ class Contestant:
 
     def __init__(self, entry: Entry, task: Task, seed: int, learning_rate: float, comm: Communicator) -> None:
         self.entry = entry
-        self.model = task.model(seed)
+        self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, _MOMENTUM)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, MOMENTUM)
         if entry.threshold is not None:
             import gradientflow.torch as gft
 
-            self.optimizer = gft.DistributedOptimizer(
-                self.optimizer, self.model, comm, fusion_threshold=entry.threshold, wire=entry.wire
-            )
+            fused = None if entry.precision == "float32" else True
+            strategy = _strategy(entry)
+            self.optimizer = gft.DistributedOptimizer(self.optimizer, self.model, comm, strategy=strategy, fused=fused)
+        elif entry.contestant == "mpi":
+            self.optimizer = MpiOptimizer(self.optimizer, self.model, comm)
         elif entry.needs_ddp:
             self.module = _data_parallel(self.model, entry)
 
@@ -89,12 +95,96 @@ class Contestant:
         sent: int | None = self.optimizer.bytes_sent
         return sent
 
+    def backward(self) -> contextlib.AbstractContextManager[None]:
+        """Give what the backward pass runs in."""
+        return contextlib.nullcontext() if self.entry.overlaps else self.optimizer.no_sync()
+
+    def bookkeeping_seconds(self) -> float | None:
+        """Give what this rank spent with chunks in the last step; None where nothing is sparse."""
+        pools = self.sparse_pools
+        return sum(pool.bookkeeping_seconds for pool in pools) if pools else None
+
+    @property
+    def sparse_pools(self) -> tuple[Any, ...]:
+        """The pools of sparse communication; none where all is sent, or with one rank."""
+        return tuple(self.optimizer.pools) if self.entry.sparse is not None else ()
+
+    def held(self) -> NDArray[np.float32]:
+        """Copy what this rank holds back of the gradients of all parameters into one array."""
+        (pool,) = self.sparse_pools
+        flat = np.zeros(pool.nbytes // self._itemsize, np.float32)
+        for offset, held in zip(pool.offsets, pool.held, strict=True):
+            begin = offset // self._itemsize
+            flat[begin : begin + held.size] = held.reshape(-1)
+        return self._in_order_of_parameters(flat)
+
+    def sent(self) -> NDArray[np.bool_]:
+        """Say of each element of the gradients whether it was sent in the last step."""
+        (pool,) = self.sparse_pools
+        flat = np.zeros(pool.nbytes // self._itemsize, bool)
+        for begin, end in pool.spans:
+            flat[begin:end] = True
+        return self._in_order_of_parameters(flat)
+
+    @property
+    def _itemsize(self) -> int:
+        return 4 if self.entry.precision == "float32" else 2
+
+    def _in_order_of_parameters(self, of_pool: NDArray[Any]) -> NDArray[Any]:
+        """Take what belongs to the parameters, one after the other, from what is laid out like their pool."""
+        (pool,) = self.sparse_pools
+        base = pool.memory.ctypes.data
+        parts = []
+        for parameter in self.model.parameters():
+            gradient: Any = parameter.grad
+            begin = (gradient.data_ptr() - base) // self._itemsize
+            parts.append(of_pool[begin : begin + gradient.numel()])
+        return np.concatenate(parts)
+
     def close(self) -> None:
         """Give back what it holds; all ranks together."""
         if self.entry.contestant == "gradientflow":
             self.optimizer.close()
         elif self.entry.contestant == "ddp-gradientflow":
             dist.destroy_process_group(self.module.process_group)
+
+
+class MpiOptimizer:
+    """Averages each gradient with ``MPI_Allreduce`` after the backward pass, the last layer's first, and steps.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        What makes the step.
+    model : torch.nn.Module
+        Whose parameters it trains.
+    comm : Communicator
+        The ranks.
+    """
+
+    def __init__(self, optimizer: Any, model: nn.Module, comm: Communicator) -> None:
+        self._optimizer, self._comm = optimizer, comm.mpi
+        self._parameters: list[Any] = list(model.parameters())[::-1]
+        self.zero_grad = optimizer.zero_grad
+
+    def step(self) -> None:
+        """Make a step with the mean gradients of all ranks."""
+        from mpi4py import MPI
+
+        for parameter in self._parameters:
+            gradient = parameter.grad.numpy()
+            self._comm.Allreduce(MPI.IN_PLACE, gradient)
+            gradient /= self._comm.size
+        self._optimizer.step()
+
+
+def _strategy(entry: Entry) -> Any:
+    """Make the strategy of one of ours."""
+    wire = entry.wire if entry.precision == "float32" else None
+    common: dict[str, Any] = {"fusion_threshold": entry.threshold, "wire": wire, "algorithm": entry.algorithm}
+    if entry.sparse is None:
+        return gf.strategies.Dense(**common)
+    return gf.strategies.CSC(**asdict(entry.sparse), **common)
 
 
 def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
@@ -118,5 +208,5 @@ def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
 
 
 def _flat(tensors: Any) -> NDArray[np.float32]:
-    flat: NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
+    flat: NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors]).numpy()
     return flat

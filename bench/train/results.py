@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .plan import Entry
+from .plan import Entry, Sparse
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
@@ -27,6 +27,8 @@ class Turn:
     ----------
     times : array
         What the parts of each timed step took.
+    bookkeeping : array
+        Seconds of each timed step that this rank spent with chunks; NaN where nothing is sparse.
     steps : int
         All steps, with those that were not timed.
     seconds : float
@@ -38,6 +40,7 @@ class Turn:
     """
 
     times: Times
+    bookkeeping: NDArray[np.float64]
     steps: int
     seconds: float
     sent: int
@@ -52,6 +55,8 @@ class JointTurn:
     ----------
     step, backward : array
         Milliseconds of each timed step, and of its backward pass, on the rank that took longest.
+    bookkeeping : array
+        Milliseconds that the rank that took longest spent with chunks; NaN where nothing is sparse.
     steps : int
         All steps, with those that were not timed.
     seconds : float
@@ -64,6 +69,7 @@ class JointTurn:
 
     step: NDArray[np.float64]
     backward: NDArray[np.float64]
+    bookkeeping: NDArray[np.float64]
     steps: int
     seconds: float
     sent: float
@@ -77,6 +83,7 @@ def join(turns: Sequence[Turn]) -> JointTurn:
     return JointTurn(
         step=times.sum(axis=2).max(axis=0) / 1e6,
         backward=times[:, :, BACKWARD].max(axis=0) / 1e6,
+        bookkeeping=np.stack([turn.bookkeeping for turn in turns]).max(axis=0) * 1e3,
         steps=turns[0].steps,
         seconds=max(turn.seconds for turn in turns),
         sent=sum(turn.sent for turn in turns) / times[:, :, 0].size,
@@ -141,6 +148,9 @@ class Figures:
         The same over the samples per second of one rank without communication.
     exposed_ms : float or None
         The step less that without communication, in the median over turns.
+    bookkeeping_ms : float or None
+        What the slowest rank spends with chunks in a step: gathering, holding back, scattering and choosing, whatever
+        runs beside it; None where nothing is sparse.
     bytes_sent : int or None
         Of each rank in a step, by the counter of the network device; None where that is not known.
     bytes_reported : int or None
@@ -154,6 +164,7 @@ class Figures:
     samples_per_second: float
     speedup: float | None
     exposed_ms: float | None
+    bookkeeping_ms: float | None
     bytes_sent: int | None
     bytes_reported: int | None
 
@@ -181,6 +192,7 @@ def summarise(
     """
     step = np.concatenate([turn.step for turn in turns])
     backward = np.concatenate([turn.backward for turn in turns])
+    bookkeeping = float(np.median(np.concatenate([turn.bookkeeping for turn in turns])))
     median = float(np.median(step))
     speedup = exposed = None
     if without is not None:
@@ -196,6 +208,7 @@ def summarise(
         samples_per_second=round(ranks * batch * 1e3 / median, 2),
         speedup=None if speedup is None else round(speedup, 4),
         exposed_ms=None if exposed is None else round(exposed, 4),
+        bookkeeping_ms=None if np.isnan(bookkeeping) else round(bookkeeping, 4),
         bytes_sent=round(float(np.mean([turn.sent for turn in turns]))) if traffic_known else None,
         bytes_reported=round(float(np.mean(reported))) if reported else None,
     )
@@ -252,9 +265,14 @@ class TrainResult:
             "model": self.model,
             "parameters": self.parameters,
             "contestant": entry.contestant,
+            "precision": entry.precision,
             "wire": entry.wire,
             "threshold_bytes": threshold,
             "approximation_rank": entry.approximation_rank,
+            "algorithm": entry.algorithm if entry.threshold is not None else None,
+            "overlaps": entry.overlaps if entry.threshold is not None else None,
+            "strategy": None if entry.threshold is None else "dense" if entry.sparse is None else "csc",
+            **({item.name: None for item in fields(Sparse)} if entry.sparse is None else asdict(entry.sparse)),
             "ranks": self.ranks,
             "nodes": self.nodes,
             "batch": self.batch,
@@ -265,7 +283,11 @@ class TrainResult:
         }
 
 
-def write_json(path: str, environment: Mapping[str, Any], results: Sequence[TrainResult]) -> None:
-    """Write one object ``{"environment": ..., "results": [...]}``."""
-    text = json.dumps({"environment": environment, "results": [result.record() for result in results]}, indent=2)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+def write_json(
+    path: str, environment: Mapping[str, Any], results: Sequence[TrainResult], ladder: Sequence[Any] = ()
+) -> None:
+    """Write one object ``{"environment": ..., "results": [...]}``, with a ``"ladder"`` where there is one."""
+    written: dict[str, Any] = {"environment": environment, "results": [result.record() for result in results]}
+    if ladder:
+        written["ladder"] = [asdict(rung) for rung in ladder]
+    Path(path).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")

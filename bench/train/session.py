@@ -19,13 +19,13 @@ from gradientflow.bench.gloo import GlooPeer
 from gradientflow.bench.hosts import Hosts, find_hosts
 from gradientflow.bench.load import Load, LoadMeter
 from gradientflow.bench.plan import PlanError
+from gradientflow.bench.traffic import Traffic
 
-from .contestants import Contestant
+from .contestants import MOMENTUM, Contestant
 from .data import SampleOrder
 from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
 from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
 from .tasks import Task, load_task
-from .traffic import Traffic
 from .verify import count_wrong
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     Shards = Sequence[tuple[Tensor, Tensor]]
 
 _UNTIMED_STEPS = 1  # of each turn: it finds nothing in the caches
-_UNTIMED_STEPS_AT_FIRST = (
-    3  # DDP rearranges its buckets after the first step, and PowerSGD compresses from the third on
-)
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
 
@@ -152,7 +149,8 @@ class TrainSession:
         """Count, for every contestant, the wrong elements of its first gradient and the ranks that go astray."""
         comm, seed = self._comm, self._plan.seeds[0]
         samples = task.random_samples(self._plan.batch, [comm.mpi.bcast(secrets.randbits(48), 0), comm.rank])
-        gradients = self._gradients(task, samples, seed)
+        precisions = dict.fromkeys(entry.precision for entry in self._plan.entries)
+        gradients = {precision: self._gradients(task, samples, seed, precision) for precision in precisions}
         order = SampleOrder(len(task.data.inputs), self._plan.batch * comm.size, seed)
         wrong = {}
         for entry in self._plan.entries:
@@ -162,17 +160,40 @@ class TrainSession:
             contestant = self._make(entry, task, seed)
             train_step(contestant, task, [samples])
             # PowerSGD sends the first gradients as they are.
-            count = count_wrong(contestant.gradient(), gradients, entry.sent_dtype or "float32")
+            count = count_wrong(contestant.gradient(), gradients[entry.precision], entry.sent_dtype or "float32")
             wrong[entry] = sum(comm.mpi.allgather(count))
             for step in range(_CHECKED_STEPS):
                 train_step(contestant, task, [task.samples(_own_rows(order.rows(step), comm))])
+            if contestant.sparse_pools:
+                wrong[entry] += self._check_sparse(task, contestant, samples)
             wrong[entry] += self._count_strays(contestant)
             contestant.close()
         return wrong
 
-    def _gradients(self, task: Task, samples: tuple[Tensor, Tensor], seed: int) -> NDArray[np.float32]:
+    def _check_sparse(self, task: Task, contestant: Contestant, samples: tuple[Tensor, Tensor]) -> int:
+        """Make a step that sends a part, and count the wrong elements of its gradient and of what is held back.
+
+        What was sent is the mean of what the ranks had, which is their own gradients with what they held back; it is
+        zero elsewhere. What was not sent is held back, times the momentum, and nothing else is.
+        """
+        comm, held = self._comm, contestant.held()
+        alone = self._make(Entry(NONE, precision=contestant.entry.precision), task, 0)
+        alone.model.load_state_dict(contestant.model.state_dict())
+        train_step(alone, task, [samples])
+        own = alone.gradient() + held
+        train_step(contestant, task, [samples])
+        sent, gradient = contestant.sent(), contestant.gradient()
+        keeps = contestant.entry.sparse is not None and contestant.entry.sparse.correction
+        left = np.where(sent | (not keeps), np.float32(0), np.float32(MOMENTUM) * own)
+        count = int(np.count_nonzero(contestant.held() != left)) + int(np.count_nonzero(gradient[~sent]))
+        gathered = np.empty((comm.size, len(own)), np.float32)
+        comm.mpi.Allgather(own, gathered)
+        count += count_wrong(gradient[sent], gathered[:, sent], contestant.entry.sent_dtype or "float32")
+        return sum(comm.mpi.allgather(count))
+
+    def _gradients(self, task: Task, samples: tuple[Tensor, Tensor], seed: int, precision: str) -> NDArray[np.float32]:
         """Give the gradients of all ranks, each computed without any communication."""
-        alone = self._make(Entry(NONE), task, seed)
+        alone = self._make(Entry(NONE, precision=precision), task, seed)
         train_step(alone, task, [samples])
         own = alone.gradient()
         gradients = np.empty((self._comm.size, len(own)), np.float32)
@@ -225,7 +246,8 @@ class TrainSession:
             figures = summarise(turns[entry], turns.get(Entry(NONE)), ranks, plan.batch, traffic_known=known)
         link_seconds = None
         if entry.sent_dtype is not None:
-            case = Case("allreduce", 4 * parameters, "float32", "mean", comm.size, comm.rank)
+            share = 1.0 if entry.sparse is None else entry.sparse.density
+            case = Case("allreduce", 4 * round(share * parameters), "float32", "mean", comm.size, comm.rank)
             link_seconds = self._outcome.hosts.link_seconds(case, entry.sent_dtype)
         link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
         return TrainResult(
@@ -259,7 +281,8 @@ def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int,
         if len(shards) > 1:
             loss = loss / len(shards)
         middle = clock()
-        loss.backward()
+        with contestant.backward():
+            loss.backward()
         end = clock()
         forward += middle - start
         backward += end - middle
@@ -276,15 +299,17 @@ class _Course:
         self._order = SampleOrder(len(task.data.inputs), plan.batch * comm.size, seed)
         self._made: dict[Entry, int] = {}  # steps so far
         self._timing = plan.epochs is None
+        self._untimed_at_first = plan.untimed_steps
         self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
 
     def turn(self, contestant: Contestant, timed: int) -> Turn:
         """Let a contestant train for some steps; all ranks together."""
         first = self._made.get(contestant.entry, 0)
-        untimed = (_UNTIMED_STEPS if first else _UNTIMED_STEPS_AT_FIRST) if self._timing else 0
+        untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
         steps = untimed + timed
         self._made[contestant.entry] = first + steps
         times, before = np.zeros((steps, 3), np.int64), 0
+        bookkeeping = np.full(steps, np.nan)
         gc.disable()
         try:
             for step in range(steps):
@@ -294,12 +319,13 @@ class _Course:
                     before = self._traffic.sent()
                 if shards:
                     times[step] = train_step(contestant, self._task, shards)
+                    bookkeeping[step] = contestant.bookkeeping_seconds() or np.nan
             self._comm.barrier()
             sent = self._traffic.sent() - before
         finally:
             gc.enable()
         seconds = float(times.sum()) / 1e9
-        return Turn(times[untimed:], steps, seconds, sent, contestant.bytes_reported())
+        return Turn(times[untimed:], bookkeeping[untimed:], steps, seconds, sent, contestant.bytes_reported())
 
     def _shards(self, entry: Entry, step: int) -> Shards:
         """Give what this rank trains on in a step; nothing where another does it all."""

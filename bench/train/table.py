@@ -41,6 +41,8 @@ def legend(results: Sequence[TrainResult]) -> str:
         )
     if any(_least_exposed(result, results) is not None for result in results):
         text += " least is the time that the links need for the gradients less the backward pass of none."
+    if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
+        text += " chunks is what the slowest rank spends with the chunks of sparse communication, whatever runs beside."
     if any(run.distance is not None for result in results for run in result.runs):
         text += (
             " distance is how far the parameters ended from those of single, over how far those have moved; that of "
@@ -134,6 +136,10 @@ def _over_baseline(result: TrainResult, block: Sequence[TrainResult]) -> str:
     return f"{baseline.step_median_ms / result.figures.step_median_ms:.2f}x"
 
 
+def _bookkeeping_share(figures: Figures) -> float | None:
+    return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
+
+
 def milliseconds(value: float) -> str:
     """Write a time with three significant digits or so."""
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
@@ -150,6 +156,8 @@ _COLUMNS = (
     _figure("backward", "ms", lambda figures: figures.backward_median_ms, milliseconds),
     _figure("exposed", "ms", lambda figures: figures.exposed_ms, milliseconds),
     _Column("least", "ms", _least_text),
+    _figure("chunks", "ms", lambda figures: figures.bookkeeping_ms, milliseconds),
+    _figure("chunks", "%", _bookkeeping_share, lambda share: f"{share:.1f}"),
     _figure("samples", "/s", lambda figures: figures.samples_per_second, lambda value: f"{value:.0f}"),
     _figure("speed-up", "", lambda figures: figures.speedup, lambda value: f"{value:.2f}x"),
     _Column("over", "ddp-gloo", _over_baseline),

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from .data import CHARACTERS, Array, Data, digits, library_text
 
 _HELD_OUT_BATCH = 256
+_GROUPS = 4  # of normalised channels
+_BLOCKS = 9  # of each width
+_BEGINNING = 0.1  # what a residual block adds is small at first, or so many would not learn
 
 
 class CharacterLSTM(nn.Module):
@@ -52,6 +55,65 @@ def cnn() -> nn.Module:
     )
 
 
+class Narrow(nn.Module):
+    """A model with parameters, gradients and everything between of 16 bits; its scores are float32."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model.to(dtype)
+        self._dtype = dtype
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Give what the model gives."""
+        scores: Tensor = self.model(inputs.to(self._dtype) if inputs.is_floating_point() else inputs)
+        return scores.float()
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions, and what they add to (He et al., 2016).
+
+    Normalised over groups of channels, not over the batch, so that the mean of the ranks' gradients is that of one
+    process with all of their samples.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        last = nn.GroupNorm(_GROUPS, outputs)
+        nn.init.constant_(last.weight, _BEGINNING)
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.GroupNorm(_GROUPS, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            last,
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.GroupNorm(_GROUPS, outputs))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add to the inputs what is learnt."""
+        return torch.relu(self.body(inputs) + self.shortcut(inputs))
+
+
+def resnet() -> nn.Module:
+    """Make ResNet-56 for images of 8 x 8 pixels: 855,482 parameters in 173 tensors."""
+    widths = (16, 32, 64)
+    layers: list[nn.Module] = [
+        nn.Unflatten(1, (1, 8)),
+        nn.Conv2d(1, widths[0], 3, padding=1, bias=False),
+        nn.GroupNorm(_GROUPS, widths[0]),
+        nn.ReLU(),
+    ]
+    features = widths[0]
+    for width in widths:
+        for block in range(_BLOCKS):
+            layers.append(ResidualBlock(features, width, 2 if block == 0 and width != features else 1))
+            features = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, 10))
+
+
 @dataclass(frozen=True)
 class Task:
     """A model and what it learns.
@@ -77,10 +139,11 @@ class Task:
     classes: int
     loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=nn.CrossEntropyLoss)
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed: int, precision: str = "float32") -> nn.Module:
         """Make the model with the initial parameters of a seed."""
         torch.manual_seed(seed)
-        return self.build()
+        model = self.build()
+        return model if precision == "float32" else Narrow(model, getattr(torch, precision))
 
     def samples(self, rows: Array) -> tuple[Tensor, Tensor]:
         """Give samples to train on, with their targets."""
@@ -116,4 +179,6 @@ def load_task(name: str) -> Task:
         return Task(name, mlp, digits(28), 0.05, 10)
     if name == "cnn":
         return Task(name, cnn, digits(8), 0.05, 10)
+    if name == "resnet":
+        return Task(name, resnet, digits(8), 0.05, 10)
     return Task(name, CharacterLSTM, library_text(), 1.0, CHARACTERS)

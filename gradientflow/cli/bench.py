@@ -23,7 +23,9 @@ from gradientflow.bench.plan import (
 from gradientflow.bench.session import check_job
 from gradientflow.cli.bench_fusion import fusion
 from gradientflow.cli.bench_job import JOB_OPTIONS, run_bench
+from gradientflow.cli.bench_kernels import kernels
 from gradientflow.cli.bench_rank import run_rank
+from gradientflow.cli.bench_sparse import sparse
 from gradientflow.cli.bench_train import train
 
 _SIZED_OPTIONS = (
@@ -87,6 +89,8 @@ class _CollectiveCommand(click.Command):
 for _name in COLLECTIVES:
     bench.add_command(_CollectiveCommand(_name))
 bench.add_command(fusion)
+bench.add_command(kernels)
+bench.add_command(sparse)
 bench.add_command(train)
 
 

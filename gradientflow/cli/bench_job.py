@@ -66,6 +66,25 @@ def run_bench(options: Mapping[str, Any], check: Callable[[int, bool], None], wo
     return run_job(Job(command, launch_environment(launcher)))
 
 
+def output_here(options: Mapping[str, Any]) -> Output:
+    """Say where the figures go of what this process measures alone.
+
+    Parameters
+    ----------
+    options : mapping
+        The values of ``json_path`` and ``plot_path``.
+
+    Returns
+    -------
+    Output
+        The files, which can be written, and the terminals of this process.
+    """
+    json_path, plot_path = options["json_path"], options["plot_path"]
+    _check_files(json_path, plot_path)
+    columns = (_columns(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    return Output(sys.argv[1:], json_path, plot_path, *columns)
+
+
 def _check_files(json_path: str | None, plot_path: str | None) -> None:
     """Find out now, and not after the measurement, that its figures cannot be written."""
     for path in (json_path, plot_path):

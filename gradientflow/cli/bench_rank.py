@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -163,6 +163,7 @@ def report(
     output: Output,
     print_figures: Callable[[Console], None],
     save_plot: Callable[[str, Mapping[str, Any]], None],
+    others: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
     """Show and write, on rank 0, what came out of a measurement.
 
@@ -178,6 +179,8 @@ def report(
         Prints the table and what explains it.
     save_plot : callable
         Told the picture's file, and where the figures were measured.
+    others : mapping, optional
+        Further results, by the names that they have in the file.
     """
     if comm.rank != 0:
         return
@@ -189,6 +192,6 @@ def report(
     for sentence in outcome.remarks:
         console.print(sentence, style="yellow", highlight=False, markup=False)
     if output.json_path is not None:
-        write_json(output.json_path, environment, outcome.results)
+        write_json(output.json_path, environment, outcome.results, others)
     if output.plot_path is not None:
         save_plot(output.plot_path, environment)

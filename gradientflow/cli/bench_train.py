@@ -11,8 +11,18 @@ import click
 
 from gradientflow.bench.environment import describe_environment, environment_lines, package_version
 from gradientflow.bench.fusion_plan import parse_thresholds
-from gradientflow.bench.plan import WIRES, PlanError, parse_list
-from gradientflow.bench.train.plan import CONTESTANTS, MODELS, TrainPlan, check_packages, parse_numbers
+from gradientflow.bench.plan import WIRES, PlanError, parse_list, parse_sizes
+from gradientflow.bench.sparse_plan import parse_densities
+from gradientflow.bench.train.plan import (
+    CONTESTANTS,
+    MODELS,
+    PRECISIONS,
+    STRATEGIES,
+    TrainPlan,
+    check_packages,
+    parse_corrections,
+    parse_numbers,
+)
 from gradientflow.cli.bench_job import JOB_OPTIONS, run_bench
 from gradientflow.cli.bench_rank import Output, open_console, progress, run_in_job
 
@@ -43,6 +53,33 @@ _OPTIONS = (
         help="our fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end, without overlap",
     ),
     click.Option(
+        ["--strategy"],
+        default="dense",
+        show_default=True,
+        metavar="LIST",
+        help=f"what ours sends, of {', '.join(STRATEGIES)}: everything, or the important chunks",
+    ),
+    click.Option(["--density"], default="0.1", show_default=True, metavar="LIST", help="csc: shares of the chunks"),
+    click.Option(["--chunk"], default="32K", show_default=True, metavar="LIST", help="csc: elements of a chunk"),
+    click.Option(
+        ["--warmup"], default="0", show_default=True, metavar="LIST", help="csc: iterations in which the density falls"
+    ),
+    click.Option(
+        ["--correction"], default="on", show_default=True, metavar="LIST", help="csc: on, off: drop what is not sent"
+    ),
+    click.Option(
+        ["--precision"],
+        default="float32",
+        show_default=True,
+        metavar="LIST",
+        help=f"of our model, of {', '.join(PRECISIONS)}; bfloat16 with float32 master weights",
+    ),
+    click.Option(
+        ["--ladder"],
+        is_flag=True,
+        help="in place of all contestants: MPI, ring, +fp16, +overlap, +lazy, +csc, as in the GradientFlow paper",
+    ),
+    click.Option(
         ["--powersgd-rank"], default="1", show_default=True, metavar="LIST", help="of the matrices that PowerSGD sends"
     ),
     click.Option(["--steps"], type=int, default=40, show_default=True, help="timed steps of each contestant"),
@@ -64,7 +101,7 @@ _OPTIONS = (
 
 
 class _TrainCommand(click.Command):
-    """Train a perceptron, a convolutional network and a character LSTM on real data, beside DDP."""
+    """Train a perceptron, convolutional networks and a character LSTM on real data, beside DDP."""
 
     def invoke(self, ctx: click.Context) -> int:
         """Train; the result is the exit status."""
@@ -82,6 +119,13 @@ def _plan(options: Mapping[str, Any]) -> TrainPlan:
         wires=parse_list(options["wire"]),
         thresholds=parse_thresholds(options["thresholds"]),
         approximation_ranks=parse_numbers("--powersgd-rank", options["powersgd_rank"]),
+        strategies=parse_list(options["strategy"]),
+        densities=parse_densities(options["density"]),
+        chunk_sizes=parse_sizes(options["chunk"]),
+        warmups=parse_numbers("--warmup", options["warmup"]),
+        corrections=parse_corrections(options["correction"]),
+        precisions=parse_list(options["precision"]),
+        ladder=options["ladder"],
         steps=options["steps"],
         turn=options["turn"],
         batch=options["batch"],
@@ -108,13 +152,14 @@ def _run_rank(plan: TrainPlan, output: Output) -> int:
             outcome = TrainSession(comm, plan, show).run()
         if comm.rank == 0:
             environment = describe_environment(comm, output.arguments, outcome.hosts, outcome.load)
-            _report(outcome, environment, output)
+            _report(plan, outcome, environment, output)
         return 1 if outcome.wrong else 0
 
     return run_in_job(work)
 
 
-def _report(outcome: Any, environment: dict[str, Any], output: Output) -> None:
+def _report(plan: TrainPlan, outcome: Any, environment: dict[str, Any], output: Output) -> None:
+    from gradientflow.bench.train.ladder import climb, print_ladder
     from gradientflow.bench.train.results import write_json
     from gradientflow.bench.train.table import legend, print_table
 
@@ -124,10 +169,13 @@ def _report(outcome: Any, environment: dict[str, Any], output: Output) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     print_table(outcome.results, console)
     console.print(legend(outcome.results), highlight=False, markup=False)
+    rungs = climb(plan, outcome.results) if plan.ladder else []
+    if rungs:
+        print_ladder(rungs, console)
     for sentence in outcome.remarks:
         console.print(sentence, style="yellow", highlight=False, markup=False)
     if output.json_path is not None:
-        write_json(output.json_path, environment, outcome.results)
+        write_json(output.json_path, environment, outcome.results, rungs)
     if output.plot_path is not None:
         from gradientflow.bench.train.plot import save_plot
 

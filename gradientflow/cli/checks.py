@@ -137,6 +137,7 @@ def live_job() -> list[Check]:
 def other_packages() -> list[Check]:
     """Say which optional packages are there; none of them has to be."""
     found = [_optional(name, extra) for name, extra in (("torch", "torch"), ("jax", "jax"), ("matplotlib", "plot"))]
+    found.append(_cuda())
     cuda = next((name for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x") if package_version(name)), None)
     found.append(Check("cupy", "ok", f"{cuda} {package_version(cuda)}" if cuda else "absent"))
     nccl = next((name for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if package_version(name)), None)
@@ -208,6 +209,19 @@ def _package(name: str) -> Check:
 def _optional(name: str, extra: str) -> Check:
     version = package_version(name)
     return Check(name, "ok", version if version else f"absent (pip install 'gradientflow[{extra}]' brings it)")
+
+
+def _cuda() -> Check:
+    name = "CUDA kernels"
+    try:
+        cuda = load_core().cuda
+    except ImportError as error:
+        return Check(name, "warn", "not known", str(error))
+    if not cuda.built:
+        return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")
+    count = cuda.device_count()
+    devices = f"{count or 'no'} device{'' if count == 1 else 's'}"
+    return Check(name, "ok", f"built with CUDA {build_info().get('cuda', '?')}, {devices} here")
 
 
 def _simd_flags() -> list[str]:

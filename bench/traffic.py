@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from gradientflow.bench.interfaces import bytes_sent_through, interface_to_others
+from .interfaces import bytes_sent_through, interface_to_others
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator

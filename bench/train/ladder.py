@@ -1,0 +1,82 @@
+"""What each part adds to the throughput, in the form of the GradientFlow paper's Tables 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from gradientflow.bench.table import empty_table
+
+from .plan import NONE, Entry, TrainPlan
+from .results import TrainResult
+
+_IDEAL = "no communication"
+
+
+@dataclass(frozen=True)
+class RungResult:
+    """A cell of the table.
+
+    Attributes
+    ----------
+    model : str
+        What was trained.
+    column : str
+        What had been added so far.
+    samples_per_second : float or None
+        Of all ranks together; None where the result was wrong.
+    speedup_over_first : float or None
+        The same over that of the first column.
+    """
+
+    model: str
+    column: str
+    samples_per_second: float | None
+    speedup_over_first: float | None
+
+
+def climb(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
+    """Arrange the results of a ladder.
+
+    Parameters
+    ----------
+    plan : TrainPlan
+        The ladder.
+    results : sequence of TrainResult
+        Of all models.
+
+    Returns
+    -------
+    list of RungResult
+        By model and column; the last column of each model is training without communication.
+    """
+    columns = [*((rung.title, rung.entry) for rung in plan.rungs), (_IDEAL, Entry(NONE))]
+    found = []
+    for model in plan.models:
+        figures = {result.entry: result.figures for result in results if result.model == model}
+        rates = [None if (of := figures[entry]) is None else of.samples_per_second for _, entry in columns]
+        first = rates[0]
+        for (title, _), rate in zip(columns, rates, strict=True):
+            found.append(RungResult(model, title, rate, None if not first or not rate else round(rate / first, 3)))
+    return found
+
+
+def print_ladder(rungs: Sequence[RungResult], console: Console) -> None:
+    """Print samples a second of all ranks, and in brackets the speed-up over the first column; a row for each model."""
+    table = empty_table()
+    table.add_column("samples/s")
+    columns = list(dict.fromkeys(rung.column for rung in rungs))
+    for column in columns:
+        table.add_column("\n".join(column.split(" +")).replace("\n", "\n+"), justify="right", no_wrap=True)
+    for model in dict.fromkeys(rung.model for rung in rungs):
+        table.add_row(model, *(_cell(rung) for rung in rungs if rung.model == model))
+    console.print(table)
+
+
+def _cell(rung: RungResult) -> str:
+    if rung.samples_per_second is None:
+        return "WRONG"
+    speedup = "" if rung.speedup_over_first is None else f" ({rung.speedup_over_first:.1f}x)"
+    return f"{rung.samples_per_second:,.0f}{speedup}"
