@@ -16,16 +16,16 @@ namespace gradientflow {
 
 enum class ErrorKind {
   value,      // an argument has a value that cannot be served
-  type,      // an argument has a type or dtype that cannot be served
-  mismatch,  // ranks made different calls
-  closed,    // the communicator, pool or handle is closed
+  type,       // an argument has a type or dtype that cannot be served
+  mismatch,   // ranks made different calls
+  closed,     // the communicator, pool or handle is closed
   nonfinite,  // a gradient is infinite or NaN
-  peer,      // another rank died or gave up
-  timeout,   // a wait took longer than it may
-  mpi,       // the MPI library returned an error
-  system,    // the operating system returned an error
-  memory,    // there is not enough memory
-  internal,  // a broken invariant of ours
+  peer,       // another rank died or gave up
+  timeout,    // a wait took longer than it may
+  mpi,        // the MPI library returned an error
+  system,     // the operating system returned an error
+  memory,     // there is not enough memory
+  internal,   // a broken invariant of ours
 };
 
 class Error : public std::runtime_error {

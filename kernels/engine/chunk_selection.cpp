@@ -22,9 +22,8 @@ std::vector<std::uint8_t> choose_important(std::span<const double> norms, std::s
   std::vector<std::size_t> order(norms.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto last = order.begin() + static_cast<std::ptrdiff_t>(std::min(count, norms.size()));
-  std::nth_element(order.begin(), last, order.end(), [&](std::size_t a, std::size_t b) {
-    return norms[a] != norms[b] ? norms[a] > norms[b] : a < b;
-  });
+  std::nth_element(order.begin(), last, order.end(),
+                   [&](std::size_t a, std::size_t b) { return norms[a] != norms[b] ? norms[a] > norms[b] : a < b; });
   std::vector<std::uint8_t> important(norms.size(), 0);
   std::for_each(order.begin(), last, [&](std::size_t chunk) { important[chunk] = 1; });
   return important;

@@ -278,6 +278,10 @@ void GradientPool::wait(std::optional<double> timeout) {
   }
 }
 
+std::shared_ptr<Handle> GradientPool::submit(const collective::Call& call) {
+  return progress_ == Progress::thread ? communicator_->submit(call) : nullptr;
+}
+
 void GradientPool::abandon() {
   const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
@@ -310,7 +314,8 @@ void GradientPool::end_iteration(Deadline deadline) {
 void GradientPool::finish_ranges(Deadline deadline) {
   for (; collected_ < ranges_.size(); ++collected_) {
     noting_failure([&] {
-      Report report{bytes_of(ranges_[collected_]), {}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
+      Report report{
+          bytes_of(ranges_[collected_]), {}, complete_[collected_], {complete_[collected_], Clock::now(), {}}};
       if (progress_ == Progress::thread) {
         await(*under_way_[collected_], deadline);
         report.outcome = under_way_[collected_]->outcome();

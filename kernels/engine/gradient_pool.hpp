@@ -74,6 +74,9 @@ class GradientPool {
   // and can be waited for again.
   void wait(std::optional<double> timeout = {});
 
+  // Has a call made behind the ranges that are due, by the thread that reduces them; nothing where there is none.
+  std::shared_ptr<Handle> submit(const collective::Call& call);
+
   // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
   void abandon();
 

@@ -78,8 +78,7 @@ FloatArray& Optimizer::momentum(std::size_t tensor) {
 
 void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master) {
   if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
-    throw Error(ErrorKind::type,
-                "weights are float32, float16 or bfloat16, not " + std::string(name_of(dtype)));
+    throw Error(ErrorKind::type, "weights are float32, float16 or bfloat16, not " + std::string(name_of(dtype)));
   }
   Parameter& parameter = parameters_[tensor];
   parameter.data = data;
@@ -130,8 +129,8 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-void Optimizer::step_of(Parameter& parameter, const Settings& settings, const Gradients& gradients,
-                        std::size_t tensor, float scale) {
+void Optimizer::step_of(Parameter& parameter, const Settings& settings, const Gradients& gradients, std::size_t tensor,
+                        float scale) {
   const bool has_master = parameter.master.data() != nullptr;
   float* const weights = has_master ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
   float* const momentum = parameter.momentum.data();

@@ -22,7 +22,7 @@ constexpr std::size_t alignment = 64;
 constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
 constexpr std::size_t trailer_size = 3;                // numbers that travel behind the norms
 
-constexpr std::size_t message_bytes = 512 * kib;       // few chunks travel: they shall not wait for one another long
+constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
 
 struct TimeOver : std::exception {};  // and the iteration goes on
 
@@ -86,8 +86,8 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   if (!options_.pool.fusion_threshold && communicator.nodes() > 1) {
     options_.pool.fusion_threshold = message_bytes;
   }
-  send_ = std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype,
-                                         options_.pool);
+  send_ =
+      std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype, options_.pool);
   segment_ = communicator_->allocate(bytes());
   if (options.momentum > 0.0F) {
     for (FloatArray& held : held_) {
@@ -150,7 +150,8 @@ std::pair<std::size_t, std::size_t> SparsePool::tensors_of(std::size_t chunk) co
   return {tensor_at(span.begin), tensor_at(span.end - 1)};
 }
 
-// ---- from backpropagation --------------------------------------------------------------------------------------------
+// ---- from backpropagation
+// --------------------------------------------------------------------------------------------
 
 void SparsePool::ready(std::size_t tensor) {
   check_open();
@@ -308,7 +309,8 @@ void SparsePool::send_nothing_of_what_is_left() {
   ready_.assign(ready_.size(), true);
 }
 
-// ---- the end of an iteration -----------------------------------------------------------------------------------------
+// ---- the end of an iteration
+// -----------------------------------------------------------------------------------------
 
 void SparsePool::wait(std::optional<double> timeout, double density) {
   if (timeout && std::isnan(*timeout)) {
@@ -363,7 +365,8 @@ void SparsePool::end_iteration(Deadline deadline, std::size_t next) {
   std::optional<Error> failure;
   try {
     exchange_norms(deadline, next);
-    receive(deadline);
+    receive_means(deadline);
+    receive_norms(deadline);
     failure = conclude(next);
   } catch (const Error& error) {
     failure = error;
@@ -383,49 +386,57 @@ void SparsePool::end_iteration(Deadline deadline, std::size_t next) {
 // ranks have their means. Along go the extra numbers and how many chunks this rank wants to send next, with its square,
 // by which all ranks see alike whether they want the same. (An abandoned iteration wants what the others do.)
 void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
+  if (exchanged_ || exchange_ != nullptr) {
+    return;
+  }
+  message_.assign(chunks() + trailer_size + extra_.size(), 0.0);
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (important_[chunk] == 0 && done_[chunk] != 0) {
+      message_[chunk] = own_norms_[chunk];
+    }
+  }
+  const auto wanted = static_cast<double>(next);
+  message_[chunks()] = wanted;
+  message_[chunks() + 1] = wanted * wanted;
+  message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;  // ranks that want
+  std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
+  auto* const numbers = reinterpret_cast<std::byte*>(message_.data());
+  const collective::Call call{.signature = {.count = message_.size(),
+                                            .kind = transport::CallKind::allreduce,
+                                            .dtype = DType::float64,
+                                            .op = ReduceOp::sum},
+                              .input = numbers,
+                              .output = numbers,
+                              .counts = {}};
+  exchange_report_ = {call.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
+  exchange_ = send_->submit(call);  // so that not two threads wait for messages
+  if (exchange_ == nullptr && deadline) {
+    exchange_ = communicator_->submit(call);
+  }
+  if (exchange_ == nullptr) {
+    exchange_report_.outcome = communicator_->run(call);
+    exchange_report_.times.ended = Clock::now();
+    exchanged_ = true;
+  }
+}
+
+void SparsePool::receive_norms(Deadline deadline) {
   if (exchanged_) {
     return;
   }
-  if (exchange_ == nullptr) {
-    message_.assign(chunks() + trailer_size + extra_.size(), 0.0);
-    for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-      if (important_[chunk] == 0 && done_[chunk] != 0) {
-        message_[chunk] = own_norms_[chunk];
-      }
-    }
-    const auto wanted = static_cast<double>(next);
-    message_[chunks()] = wanted;
-    message_[chunks() + 1] = wanted * wanted;
-    message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;  // ranks that want
-    std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
+  if (!exchange_->done_by(deadline)) {
+    throw TimeOver();
   }
-  auto* const numbers = reinterpret_cast<std::byte*>(message_.data());
-  const collective::Call call{
-      .signature = {.count = message_.size(), .kind = transport::CallKind::allreduce, .dtype = DType::float64,
-                    .op = ReduceOp::sum},
-      .input = numbers,
-      .output = numbers,
-      .counts = {}};
-  exchange_report_ = {call.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
-  if (deadline || exchange_ != nullptr) {
-    if (exchange_ == nullptr) {
-      exchange_ = communicator_->submit(call);
-    }
-    if (!exchange_->done_by(deadline)) {
-      throw TimeOver();
-    }
-    exchange_->wait({});
-    exchange_report_.outcome = exchange_->outcome();
-    exchange_report_.times = exchange_->times();
-  } else {
-    exchange_report_.outcome = communicator_->run(call);
-    exchange_report_.times.ended = Clock::now();
-  }
+  exchange_->wait({});
+  exchange_report_.outcome = exchange_->outcome();
+  exchange_report_.times = exchange_->times();
   exchanged_ = true;
 }
 
-// Waits for the means.
-void SparsePool::receive(Deadline deadline) {
+void SparsePool::receive_means(Deadline deadline) {
+  if (received_) {
+    return;
+  }
   std::optional<double> left;
   if (deadline) {
     left = std::max(0.0, std::chrono::duration<double>(*deadline - Clock::now()).count());
@@ -439,6 +450,7 @@ void SparsePool::receive(Deadline deadline) {
     }
     throw;
   }
+  received_ = true;
 }
 
 void SparsePool::end_sending() noexcept {
@@ -496,8 +508,8 @@ void SparsePool::scatter(std::vector<double>& norms, double ranks) {
   }
 }
 
-// The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was not,
-// it is somewhere in the chunk of that. All ranks call this, or none.
+// The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was
+// not, it is somewhere in the chunk of that. All ranks call this, or none.
 Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
   constexpr std::int64_t nowhere = -1;
   std::array<std::int64_t, 2> mine{nowhere, nowhere};
@@ -585,14 +597,15 @@ void SparsePool::start_next_iteration() {
   abandoned_ = false;
   found_nonfinite_.reset();
   exchange_.reset();
-  exchanged_ = false;
+  exchanged_ = received_ = false;
   last_bookkeeping_ = static_cast<double>(bookkeeping_.exchange(0)) * 1e-9;
   reports_ = send_->reports();
   reports_.push_back(exchange_report_);
   ++iteration_;
 }
 
-// ---- between iterations ----------------------------------------------------------------------------------------------
+// ---- between iterations
+// ----------------------------------------------------------------------------------------------
 
 void SparsePool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
@@ -643,7 +656,8 @@ void SparsePool::restore(std::span<const float> held, const std::vector<std::uin
   iteration_ = iteration;
 }
 
-// ---- what is to be known ---------------------------------------------------------------------------------------------
+// ---- what is to be known
+// ---------------------------------------------------------------------------------------------
 
 std::size_t SparsePool::ready_count() const {
   const std::lock_guard lock(mutex_);

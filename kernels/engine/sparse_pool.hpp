@@ -2,12 +2,12 @@
 // the important chunks travel, and what is not sent is held back for later iterations.
 //
 // Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
-// that reach into it are ready. A full important chunk, with what was held back of it, is gathered into the next slot of
-// a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A full
-// chunk that is not important is added to what is held back, times the momentum, and zeroed. In `wait` the means are
-// scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and all
-// ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first iteration
-// sends everything.
+// that reach into it are ready. A full important chunk, with what was held back of it, is gathered into the next slot
+// of a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A
+// full chunk that is not important is added to what is held back, times the momentum, and zeroed. In `wait` the means
+// are scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and
+// all ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first
+// iteration sends everything.
 //
 // What is held back is kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
 // has gradients that are not finite, leaves it as it was.
@@ -47,7 +47,7 @@ class SparsePool {
   };
 
   struct Place {  // where the first gradient that was not finite was found; tensors `first` to `last` share its chunk
-    int rank;  // -1: each rank's was finite, but not their mean
+    int rank;     // -1: each rank's was finite, but not their mean
     std::size_t first;
     std::size_t last;
   };
@@ -78,26 +78,27 @@ class SparsePool {
   [[nodiscard]] std::size_t ready_count() const;
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
-  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros. With a timeout
-  // (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again. Throws
-  // Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped: either way
-  // all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities differ.
+  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros. With a
+  // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
+  // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
+  // either way all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities
+  // differ.
   void wait(std::optional<double> timeout, double density);
 
   // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
   void abandon();
 
   // Of the last iteration that has ended; before the first one, everything was sent.
-  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in their order
-  [[nodiscard]] std::vector<Span> spans() const;        // what they cover, neighbours joined
-  [[nodiscard]] std::vector<double> norms() const;      // by chunk, summed over the ranks
-  [[nodiscard]] bool overflowed() const;                // whether it was dropped
+  [[nodiscard]] std::vector<std::size_t> sent() const;   // chunks, in their order
+  [[nodiscard]] std::vector<Span> spans() const;         // what they cover, neighbours joined
+  [[nodiscard]] std::vector<double> norms() const;       // by chunk, summed over the ranks
+  [[nodiscard]] bool overflowed() const;                 // whether it was dropped
   [[nodiscard]] std::optional<Place> nonfinite() const;  // where it was not skipped for that, but failed
-  [[nodiscard]] double bookkeeping_seconds() const;     // in which this rank gathered, held back, scattered and chose
+  [[nodiscard]] double bookkeeping_seconds() const;      // in which this rank gathered, held back, scattered and chose
   [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
 
-  [[nodiscard]] std::uint64_t iteration() const;               // how many have ended
-  [[nodiscard]] std::vector<std::uint8_t> important() const;   // by chunk: whether the running iteration sends it
+  [[nodiscard]] std::uint64_t iteration() const;              // how many have ended
+  [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
 
   // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
   void set_loss_scale(double scale);
@@ -138,7 +139,8 @@ class SparsePool {
 
   void end_iteration(Deadline deadline, std::size_t next);
   void exchange_norms(Deadline deadline, std::size_t next);
-  void receive(Deadline deadline);
+  void receive_means(Deadline deadline);
+  void receive_norms(Deadline deadline);
   void end_sending() noexcept;
   [[nodiscard]] std::optional<Error> conclude(std::size_t next);
   void scatter(std::vector<double>& norms, double ranks);
@@ -177,11 +179,12 @@ class SparsePool {
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
   std::uint64_t iteration_;
   bool abandoned_ = false;
-  bool dropped_ = false;  // gradients of this iteration, since one is not finite
+  bool dropped_ = false;                  // gradients of this iteration, since one is not finite
   std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
   std::vector<double> message_;
   std::shared_ptr<Handle> exchange_;
   bool exchanged_ = false;
+  bool received_ = false;
   GradientPool::Report exchange_report_{};
   std::atomic<std::int64_t> bookkeeping_{0};  // nanoseconds
 

@@ -16,8 +16,11 @@ constexpr auto yielding = 100us;     // a message between two hosts takes about 
 constexpr auto a_long_wait = 250us;  // a segment takes twice as long on a link of 1 Gbit/s, and 50 on one of 10 Gbit/s
 constexpr auto looking = 5ms;
 
-// A quarter of what the wait may last: a rank that wakes up too often takes time from others, one that sleeps too long
-// loses some of its own.
+constexpr auto longest_nap = 1ms;
+constexpr int naps_of_a_wait = 16;
+
+// A quarter of what the wait may last, and then a sixteenth of what it has lasted: a rank that wakes up too often takes
+// time from others, one that sleeps too long loses some of its own.
 long nap_for(Patience::Clock::duration expected) {
   return static_cast<long>(
       std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 20us, 200us)).count());
@@ -54,7 +57,8 @@ bool Patience::pause() {
     return false;
   }
   sleeps_ = true;
-  take_nap(nap_nanoseconds_);
+  const auto by_now = std::min<Clock::duration>((now - start_) / naps_of_a_wait, longest_nap);
+  take_nap(std::max(nap_nanoseconds_, static_cast<long>(std::chrono::nanoseconds(by_now).count())));
   if (now - looked_ < looking) {
     return false;
   }
