@@ -1,7 +1,7 @@
 """Builds the C++ core with CMake. Everything else about the package stands in pyproject.toml.
 
-Environment variables: GRADIENTFLOW_BUILD_TYPE (Release), GRADIENTFLOW_WERROR (off), GRADIENTFLOW_SANITIZE
-("address,undefined"), and CXX as usual.
+Environment variables: GRADIENTFLOW_BUILD_TYPE (Release), GRADIENTFLOW_CUDA (auto), GRADIENTFLOW_WERROR (off),
+GRADIENTFLOW_SANITIZE ("address,undefined"), and CXX as usual.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class CMakeBuild(build_ext):
             "CMAKE_MAKE_PROGRAM": find("ninja", otherwise="GradientFlow needs Ninja to build: pip install ninja"),
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11.get_cmake_dir(),
+            "GRADIENTFLOW_CUDA": os.environ.get("GRADIENTFLOW_CUDA") or "auto",
             "GRADIENTFLOW_WERROR": os.environ.get("GRADIENTFLOW_WERROR", "OFF"),
             "GRADIENTFLOW_SANITIZE": os.environ.get("GRADIENTFLOW_SANITIZE", ""),
             **mpi_options(in_place=in_place),

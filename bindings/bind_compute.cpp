@@ -64,14 +64,15 @@ std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, con
 float* floats(std::uintptr_t address) { return static_cast<float*>(pointer(address)); }
 
 double hold_back(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
-                 std::uintptr_t next_held, std::size_t count, float scale, float momentum) {
+                 std::uintptr_t next_held, std::size_t count, float scale, float momentum, bool streaming) {
   return compute::hold_back_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
                                                                 .dtype = dtype_from_name(dtype),
                                                                 .held = floats(held),
                                                                 .next_held = floats(next_held),
                                                                 .count = count,
                                                                 .scale = scale,
-                                                                .momentum = momentum});
+                                                                .momentum = momentum,
+                                                                .store = store_of(streaming)});
 }
 
 double gather(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
@@ -141,7 +142,8 @@ void bind_compute(py::module_& module) {
   compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("dtype"),
               py::arg("count"), without_gil);
   compute.def("hold_back", &hold_back, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
-              py::arg("next_held"), py::arg("count"), py::arg("scale") = 1.0F, py::arg("momentum") = 1.0F, without_gil);
+              py::arg("next_held"), py::arg("count"), py::arg("scale") = 1.0F, py::arg("momentum") = 1.0F,
+              py::arg("streaming") = false, without_gil);
   compute.def("gather", &gather, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
               py::arg("buffer"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("scatter", &scatter, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("buffer"),
@@ -150,9 +152,8 @@ void bind_compute(py::module_& module) {
               py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("momentum_step", &momentum_step, py::arg("level"), py::arg("weight"), py::arg("gradient"),
               py::arg("gradient_dtype"), py::arg("momentum"), py::arg("count"), py::arg("parameter") = 0,
-              py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F,
-              py::arg("weight_decay") = 0.0F, py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F,
-              py::arg("outer_rate") = 1.0F, without_gil);
+              py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F, py::arg("weight_decay") = 0.0F,
+              py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F, py::arg("outer_rate") = 1.0F, without_gil);
   compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");
   compute.def(
       "active_level", [] { return std::string(compute::name_of(compute::active_simd())); },

@@ -9,41 +9,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from kernel_data import (
+    CASTABLE,
+    FLOATS,
+    LEVELS,
+    LINE,
+    PRIME,
+    STORAGE,
+    Array,
+    Guarded,
+    bits_of,
+    check_same,
+    compute,
+    narrow,
+    random_bits,
+    random_nan,
+    sample,
+    widen,
+)
+from kernel_references import cast, reduced
 
 from gradientflow import _core
 
-Array = NDArray[Any]
-
-compute: Any = _core.compute
-LEVELS: list[str] = compute.levels()
 OPS = ["sum", "mean", "max", "min", "prod"]
-FLOATS = ["float16", "bfloat16", "float32", "float64"]
-CASTABLE = ["float16", "bfloat16", "float32"]
-
-# How NumPy stores each element type; bfloat16, which it does not know, as its bits.
-STORAGE: dict[str, Any] = {
-    "float16": np.float16,
-    "bfloat16": np.uint16,
-    "float32": np.float32,
-    "float64": np.float64,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int32": np.int32,
-    "int64": np.int64,
-    "bool": np.bool_,
-}
 DTYPES = list(STORAGE)
-
-LINE = 64  # bytes; kernels care about alignment up to here
-GUARD = 0xA5
-PRIME = 10007
 
 
 def is_defined(dtype: str, op: str) -> bool:
@@ -54,135 +48,6 @@ def is_defined(dtype: str, op: str) -> bool:
 
 
 DEFINED = [(dtype, op) for dtype in DTYPES for op in OPS if is_defined(dtype, op)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Memory
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Guarded:
-    """Elements at a chosen distance from a cache line boundary, with guard bytes before and after them."""
-
-    def __init__(self, values: Array, offset: int = 0) -> None:
-        """Copies values to memory that starts `offset` bytes after a cache line boundary."""
-        raw = np.full(values.nbytes + 4 * LINE, GUARD, np.uint8)
-        start = -raw.__array_interface__["data"][0] % LINE + LINE + offset
-        self._before = raw[:start]
-        self._after = raw[start + values.nbytes :]
-        self.bytes: Array = raw[start : start + values.nbytes]
-        self.bytes[:] = values.view(np.uint8)
-        self.values: Array = self.bytes.view(values.dtype)
-        self.address: int = raw.__array_interface__["data"][0] + start
-
-    def check_guards(self) -> None:
-        """Fails if a byte outside of the elements was written."""
-        assert (self._before == GUARD).all(), "wrote before the destination"
-        assert (self._after == GUARD).all(), "wrote past the destination"
-
-
-def sample(dtype: str, count: int, rng: np.random.Generator) -> Array:
-    """Ordinary values with, for floats, a few zeros, infinities, NaN and subnormal numbers among them."""
-    if dtype == "bool":
-        return rng.integers(0, 2, count).astype(np.bool_)
-    if dtype not in FLOATS:
-        info = np.iinfo(STORAGE[dtype])
-        return rng.integers(info.min, info.max, count, dtype=STORAGE[dtype], endpoint=True)
-    values = rng.normal(0, 4, count)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-7, -3e-39, 65504.0, 3e38])
-    values = np.where(rng.random(count) < 0.1, rng.choice(special, count), values)
-    return narrow(values.astype(np.float32), dtype) if dtype in CASTABLE else values
-
-
-def random_bits(dtype: str, count: int, rng: np.random.Generator) -> Array:
-    """Any bit patterns at all (for bool, 0 and 1)."""
-    if dtype == "bool":
-        return rng.integers(0, 2, count).astype(np.bool_)
-    storage = np.dtype(STORAGE[dtype])
-    bits: Array = np.frombuffer(rng.bytes(count * storage.itemsize), storage).copy()
-    return bits
-
-
-def random_nan(dtype: str, count: int, rng: np.random.Generator) -> Array:
-    """NaN of either sign with any payload, quiet or signalling."""
-    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}[dtype]
-    bits = bits_of(random_bits(dtype, count, rng))
-    nan: Array = (bits | bits.dtype.type(infinity | 1)).view(STORAGE[dtype])
-    return nan
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The oracle
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def widen(values: Array, dtype: str) -> Array:
-    """Stored float16, bfloat16 or float32 elements as float32; NaN keep their bits, those of float16 become quiet."""
-    if dtype == "float32":
-        return values
-    if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    bits = values.view(np.uint16).astype(np.uint32)
-    nan = (bits & 0x8000) << 16 | 0x7FC00000 | (bits & 0x3FF) << 13
-    wide = values.astype(np.float32)
-    return np.where((bits & 0x7FFF) > 0x7C00, nan, wide.view(np.uint32)).astype(np.uint32).view(np.float32)
-
-
-def narrow(values: Array, dtype: str) -> Array:
-    """Float32 values rounded to nearest even into the storage of dtype; NaN keep their upper bits."""
-    if dtype == "float32":
-        return values
-    bits = values.view(np.uint32)
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    if dtype == "bfloat16":
-        wide = bits.astype(np.uint64)
-        rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
-        return np.where(is_nan, bits >> 16, rounded).astype(np.uint16)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        rounded = values.astype(np.float16).view(np.uint16)
-    nan = (bits >> 16) & 0x8000 | 0x7C00 | (bits >> 13) & 0x3FF
-    return np.where(is_nan, nan, rounded).astype(np.uint16).view(np.float16)
-
-
-def same_nan(values: Array) -> Array:
-    """Every NaN that comes out of arithmetic is the same one."""
-    return np.where(np.isnan(values), values.dtype.type(np.nan), values)
-
-
-def combine(a: Array, b: Array, op: str) -> Array:
-    """One step of a reduction; a is the earlier operand."""
-    if op in ("sum", "mean"):
-        return a + b
-    if op == "prod":
-        return a * b
-    a_wins = (a >= b) if op == "max" else (a <= b)
-    if a.dtype.kind == "f":
-        a_wins |= np.isnan(a)
-    return np.where(a_wins, a, b)
-
-
-def reduced(sources: list[Array], dtype: str, op: str, divisor: int = 1) -> Array:
-    """The result that reduce() must give."""
-    accumulated = [widen(source, dtype) for source in sources] if dtype in CASTABLE else sources
-    result = accumulated[0]
-    with np.errstate(all="ignore"):
-        for source in accumulated[1:]:
-            result = combine(result, source, op)
-        if op == "mean":
-            result = result / result.dtype.type(divisor)
-    if dtype in FLOATS and op not in ("max", "min"):
-        result = same_nan(result)
-    return narrow(result, dtype) if dtype in CASTABLE else result
-
-
-def bits_of(values: Array) -> Array:
-    """The elements as unsigned integers of their size."""
-    return values.view(np.dtype(f"u{values.itemsize}"))
-
-
-def check_same(actual: Array, expected: Array) -> None:
-    """Fails unless both have the same bits."""
-    np.testing.assert_array_equal(bits_of(actual), bits_of(expected))
 
 
 def run_reduce(
@@ -408,15 +273,9 @@ def run_cast(level: str, destination: Guarded, to: str, source: Guarded, of: str
     source.check_guards()
 
 
-def cast_expected(values: Array, to: str, of: str, scale: float = 1.0) -> Array:
-    """The result that cast() must give, to the bit."""
-    with np.errstate(all="ignore"):
-        return narrow(same_nan(widen(values, of) * np.float32(scale)), to)
-
-
 def check_cast(values: Array, to: str, of: str, scale: float = 1.0) -> None:
     """One cast at all levels, every bit compared."""
-    expected = cast_expected(values, to, of, scale)
+    expected = cast(values, to, of, scale)
     for level in LEVELS:
         destination = Guarded(np.zeros(values.size, STORAGE[to]))
         run_cast(level, destination, to, Guarded(values), of, scale)
@@ -474,7 +333,7 @@ def test_cast_lengths_and_alignments(of: str, to: str) -> None:
     of_size, to_size = (np.dtype(STORAGE[name]).itemsize for name in (of, to))
     for length in [*range(68), 150, PRIME]:
         values = sample(of, length, rng)
-        expected = bits_of(cast_expected(values, to, of, 0.75))
+        expected = bits_of(cast(values, to, of, 0.75))
         for level in LEVELS:
             source = Guarded(values, length * of_size % LINE)
             destination = Guarded(np.zeros(length, STORAGE[to]), length * 3 * to_size % LINE)
@@ -511,12 +370,12 @@ def test_copy(streaming: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def check_count(values: Array, offset: int = 0) -> None:
+def check_count(values: Array, offset: int = 0, dtype: str = "float32") -> None:
     """One count at all levels, against NumPy."""
-    expected = int(np.count_nonzero(~np.isfinite(values)))
+    expected = int(np.count_nonzero(~np.isfinite(widen(values, dtype))))
     source = Guarded(values, offset)
     for level in LEVELS:
-        assert compute.count_nonfinite(level, source.address, values.size) == expected, (level, values.size, offset)
+        assert compute.count_nonfinite(level, source.address, dtype, values.size) == expected, (level, values.size)
 
 
 def test_count_nonfinite_knows_infinity_and_every_nan_from_large_numbers() -> None:
@@ -530,18 +389,38 @@ def test_count_nonfinite_knows_infinity_and_every_nan_from_large_numbers() -> No
     check_count(np.concatenate([patterns] * 11)[:-3])
 
 
-def test_count_nonfinite_of_random_bits_at_every_length_and_alignment() -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_count_nonfinite_of_every_16_bit_pattern(dtype: str) -> None:
+    """Each alone, and all together."""
+    patterns = np.arange(65536, dtype=np.uint16).view(STORAGE[dtype])
+    check_count(patterns, 2, dtype)
+    is_finite = np.isfinite(widen(patterns, dtype))
+    source = Guarded(patterns)
+    for level, i in itertools.product(LEVELS, range(0, 65536, 31)):
+        assert compute.count_nonfinite(level, source.address + 2 * i, dtype, 1) == (not is_finite[i]), (level, i)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_count_nonfinite_of_random_bits_at_every_length_and_alignment(dtype: str) -> None:
     """Also where no whole vector fits, and with what is before and after the elements left alone."""
     rng = np.random.default_rng(12)
+    item = np.dtype(STORAGE[dtype]).itemsize
     for length in [*range(140), PRIME, 1 << 20]:
-        values = sample("float32", length, rng)
-        check_count(values, 4 * length % LINE)
-        check_count(random_bits("float32", length, rng), length % LINE)
+        check_count(sample(dtype, length, rng), item * length % LINE, dtype)
+        check_count(random_bits(dtype, length, rng), length % LINE, dtype)
 
 
-def test_count_nonfinite_of_more_than_one_block() -> None:
-    """The kernel adds up in blocks of 2^20 vectors; here every element of more than one counts."""
-    check_count(np.full((1 << 24) + 4321, np.nan, np.float32))
+@pytest.mark.parametrize(("dtype", "count"), [("float16", (1 << 22) + 4321), ("float32", (1 << 24) + 4321)])
+def test_count_nonfinite_adds_up_beyond_a_lane(dtype: str, count: int) -> None:
+    """Every element counts, more than the lanes of the kernel's sums can hold."""
+    check_count(np.full(count, np.nan, STORAGE[dtype]), 0, dtype)
+
+
+def test_count_nonfinite_refuses_other_dtypes() -> None:
+    """Float64 and what is no float are refused in a sentence."""
+    for dtype in ("float64", "int32"):
+        with pytest.raises(TypeError, match=f"count_nonfinite is for float16, bfloat16 and float32, not {dtype}"):
+            compute.count_nonfinite("baseline", 0, dtype, 0)
 
 
 @settings(deadline=None)

@@ -37,7 +37,7 @@ struct HoldBackPass {
   [[gnu::always_inline]] Floats at(std::size_t i) const {
     const Floats x = corrected<Element, is_held>(gradient, held, i, scale);
     if constexpr (keeping != Keeping::nothing) {
-      store<keeping == Keeping::streaming>(next_held + i * float_size, same_nan(x * momentum));
+      store<keeping == Keeping::streaming>(next_held + i * float_size, x * momentum);
     }
     store<false>(gradient + i * Element::size, Raw<Element::size>{});
     return magnitude(x);
@@ -52,9 +52,21 @@ struct HoldBackPass {
     from.save(gradient, i, count);
     after.save(next_held, i, count);
   }
+
+  void settle(std::size_t begin, std::size_t end) const {
+    if constexpr (keeping != Keeping::nothing) {
+      for (std::size_t i = begin; i < end; ++i) {
+        float value = 0;
+        std::memcpy(&value, next_held + i * float_size, float_size);
+        value = same_nan(value);
+        std::memcpy(next_held + i * float_size, &value, float_size);
+      }
+    }
+  }
 };
 
-template <class Element, bool is_held>
+// `is_finite`: no NaN is expected. Where there is one after all, its block is gathered again, without this.
+template <class Element, bool is_held, bool is_finite>
 struct GatherPass {
   const std::byte* gradient;
   const std::byte* held;
@@ -64,7 +76,8 @@ struct GatherPass {
 
   [[gnu::always_inline]] Floats at(std::size_t i) const {
     const Floats x = corrected<Element, is_held>(gradient, held, i, scale);
-    Element::store_ordered(buffer + i * Element::size, same_nan(x * inverse));
+    const Floats sent = x * inverse;
+    Element::store_ordered(buffer + i * Element::size, is_finite ? sent : same_nan(sent));
     return magnitude(x);
   }
 
@@ -74,6 +87,11 @@ struct GatherPass {
     PaddedRow<Element::size> to;
     add_row(GatherPass{from.bytes, before.bytes, to.bytes, scale, inverse}, 0, sums);
     to.save(buffer, i, count);
+  }
+
+  void settle(std::size_t begin, std::size_t end) const {
+    Sums sums = {};
+    add_block(GatherPass<Element, is_held, false>{gradient, held, buffer, scale, inverse}, begin, end, sums);
   }
 };
 
@@ -95,22 +113,30 @@ struct ScatterPass {
     add_row(ScatterPass{to.bytes, from.bytes, scale}, 0, sums);
     to.save(gradient, i, count);
   }
+  void settle(std::size_t /*begin*/, std::size_t /*end*/) const {}
 };
 
-inline std::byte* bytes_at(void* pointer) { return static_cast<std::byte*>(pointer); }
-inline const std::byte* bytes_at(const void* pointer) { return static_cast<const std::byte*>(pointer); }
+inline std::byte* bytes_of(void* pointer) { return static_cast<std::byte*>(pointer); }
+inline const std::byte* bytes_of(const void* pointer) { return static_cast<const std::byte*>(pointer); }
+
+template <class Element, bool is_held, Keeping keeping>
+double hold_back_as(const HoldBack& call) {
+  const HoldBackPass<Element, is_held, keeping> pass{bytes_of(call.gradient), bytes_of(call.held),
+                                                     bytes_of(call.next_held), call.scale, call.momentum};
+  return add_up(pass, call.count);
+}
 
 template <class Element, bool is_held>
 double hold_back_of(const HoldBack& call) {
-  const auto run = [&]<Keeping keeping>() {
-    const HoldBackPass<Element, is_held, keeping> pass{bytes_at(call.gradient), bytes_at(call.held),
-                                                       bytes_at(call.next_held), call.scale, call.momentum};
-    return add_up(pass, call.count);
-  };
   if (call.next_held == nullptr) {
-    return run.template operator()<Keeping::nothing>();
+    return hold_back_as<Element, is_held, Keeping::nothing>(call);
   }
-  return run.template operator()<Keeping::cached>();
+  if (call.store == Store::streaming && bytes_to_line(call.next_held, cache_line) == 0) {
+    const double norm = hold_back_as<Element, is_held, Keeping::streaming>(call);
+    streaming_fence();
+    return norm;
+  }
+  return hold_back_as<Element, is_held, Keeping::cached>(call);
 }
 
 template <class Element>
@@ -120,8 +146,8 @@ double hold_back(const HoldBack& call) {
 
 template <class Element, bool is_held>
 double gather_of(const Gather& call) {
-  const GatherPass<Element, is_held> pass{bytes_at(call.gradient), bytes_at(call.held), bytes_at(call.buffer),
-                                          call.scale, 1 / call.scale};
+  const GatherPass<Element, is_held, true> pass{bytes_of(call.gradient), bytes_of(call.held), bytes_of(call.buffer),
+                                                call.scale, 1 / call.scale};
   return add_up(pass, call.count);
 }
 
@@ -132,7 +158,7 @@ double gather(const Gather& call) {
 
 template <class Element>
 double scatter(const Scatter& call) {
-  return add_up(ScatterPass<Element>{bytes_at(call.gradient), bytes_at(call.buffer), call.scale}, call.count);
+  return add_up(ScatterPass<Element>{bytes_of(call.gradient), bytes_of(call.buffer), call.scale}, call.count);
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ void check_scale(float scale) {
 }
 
 double hold_back_with(const KernelTable& table, const HoldBack& call) {
+  if (!std::isfinite(call.momentum)) {
+    throw Error(ErrorKind::value, "the momentum of what is held back must be finite");
+  }
   return norm_of(table.hold_back[gradient_index(call.dtype)](call));
 }
 

@@ -2,11 +2,11 @@
 // back of a gradient, and what is sent of it. Each is one pass over memory.
 //
 // Gradients are float16, bfloat16 or float32, computed with in float32; what is held back is float32. No pointer needs
-// an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may be 0. All results,
-// norms among them, have the same bits at every SIMD level and on every device.
+// an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may be 0. All
+// results, norms among them, have the same bits at every SIMD level and on every device.
 //
-// The L1 norm of a chunk is the sum of the absolute values: in float32 within a block of norm_block elements, where lane
-// l of norm_lanes adds the elements l, l + norm_lanes, ... in this order, and the lanes are added by halves (l and
+// The L1 norm of a chunk is the sum of the absolute values: in float32 within a block of norm_block elements, where
+// lane l of norm_lanes adds the elements l, l + norm_lanes, ... in this order, and the lanes are added by halves (l and
 // l + 32, l and l + 16, ...); in float64 over the blocks, in their order. It is infinite or NaN if an element is, or if
 // the sum of a block is beyond float32.
 #pragma once
@@ -15,6 +15,7 @@
 
 #include "../base/dtype.hpp"
 #include "simd.hpp"
+#include "store.hpp"
 
 namespace gradientflow::compute {
 
@@ -22,6 +23,8 @@ inline constexpr std::size_t norm_block = 2048;
 inline constexpr std::size_t norm_lanes = 64;
 
 // x = gradient * scale + held; next_held = momentum * x, unless it is nullptr; gradient = 0. Returns the L1 norm of x.
+// next_held is streamed only where it begins at a cache line's boundary. Throws Error(value) if the momentum is not
+// finite.
 struct HoldBack {
   void* gradient;
   DType dtype;
@@ -30,11 +33,13 @@ struct HoldBack {
   std::size_t count;
   float scale = 1.0F;
   float momentum = 1.0F;
+  Store store = Store::cached;  // of next_held
 };
 double hold_back(const HoldBack& call);
 
 // x = gradient * scale + held; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
-// (The scale is a power of two, so that it does nothing but keep 16-bit floats in their range.)
+// The scale is a power of two, so that it does nothing but keep 16-bit floats in their range; throws Error(value) for
+// another.
 struct Gather {
   const void* gradient;
   DType dtype;

@@ -10,13 +10,9 @@
 
 #include "../base/dtype.hpp"
 #include "simd.hpp"
+#include "store.hpp"
 
 namespace gradientflow::compute {
-
-// Whether results should stay in this core's cache, or stream past it to memory (large data that is not read soon). A
-// reduction streams only where that helps: if all destinations lie at the same distance from a cache line boundary, and
-// none is a source.
-enum class Store { cached, streaming };
 
 struct Reduction {
   DType dtype;
@@ -29,8 +25,10 @@ struct Reduction {
 // The order of the operands is that of `sources`, the same for every element and at every SIMD level, so the result
 // has the same bits wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest
 // even. Integers wrap around. max and min propagate NaN, as numpy.maximum does; every NaN that a sum, mean or product
-// yields is the quiet one without sign or payload. Throws Error(value) if sources or destinations are empty, if the
-// divisor is below 1, or if it is not 1 for another op than mean; Error(type) as check_reducible does.
+// yields is the quiet one without sign or payload. A reduction streams only where that helps: if all destinations lie
+// at the same distance from a cache line boundary, and none is a source. Throws Error(value) if sources or destinations
+// are empty, if the divisor is below 1, or if it is not 1 for another op than mean; Error(type) as check_reducible
+// does.
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction);
 

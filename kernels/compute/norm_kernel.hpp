@@ -1,8 +1,9 @@
 // Sums over the elements of a chunk, added up as chunks.hpp says: the same at every SIMD level.
 //
-// A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) does what there is to do with the vector that
-// begins at element i, and returns what is to be added up; its rest(i, count, sums) does so with the last elements,
-// fewer than a row, in padded copies.
+// A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) does what there is to do with the vector
+// that begins at element i, and returns what is to be added up; its rest(i, count, sums) does so with the last
+// elements, fewer than a row, in padded copies. Where the sum of a block is not finite, and only there, settle(begin,
+// end) is called after it: to look for NaN in each vector would cost a third of the time of a chunk in the caches.
 #pragma once
 
 #include "chunks.hpp"
@@ -64,19 +65,29 @@ template <class Pass>
 }
 
 template <class Pass>
+[[gnu::always_inline]] inline void add_block(const Pass& pass, std::size_t begin, std::size_t end, Sums& sums) {
+  std::size_t i = begin;
+  for (; end - i >= norm_lanes; i += norm_lanes) {
+    add_row(pass, i, sums);
+  }
+  if (i < end) {
+    pass.rest(i, end - i, sums);
+  }
+}
+
+// The pass is a copy, which the compiler keeps in registers: what is stored might else be part of it.
+template <class Pass>
 [[gnu::always_inline]] inline double add_up(const Pass pass, std::size_t count) {
   double total = 0;
-  for (std::size_t i = 0; i < count;) {
-    const std::size_t end = count - i < norm_block ? count : i + norm_block;
+  for (std::size_t begin = 0; begin < count; begin += norm_block) {
+    const std::size_t end = count - begin < norm_block ? count : begin + norm_block;
     Sums sums = {};
-    for (; end - i >= norm_lanes; i += norm_lanes) {
-      add_row(pass, i, sums);
+    add_block(pass, begin, end, sums);
+    const float sum = fold_lanes(sums);
+    if (!__builtin_isfinite(sum)) {
+      pass.settle(begin, end);
     }
-    if (i < end) {
-      pass.rest(i, end - i, sums);
-      i = end;
-    }
-    total += static_cast<double>(fold_lanes(sums));
+    total += static_cast<double>(sum);
   }
   return total;
 }
@@ -94,6 +105,7 @@ struct SquaresPass {
     const PaddedRow<Element::size> row(source, i, count);
     add_row(SquaresPass{row.bytes, scale}, 0, sums);
   }
+  void settle(std::size_t /*begin*/, std::size_t /*end*/) const {}
 };
 
 template <class Element>

@@ -24,6 +24,8 @@ constexpr std::size_t trailer_size = 3;                // numbers that travel be
 
 constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
 
+constexpr std::size_t beyond_caches = mib;  // from here on, what is held back leaves the caches
+
 struct TimeOver : std::exception {};  // and the iteration goes on
 
 std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype) {
@@ -89,6 +91,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   send_ =
       std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype, options_.pool);
   segment_ = communicator_->allocate(bytes());
+  store_ = elements() * sizeof(float) >= beyond_caches ? compute::Store::streaming : compute::Store::cached;
   if (options.momentum > 0.0F) {
     for (FloatArray& held : held_) {
       held = FloatArray(elements());
@@ -252,7 +255,8 @@ void SparsePool::hold_back(std::size_t chunk) {
                                           .next_held = next == nullptr ? nullptr : next + span.begin,
                                           .count = span.end - span.begin,
                                           .scale = scale_,
-                                          .momentum = options_.momentum});
+                                          .momentum = options_.momentum,
+                                          .store = store_});
 }
 
 // Finds out which tensor it is: from the gradients where they still are, else from what is held back of them.

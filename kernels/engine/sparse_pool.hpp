@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "../compute/store.hpp"
 #include "communicator.hpp"
 #include "float_array.hpp"
 #include "gradient_pool.hpp"
@@ -159,6 +160,7 @@ class SparsePool {
   std::shared_ptr<transport::Segment> segment_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
   FloatArray held_[2];
+  compute::Store store_ = compute::Store::cached;
   float scale_ = 1.0F;  // of gradients: 1 / loss scale
 
   // By chunk. What a chunk is in this iteration changes between iterations only.

@@ -1,0 +1,70 @@
+"""What ``gradientflow bench kernels`` measures: its options as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .environment import memory_available
+from .kernels import KERNELS, Kernel
+from .plan import PlanError, check_choices, format_size
+
+DEVICES = ("cpu",)
+NAMES = tuple(dict.fromkeys(kernel.name for kernel in KERNELS))
+DEFAULT_SIZES = "1M,24M,256M"
+
+_ITEM = 4  # bytes of a float32
+
+
+@dataclass(frozen=True)
+class KernelsPlan:
+    """One run of ``gradientflow bench kernels``.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
+    names : tuple of str
+        The kernels to measure.
+    device : str
+        Where they run.
+    seconds : float
+        The time to spend on each size, roughly.
+    """
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...] = NAMES
+    device: str = "cpu"
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--device", (self.device,), DEVICES)
+        check_choices("--kernels", self.names, NAMES)
+        if not self.seconds > 0:
+            raise PlanError(f"--seconds needs more than 0, not {self.seconds:g}")
+        if not self.sizes:
+            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
+        for size in self.sizes:
+            if size % _ITEM:
+                raise PlanError(f"{size} bytes is not a whole number of float32 elements ({_ITEM} bytes each)")
+        needed = self.buffer_bytes(max(self.sizes))
+        if needed > (available := memory_available()):
+            raise PlanError(
+                f"{format_size(max(self.sizes))} of gradients need {needed / 2**30:.1f} GiB of buffers, and "
+                f"{available / 2**30:.1f} GiB are free: choose smaller --sizes"
+            )
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels to measure, with every element type."""
+        return [kernel for kernel in KERNELS if kernel.name in self.names]
+
+    def buffer_bytes(self, size: int) -> int:
+        """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy beside it."""
+        arrays = max(len(kernel.arrays) for kernel in self.kernels) * size
+        return arrays + max(kernel.moved for kernel in self.kernels) * count_of(size)
+
+
+def count_of(size: int) -> int:
+    """Give the number of gradients of a size."""
+    return size // _ITEM

@@ -1,0 +1,105 @@
+"""Results of ``gradientflow bench kernels``: the record of one kernel at one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .kernels import Kernel
+from .measure import Samples
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """A kernel's figures, and those of a plain copy of as many bytes; scripts rely on the names.
+
+    Attributes
+    ----------
+    kernel, dtype, device, simd : str
+        What was measured, on gradients of which element type, where, and with which vector instructions.
+    bytes, elements : int
+        The size as it was asked for, and the number of gradients.
+    bytes_moved : int
+        Read and written by a call.
+    iterations : int
+        Timed calls, or timed series of calls where one is short.
+    median_us, min_us, p95_us : float or None
+        Of a call; None, like all figures, where the result was wrong.
+    copy_median_us : float or None
+        Of a copy that reads and writes as many bytes together.
+    bandwidth_GBps, copy_GBps : float or None
+        Bytes moved over the medians, in 10^9 bytes per second.
+    ratio : float or None
+        The kernel's bandwidth over that of the copy.
+    wrong : int
+        Wrong elements, and wrong sums.
+    """
+
+    kernel: str
+    dtype: str
+    device: str
+    simd: str
+    bytes: int
+    elements: int
+    bytes_moved: int
+    iterations: int
+    median_us: float | None
+    min_us: float | None
+    p95_us: float | None
+    copy_median_us: float | None
+    bandwidth_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
+    copy_GBps: float | None  # noqa: N815
+    ratio: float | None
+    wrong: int
+
+
+def summarise_kernel(kernel: Kernel, simd: str, size: int, count: int, wrong: int, times: Samples) -> KernelResult:
+    """Turn the times of one kernel into its result.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What was run.
+    simd : str
+        With which vector instructions.
+    size, count : int
+        The size as it was asked for, and the number of gradients.
+    wrong : int
+        Wrong elements and sums found.
+    times : array
+        Nanoseconds of each call and of each copy, in two rows; ignored where the result was wrong.
+
+    Returns
+    -------
+    KernelResult
+        The record.
+    """
+    moved = kernel.moved * count
+    figures: dict[str, float | None] = dict.fromkeys(
+        ("median_us", "min_us", "p95_us", "copy_median_us", "bandwidth_GBps", "copy_GBps", "ratio")
+    )
+    if not wrong:
+        calls, copies = times / 1e3
+        median, copy = float(np.median(calls)), float(np.median(copies))
+        figures = {
+            "median_us": round(median, 3),
+            "min_us": round(float(calls.min()), 3),
+            "p95_us": round(float(np.percentile(calls, 95)), 3),
+            "copy_median_us": round(copy, 3),
+            "bandwidth_GBps": round(moved / (median * 1e3), 6),
+            "copy_GBps": round(moved / (copy * 1e3), 6),
+            "ratio": round(copy / median, 4),
+        }
+    return KernelResult(
+        kernel=kernel.name,
+        dtype=kernel.dtype,
+        device="cpu",
+        simd=simd,
+        bytes=size,
+        elements=count,
+        bytes_moved=moved,
+        iterations=0 if wrong else times.shape[1],
+        wrong=wrong,
+        **figures,
+    )

@@ -1,0 +1,214 @@
+"""Measuring the compute kernels as planned: for each size and kernel fill, run, check, and time beside a copy."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .data import Values
+from .hosts import find_hosts
+from .kernels import Kernel, active_level, plain_copy, stored
+from .kernels_plan import KernelsPlan, count_of
+from .kernels_results import KernelResult, summarise_kernel
+from .measure import Samples, fitting_iterations
+from .plan import format_size
+from .session import Outcome, measuring
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+_BLOCK = 1_000_003  # random values that are repeated; a prime, so that what is misplaced shows
+_LINE = 64
+_SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter calls are made several times in it
+_WARM_UP = 2
+
+
+class KernelsSession:
+    """One process measures one plan.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of one rank.
+    plan : KernelsPlan
+        What to measure.
+    observe : callable, optional
+        Told before each kernel: how many are done, and what comes now.
+    """
+
+    def __init__(
+        self, comm: Communicator, plan: KernelsPlan, observe: Callable[[int, str], None] | None = None
+    ) -> None:
+        self._comm = comm
+        self._plan = plan
+        self._observe = observe or (lambda done, text: None)
+        self._level = active_level()
+        self._outcome: Outcome[KernelResult] = Outcome(find_hosts(comm))
+
+    def run(self) -> Outcome[KernelResult]:
+        """Measure every kernel at every size of the plan."""
+        plan, kernels = self._plan, self._plan.kernels
+        with measuring(self._comm, (), self._outcome):
+            for block, size in enumerate(plan.sizes):
+                bench = KernelBench(plan, size, self._level)
+                for number, kernel in enumerate(kernels):
+                    self._observe(block * len(kernels) + number, f"{format_size(size)} {kernel.name} {kernel.dtype}")
+                    result = bench.measure(kernel, plan.seconds / len(kernels))
+                    self._outcome.results.append(result)
+                    if result.wrong:
+                        self._outcome.remark(
+                            f"WRONG: {kernel.name} of {kernel.dtype} at {format_size(size)}: {result.wrong} wrong "
+                            "elements and sums."
+                        )
+            self._observe(len(plan.sizes) * len(kernels), "done")
+        return self._outcome
+
+
+class KernelBench:
+    """The memory of one size, and measuring kernels in it.
+
+    Parameters
+    ----------
+    plan : KernelsPlan
+        Says what the memory has to be enough for.
+    size : int
+        The size.
+    level : str
+        The SIMD level.
+    """
+
+    def __init__(self, plan: KernelsPlan, size: int, level: str) -> None:
+        self._size = size
+        self._count = count_of(size)
+        self._level = level
+        self._arrays = [_memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]
+        half = max(kernel.moved for kernel in plan.kernels) * self._count // 2
+        self._copies = _memory(half), _memory(half)
+
+    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
+        """Check a kernel on fresh random data, then time it beside a copy of as many bytes.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            What to run.
+        seconds : float
+            The time to spend, roughly.
+
+        Returns
+        -------
+        KernelResult
+            The record.
+        """
+        views = {
+            name: memory[: self._count * stored_item.itemsize].view(stored_item)
+            for (name, stored_item), memory in zip(_storage(kernel).items(), self._arrays, strict=False)
+        }
+        addresses = [_address(view) for view in views.values()]
+
+        def call() -> float | None:
+            return kernel.call(self._level, addresses, self._count)
+
+        wrong = self._check(kernel, views, call)
+        half = kernel.moved * self._count // 2
+        target, source = (_address(memory) for memory in self._copies)
+        contestants = call, lambda: plain_copy(self._level, target, source, half)
+        times = np.zeros((2, 0), np.int64) if wrong else take_times(contestants, seconds)
+        return summarise_kernel(kernel, self._level, self._size, self._count, wrong, times)
+
+    def _check(self, kernel: Kernel, views: Mapping[str, Values], call: Callable[[], float | None]) -> int:
+        """Run a kernel on fresh values and count what is wrong afterwards."""
+        blocks = kernel.fresh(min(_BLOCK, self._count), secrets.randbits(48))
+        expected = kernel.expect(blocks)
+        for name, view in views.items():
+            _repeat(stored(blocks[name], kernel.arrays[name]), view)
+        found = call()
+        wrong = sum(
+            _differing(stored({**blocks, **expected.arrays}[name], kernel.arrays[name]), view)
+            for name, view in views.items()
+        )
+        if expected.addends is not None:
+            addends = expected.addends.astype(np.float64)
+            times, rest = divmod(self._count, len(addends))
+            wrong += found != times * addends.sum() + addends[:rest].sum()
+        return int(wrong)
+
+
+def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
+    """Time calls side by side, in an order that changes from one iteration to the next.
+
+    Parameters
+    ----------
+    contestants : sequence of callable
+        What to time.
+    seconds : float
+        The time to spend, roughly.
+
+    Returns
+    -------
+    array
+        Nanoseconds of a call, [contestant, iteration].
+    """
+    for contestant in contestants:
+        for _ in range(_WARM_UP):
+            contestant()
+    start = time.perf_counter()
+    for contestant in contestants:
+        contestant()
+    round_seconds = time.perf_counter() - start
+    repeats = max(int(_SHORTEST * len(contestants) / max(round_seconds, 1e-9)), 1)
+    iterations = fitting_iterations(seconds, round_seconds * repeats)
+    samples = np.empty((len(contestants), iterations), np.int64)
+    random = np.random.default_rng(iterations)
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        for iteration in range(iterations):
+            for number in random.permutation(len(contestants)).tolist():
+                contestant = contestants[number]
+                begin = time.perf_counter_ns()
+                for _ in range(repeats):
+                    contestant()
+                samples[number, iteration] = (time.perf_counter_ns() - begin) // repeats
+    finally:
+        if collected:
+            gc.enable()
+    return samples
+
+
+def _storage(kernel: Kernel) -> dict[str, np.dtype[np.generic]]:
+    """Give how the arrays of a kernel are stored."""
+    return {name: stored(np.zeros(1, np.float32), dtype).dtype for name, dtype in kernel.arrays.items()}
+
+
+def _memory(size: int) -> Values:
+    """Make memory that begins at a cache line and has been written to, so that it is there."""
+    raw = np.zeros(size + _LINE, np.uint8)
+    raw.fill(1)
+    start = -_address(raw) % _LINE
+    return raw[start : start + size]
+
+
+def _address(array: Values) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _repeat(block: Values, target: Values) -> None:
+    for begin in range(0, len(target), len(block)):
+        part = target[begin : begin + len(block)]
+        part[...] = block[: len(part)]
+
+
+def _differing(block: Values, found: Values) -> int:
+    """Count the elements whose bits are not those of a block that repeats."""
+    bits = np.dtype(f"u{block.itemsize}")
+    count = 0
+    for begin in range(0, len(found), len(block)):
+        part = found[begin : begin + len(block)].view(bits)
+        count += int(np.count_nonzero(part != block[: len(part)].view(bits)))
+    return count

@@ -1,0 +1,44 @@
+// Lists of calls, each of them with its own memory, that one launch serves: starting a kernel takes the time in which
+// the device reads a megabyte or more, so a kernel for every chunk or tensor would be slow.
+//
+// The calls stand in device memory, and so do the numbers by which the kernels divide the work among themselves: into
+// blocks of norm_block elements, counted through all calls. Whoever makes a list keeps both until the kernels have run.
+// A part of a list is a list: calls + k and first_block + k, the number of calls, and the number of their blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+#include "../chunks.hpp"
+
+namespace gradientflow::compute::cuda {
+
+template <class Call>
+struct CallList {
+  const Call* calls;
+  const std::uint32_t* first_block;  // first_blocks() of the calls
+  std::size_t number;
+  std::size_t blocks;  // of these calls: first_block[number] - first_block[0]
+  DType dtype;         // of the gradients, the same in all calls
+};
+
+// By call, how many blocks all calls before it have; and one more entry, for the calls together.
+template <class Call>
+[[nodiscard]] std::vector<std::uint32_t> first_blocks(std::span<const Call> calls) {
+  std::vector<std::uint32_t> first{0};
+  for (const Call& call : calls) {
+    first.push_back(first.back() + static_cast<std::uint32_t>((call.count + norm_block - 1) / norm_block));
+  }
+  return first;
+}
+
+// Bytes of device memory in which a list's kernels add up norms. Calls that are in different streams need their own.
+template <class Call>
+[[nodiscard]] std::size_t scratch_bytes(const CallList<Call>& list) {
+  return list.blocks * sizeof(float);
+}
+
+}  // namespace gradientflow::compute::cuda

@@ -1,0 +1,19 @@
+// The kernels of ../chunks.hpp on a CUDA device, for many chunks at once: the same calls, the same bits.
+//
+// All memory is the device's, and all work is put into the stream. norms[i] becomes the norm of call i of the list;
+// `scratch` has scratch_bytes(list). The numbers of a call are on the device, so nothing checks them. Memory is
+// accessed 16 bytes at a time where the pointers of a call are multiples of that (half of it for 16-bit floats beside
+// float32), and element by element elsewhere. Throws Error(type) unless the list's dtype is float16, bfloat16 or
+// float32.
+#pragma once
+
+#include "call_list.hpp"
+#include "device.hpp"
+
+namespace gradientflow::compute::cuda {
+
+void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream);
+void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream);
+void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream);
+
+}  // namespace gradientflow::compute::cuda

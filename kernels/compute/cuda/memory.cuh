@@ -1,0 +1,74 @@
+// Loads and stores of elements that lie side by side in global memory, each as one access.
+//
+// In PTX, for the compiler splits some of these accesses where it sees through them, and does not know that pointers
+// that come from a list of calls are to global memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace gradientflow::compute::cuda {
+
+template <class T, int n>
+struct alignas(n * sizeof(T)) Pack {
+  T element[n];
+  __device__ T& operator[](int i) { return element[i]; }
+  __device__ T operator[](int i) const { return element[i]; }
+};
+
+template <int n, class T>
+__device__ Pack<T, n> load(const T* address) {
+  constexpr std::size_t bytes = sizeof(Pack<T, n>);
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16);
+  const std::size_t global = __cvta_generic_to_global(address);
+  std::uint32_t words[4];
+  if constexpr (bytes == 1) {
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(words[0]) : "l"(global) : "memory");
+  } else if constexpr (bytes == 2) {
+    asm volatile("ld.global.u16 %0, [%1];" : "=r"(words[0]) : "l"(global) : "memory");
+  } else if constexpr (bytes == 4) {
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(words[0]) : "l"(global) : "memory");
+  } else if constexpr (bytes == 8) {
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(global) : "memory");
+  } else {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(global)
+                 : "memory");
+  }
+  Pack<T, n> pack;
+  std::memcpy(&pack, words, bytes);
+  return pack;
+}
+
+template <int n, class T>
+__device__ void store(T* address, const Pack<T, n>& pack) {
+  constexpr std::size_t bytes = sizeof(Pack<T, n>);
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16);
+  const std::size_t global = __cvta_generic_to_global(address);
+  std::uint32_t words[4] = {};
+  std::memcpy(words, &pack, bytes);
+  if constexpr (bytes == 1) {
+    asm volatile("st.global.u8 [%0], %1;" : : "l"(global), "r"(words[0]) : "memory");
+  } else if constexpr (bytes == 2) {
+    asm volatile("st.global.u16 [%0], %1;" : : "l"(global), "r"(words[0]) : "memory");
+  } else if constexpr (bytes == 4) {
+    asm volatile("st.global.u32 [%0], %1;" : : "l"(global), "r"(words[0]) : "memory");
+  } else if constexpr (bytes == 8) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(global), "r"(words[0]), "r"(words[1]) : "memory");
+  } else {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(global), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  }
+}
+
+// Whether packs of n can be loaded from there, and from every n elements on.
+template <int n, class T>
+__device__ bool is_aligned(const T* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % sizeof(Pack<T, n>) == 0;
+}
+
+}  // namespace gradientflow::compute::cuda

@@ -1,0 +1,23 @@
+// The kernels of ../optimizer_steps.hpp on a CUDA device, for many tensors at once: the same bits. All memory is the
+// device's, and all work is put into the stream; memory is accessed as chunks.hpp says. Throws Error(type) unless the
+// list's dtype is float16, bfloat16 or float32.
+#pragma once
+
+#include "../optimizer_steps.hpp"
+#include "call_list.hpp"
+#include "device.hpp"
+
+namespace gradientflow::compute::cuda {
+
+void momentum_step(const CallList<MomentumStep>& list, Stream stream);
+
+struct SumOfSquares {
+  const void* source;
+  std::size_t count;
+  float scale = 1.0F;
+};
+
+// sums[i] becomes that of call i; `scratch` has scratch_bytes(list).
+void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream);
+
+}  // namespace gradientflow::compute::cuda

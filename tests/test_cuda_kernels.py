@@ -1,0 +1,439 @@
+"""The twins of the compute kernels, on the CPU and on a CUDA device, against NumPy: the same test bodies for both.
+
+Those for the device are skipped, with the reason, where there is none; that the library loads there all the same is a
+test, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from kernel_data import (
+    CASTABLE,
+    GUARD,
+    LEVELS,
+    LINE,
+    PRIME,
+    STORAGE,
+    Array,
+    Guarded,
+    check_same,
+    compute,
+    narrow,
+    random_bits,
+    same_nan,
+    sample,
+    widen,
+)
+from kernel_references import BLOCK, add_up, cast, corrected, reduced, stepped
+
+import gradientflow
+from gradientflow import _core
+from gradientflow._location import build_info
+
+cuda: Any = _core.cuda
+LEVEL = LEVELS[-1]  # others have tests of their own
+
+# Around rows, blocks, and what a thread block of the device does at once.
+LENGTHS = [0, 1, 3, 4, 7, 8, 63, 64, 65, 255, 256, 257, 1023, 2047, 2048, 2049, 4096, 8191, 8192, PRIME, 16384, 32768]
+
+# ---- the two places --------------------------------------------------------------------------------------------------
+
+
+class Memory(Protocol):
+    """Elements somewhere, with guard bytes around them."""
+
+    address: int
+
+    @property
+    def values(self) -> Array:
+        """What they are now."""
+
+    def check_guards(self) -> None:
+        """Fails if a byte outside of the elements was written."""
+
+
+class OnDevice:
+    """As Guarded, in memory of the device."""
+
+    def __init__(self, values: Array, offset: int = 0) -> None:
+        """Copies values to memory that starts `offset` bytes after a cache line boundary."""
+        self._values = values
+        self._start = LINE + offset
+        image = np.full(values.nbytes + 4 * LINE, GUARD, np.uint8)
+        image[self._start : self._start + values.nbytes] = values.view(np.uint8)
+        self._memory = cuda.Memory(image.nbytes)
+        self._memory.write(image.tobytes())
+        self.address: int = self._memory.address + self._start
+
+    def _image(self) -> Array:
+        return np.frombuffer(self._memory.read(), np.uint8)
+
+    @property
+    def values(self) -> Array:
+        """What they are now."""
+        return self._image()[self._start : self._start + self._values.nbytes].copy().view(self._values.dtype)
+
+    def check_guards(self) -> None:
+        """Fails if a byte outside of the elements was written."""
+        image = self._image()
+        assert (image[: self._start] == GUARD).all(), "wrote before the destination"
+        assert (image[self._start + self._values.nbytes :] == GUARD).all(), "wrote past the destination"
+
+
+class Processor:
+    """The kernels of the CPU, call by call, under the names that those of the device have."""
+
+    @staticmethod
+    def hold_back(calls: list[Any], dtype: str) -> list[float]:
+        return [compute.hold_back(LEVEL, gradient, dtype, *rest) for gradient, *rest in calls]
+
+    @staticmethod
+    def gather(calls: list[Any], dtype: str) -> list[float]:
+        return [compute.gather(LEVEL, gradient, dtype, *rest) for gradient, *rest in calls]
+
+    @staticmethod
+    def scatter(calls: list[Any], dtype: str) -> list[float]:
+        return [compute.scatter(LEVEL, gradient, dtype, *rest) for gradient, *rest in calls]
+
+    @staticmethod
+    def sum_of_squares(calls: list[Any], dtype: str) -> list[float]:
+        return [compute.sum_of_squares(LEVEL, source, dtype, *rest) for source, *rest in calls]
+
+    @staticmethod
+    def momentum_step(calls: list[Any], dtype: str) -> None:
+        for weight, parameter, parameter_dtype, gradient, momentum, count, *rates in calls:
+            memory = weight, gradient, dtype, momentum, count, parameter, parameter_dtype
+            compute.momentum_step(LEVEL, *memory, *rates)
+
+    @staticmethod
+    def reduce(*arguments: Any) -> None:
+        compute.reduce(LEVEL, *arguments)
+
+    @staticmethod
+    def cast(*arguments: Any) -> None:
+        compute.cast(LEVEL, *arguments)
+
+    @staticmethod
+    def count_nonfinite(*arguments: Any) -> int:
+        return int(compute.count_nonfinite(LEVEL, *arguments))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the kernels run, and how elements get there."""
+
+    kernels: Any
+    memory: Callable[..., Memory]
+
+
+def device() -> Place:
+    """The CUDA device; skips the test where there is none."""
+    if not cuda.built:
+        pytest.skip("built without CUDA")
+    if cuda.device_count() == 0:
+        pytest.skip("no CUDA device")
+    return Place(cuda, OnDevice)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each of the two."""
+    return Place(Processor, Guarded) if request.param == "cpu" else device()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """NumPy does not warn of the awkward values that are meant to be there."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def ordinary(dtype: str, count: int, rng: np.random.Generator) -> Array:
+    return narrow(rng.normal(0, 1, count).astype(np.float32), dtype)
+
+
+def arrays(dtype: str, seed: int) -> Iterator[tuple[Array, Array, float, tuple[int, int, int]]]:
+    """A gradient, what is held of it, a scale, and byte offsets for three arrays: aligned, or at any element."""
+    rng = np.random.default_rng(seed)
+    for i, (length, make) in enumerate(itertools.product(LENGTHS, (ordinary, sample, random_bits))):
+        size = np.dtype(STORAGE[dtype]).itemsize
+        offsets = [0, 0, 0] if i % 2 else [int(n) for n in rng.integers(0, 16, 3)]
+        scale = [1.0, 2.0**-10, 8.0][i % 3]
+        places = offsets[0] * size, offsets[1] * 4, offsets[2] * size
+        yield make(dtype, length, rng), make("float32", length, rng), scale, places
+
+
+def check_sums(found: list[float], expected: list[float]) -> None:
+    """Fails unless they have the same bits."""
+    check_same(np.array(found, np.float64), same_nan(np.array(expected, np.float64)))
+
+
+def at(memory: Memory | None) -> int:
+    return 0 if memory is None else memory.address
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_chunks_is_held_back(place: Place, dtype: str) -> None:
+    """What was held and what is kept may be missing, in some calls of a list."""
+    calls, norms, results = [], [], []
+    for i, (gradient, held, scale, offsets) in enumerate(arrays(dtype, 1)):
+        source = place.memory(gradient, offsets[0])
+        before = place.memory(held, offsets[1]) if i % 5 else None
+        after = place.memory(np.ones_like(held), offsets[2] * 4 // gradient.itemsize) if i % 7 else None
+        calls.append((source.address, at(before), at(after), len(gradient), scale, 0.9))
+        x = corrected(gradient, dtype, held if before else None, scale)
+        norms.append(add_up(np.abs(x)))
+        results.append((source, np.zeros_like(gradient)))
+        results += [(before, held)] if before else []
+        results += [(after, same_nan(x * np.float32(0.9)))] if after else []
+    check_sums(place.kernels.hold_back(calls, dtype), norms)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_chunks_is_gathered(place: Place, dtype: str) -> None:
+    calls, norms, results = [], [], []
+    for i, (gradient, held, scale, offsets) in enumerate(arrays(dtype, 2)):
+        source = place.memory(gradient, offsets[0])
+        before = place.memory(held, offsets[1]) if i % 5 else None
+        buffer = place.memory(np.ones_like(gradient), offsets[2])
+        calls.append((source.address, at(before), buffer.address, len(gradient), scale))
+        x = corrected(gradient, dtype, held if before else None, scale)
+        norms.append(add_up(np.abs(x)))
+        results += [(source, gradient), (buffer, narrow(same_nan(x / np.float32(scale)), dtype))]
+        results += [(before, held)] if before else []
+    check_sums(place.kernels.gather(calls, dtype), norms)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_chunks_is_scattered(place: Place, dtype: str) -> None:
+    calls, norms, results = [], [], []
+    for gradient, _, scale, offsets in arrays(dtype, 3):
+        buffer, target = place.memory(gradient, offsets[0]), place.memory(np.ones_like(gradient), offsets[2])
+        calls.append((target.address, buffer.address, len(gradient), scale))
+        norms.append(add_up(np.abs(widen(gradient, dtype) * np.float32(scale))))
+        results += [(buffer, gradient), (target, gradient)]
+    check_sums(place.kernels.scatter(calls, dtype), norms)
+    check_memory(results)
+
+
+def check_memory(results: list[tuple[Memory, Array]]) -> None:
+    """Fails unless each memory holds the bits it should, and nothing around it was written."""
+    for memory, expected in results:
+        memory.check_guards()
+        check_same(memory.values, expected)
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_sums_of_squares(place: Place, dtype: str) -> None:
+    calls, sums, sources = [], [], []
+    for values, _, scale, offsets in arrays(dtype, 4):
+        sources.append(place.memory(values, offsets[0]))
+        calls.append((sources[-1].address, len(values), scale))
+        x = widen(values, dtype) * np.float32(scale)
+        sums.append(add_up(x * x))
+    check_sums(place.kernels.sum_of_squares(calls, dtype), sums)
+
+
+@pytest.mark.parametrize(("spread", "rounds"), [(0, False), (8, False), (30, True)])
+def test_blocks_are_added_in_their_order(place: Place, spread: int, rounds: bool) -> None:
+    """Also where their sums are so different that float64 rounds, and many: in another order the bits would differ."""
+    rng = np.random.default_rng(spread)
+    blocks = 300
+    sizes = np.exp2(rng.integers(-spread, spread + 1, blocks) / 2).astype(np.float32)
+    values = np.repeat(sizes, BLOCK) * rng.normal(0, 1, blocks * BLOCK).astype(np.float32)
+    whole = place.memory(values)
+    expected = add_up(values * values)
+    backwards = add_up(np.flip((values * values).reshape(blocks, BLOCK), 0).ravel())
+    assert (expected != backwards) == rounds
+    check_sums(place.kernels.sum_of_squares([(whole.address, values.size, 1.0)], "float32"), [expected])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bad_element_shows_in_its_sum_only(place: Place, bad: float) -> None:
+    """Wherever it is, in a block of several or in the last row."""
+    length = 2 * BLOCK + 77
+    places = [0, 63, 64, BLOCK - 1, BLOCK, 2 * BLOCK, length - 1]
+    values = np.ones((len(places) + 1, length), np.float32)
+    for i, bad_place in enumerate(places):
+        values[i, bad_place] = bad
+    memory = place.memory(values.ravel())
+    calls = [(memory.address + 4 * i * length, length, 1.0) for i in range(len(values))]
+    found = np.array(place.kernels.sum_of_squares(calls, "float32"))
+    assert not np.isfinite(found[:-1]).any()
+    assert found[-1] == length
+
+
+# ---- momentum SGD ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_steps(place: Place, dtype: str) -> None:
+    """Tensors of one step differ in their rates, in the copies of their weights, and in whether they have momentum."""
+    names = ("gradient_scale", "weight_decay", "factor", "inner_rate", "outer_rate")
+    rates = itertools.cycle(
+        [(1.0, 0.0, 0.9, 0.1, 1.0), (2.0**-12, 1e-2, 0.95, 1.0, 0.03), (1 / 3, 5e-4, 0.0, 1.0, 0.7)]
+    )
+    copies = itertools.cycle([None, "float16", "bfloat16", "float16", "bfloat16"])
+    rng = np.random.default_rng(5)
+    calls, results = [], []
+    for i, (gradient, momentum, _, offsets) in enumerate(arrays(dtype, 5)):
+        copy, rate = next(copies), next(rates)
+        weight = ordinary("float32", len(gradient), rng)
+        source, velocity = place.memory(gradient, offsets[0]), place.memory(momentum, offsets[1]) if i % 7 else None
+        target = place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        narrow_copy = place.memory(np.ones(len(gradient), STORAGE[copy]), offsets[1] // 2) if copy else None
+        calls.append(
+            (
+                *(target.address, at(narrow_copy), copy or "float16", source.address, at(velocity), len(gradient)),
+                *rate,
+            )
+        )
+        new_weight, new_momentum = stepped(
+            weight, gradient, dtype, momentum if velocity else None, dict(zip(names, rate, strict=True))
+        )
+        results += [(target, new_weight), (source, gradient)]
+        results += [(velocity, new_momentum)] if velocity else []
+        results += [(narrow_copy, narrow(new_weight, copy))] if copy else []
+    place.kernels.momentum_step(calls, dtype)
+    check_memory(results)
+
+
+# ---- parts of lists --------------------------------------------------------------------------------------------------
+
+
+def test_part_of_a_list_is_a_list() -> None:
+    """The calls before it are left alone."""
+    place = device()
+    lengths = [PRIME, 0, 64, 5000, 2048, 1]
+    values = [np.full(length, i + 1, np.float32) for i, length in enumerate(lengths)]
+    for skipped in range(len(lengths) + 1):
+        sources, targets = [place.memory(v) for v in values], [place.memory(np.zeros_like(v)) for v in values]
+        calls = [(t.address, s.address, n, 1.0) for t, s, n in zip(targets, sources, lengths, strict=True)]
+        norms = [float((i + 1) * length) for i, length in enumerate(lengths)]
+        check_sums(place.kernels.scatter(calls, "float32", skipped=skipped), norms[skipped:])
+        check_memory([(t, 0 * v if i < skipped else v) for i, (t, v) in enumerate(zip(targets, values, strict=True))])
+
+
+# ---- casts, counts and reductions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("to", "of"), list(itertools.product(CASTABLE, CASTABLE)))
+def test_casts(place: Place, to: str, of: str) -> None:
+    for values, _, scale, offsets in arrays(of, 6):
+        source = place.memory(values, offsets[0])
+        target = place.memory(
+            np.ones(len(values), STORAGE[to]), offsets[0] // values.itemsize * np.dtype(STORAGE[to]).itemsize
+        )
+        place.kernels.cast(target.address, to, source.address, of, len(values), scale)
+        check_memory([(source, values), (target, cast(values, to, of, scale))])
+
+
+@pytest.mark.parametrize("of", ["float16", "bfloat16"])
+def test_every_16_bit_pattern_is_cast(place: Place, of: str) -> None:
+    patterns = np.arange(65536, dtype=np.uint16).view(STORAGE[of])
+    for to in CASTABLE:
+        target = place.memory(np.zeros(65536, STORAGE[to]))
+        place.kernels.cast(target.address, to, place.memory(patterns).address, of, 65536, 1.0)
+        check_memory([(target, cast(patterns, to, of))])
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_counts_of_what_is_not_finite(place: Place, dtype: str) -> None:
+    for values, _, _, offsets in arrays(dtype, 7):
+        source = place.memory(values, offsets[0])
+        found = place.kernels.count_nonfinite(source.address, dtype, len(values))
+        assert found == np.count_nonzero(~np.isfinite(widen(values, dtype)))
+    every = place.memory(np.full(100_000, np.nan, np.float32))
+    assert place.kernels.count_nonfinite(every.address, "float32", 100_000) == 100_000
+
+
+@pytest.mark.parametrize("dtype", list(STORAGE))
+def test_reductions(place: Place, dtype: str) -> None:
+    """Of each op, over lengths, numbers of sources and destinations, alignments, and in place."""
+    rng = np.random.default_rng(8)
+    size = np.dtype(STORAGE[dtype]).itemsize
+    is_float = dtype.startswith(("float", "bfloat"))
+    ops = ["max", "min"] if dtype == "bool" else ["sum", "prod", "max", "min", *(["mean"] if is_float else [])]
+    pairs = itertools.cycle(itertools.product(range(1, 5), range(4)))
+    for i, (length, op, make) in enumerate(
+        itertools.product([0, 1, 15, 16, 17, 255, 300, PRIME], ops, (sample, random_bits))
+    ):
+        sources, destinations = next(pairs)
+        values = [make(dtype, length, rng) for _ in range(sources)]
+        offset = size * int(rng.integers(0, 16)) if i % 3 == 0 else 0
+        divisor = int(rng.integers(1, 9)) if op == "mean" else 1
+        placed = [place.memory(value, offset if s == 0 else 0) for s, value in enumerate(values)]
+        others = [place.memory(np.zeros_like(values[0])) for _ in range(destinations)]
+        targets = others or [placed[-1]]
+        place.kernels.reduce([t.address for t in targets], [s.address for s in placed], length, dtype, op, divisor)
+        expected = reduced(values, dtype, op, divisor)
+        check_memory([(target, expected) for target in targets])
+        check_memory(list(zip(placed, values, strict=True))[: None if others else -1])
+
+
+def test_wrong_use_is_refused_alike(place: Place) -> None:
+    """In a sentence, before anything is done."""
+    nothing = {
+        place.kernels.hold_back: (0, 0, 0, 0, 1.0, 1.0),
+        place.kernels.gather: (0, 0, 0, 0, 1.0),
+        place.kernels.scatter: (0, 0, 0, 1.0),
+    }
+    for (kernel, call), dtype in itertools.product(nothing.items(), ("float64", "int32")):
+        with pytest.raises(TypeError, match=rf"float16, bfloat16 or float32, not {dtype}"):
+            kernel([call], dtype)
+    with pytest.raises(TypeError, match=r"cast is between float16, bfloat16 and float32, not int8"):
+        place.kernels.cast(0, "int8", 0, "float32", 0, 1.0)
+    with pytest.raises(TypeError, match=r"count_nonfinite is for float16, bfloat16 and float32, not bool"):
+        place.kernels.count_nonfinite(0, "bool", 0)
+    with pytest.raises(TypeError, match="op 'mean' needs a floating dtype"):
+        place.kernels.reduce([0], [0], 0, "int8", "mean", 1)
+    with pytest.raises(ValueError, match="at least one source"):
+        place.kernels.reduce([], [0], 0, "int8", "sum", 1)
+
+
+# ---- without a GPU ---------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_driver_has_no_devices() -> None:
+    """The library loads there, asks in vain, and goes on."""
+    program = (
+        "import mpi4py; mpi4py.rc.initialize = False; from gradientflow import _core; print(_core.cuda.device_count())"
+    )
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=hidden, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_what_was_built_is_recorded() -> None:
+    assert cuda.built == bool(build_info()["cuda"])
+
+
+def test_the_library_needs_no_library_of_cuda() -> None:
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        pytest.skip("needs ldd")
+    package = Path(gradientflow.__file__).parent
+    for library in (package / "lib" / "libgradientflow.so", Path(_core.__file__)):
+        needed = subprocess.run([ldd, str(library)], capture_output=True, text=True, check=True).stdout
+        assert "libc.so" in needed
+        assert not re.search(r"libcuda|libcudart|libnv", needed), needed
