@@ -88,6 +88,13 @@ def test_program(mpirun: Run, programs: dict[str, Path], command: str, ranks: in
     mpirun(ranks, "execute", programs[name], *arguments, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
+@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1)])
+def test_sparse_communication_and_optimizers(
+    mpirun: Run, programs: dict[str, Path], ranks: int, node_size: int
+) -> None:
+    mpirun(ranks, "execute", programs["sparse"], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+
+
 def test_a_rank_that_dies_and_one_that_is_late_have_codes_of_their_own(mpirun: Run, programs: dict[str, Path]) -> None:
     finished = mpirun(3, "execute", programs["faults"], "dies", recover=True, check=False)
     assert sorted(re.findall(r"^rank \d: .*", finished.stdout, re.MULTILINE)) == ["rank 0: PEER", "rank 2: PEER"]
@@ -167,17 +174,21 @@ def with_cmake(source: Path, folder: Path) -> Path:
     return folder / "build" / "program"
 
 
-@pytest.mark.parametrize("build", [with_config, with_pkg_config, with_cmake])
-@pytest.mark.parametrize(
-    ("example", "printed"),
-    [("allreduce.c", "4 ranks: mean 1.5, sum 6.0\n"), ("pool.cpp", "4 ranks: gradient 3.5\n")],
-)
-def test_example(mpirun: Run, tmp_path: Path, build: Callable[[Path, Path], Path], example: str, printed: str) -> None:
+PRINTED = {
+    "allreduce.c": "4 ranks: mean 1.5, sum 6.0\n",
+    "pool.cpp": "4 ranks: gradient 3.5\n",
+    "sparse.c": "4 ranks: weights 1.50 and 1.50\n",
+}
+BUILDS = [(build, name) for build in (with_config, with_pkg_config, with_cmake) for name in ("allreduce.c", "pool.cpp")]
+
+
+@pytest.mark.parametrize(("build", "example"), [*BUILDS, (with_config, "sparse.c")])
+def test_example(mpirun: Run, tmp_path: Path, build: Callable[[Path, Path], Path], example: str) -> None:
     binary = build(EXAMPLES / example, tmp_path)
     for node_size in ("0", "1"):
         # What the linker wrote into the program is enough to find the libraries.
         environment = {"GRADIENTFLOW_NODE_SIZE": node_size, "LD_LIBRARY_PATH": ""}
-        assert mpirun(4, "execute", binary, env=environment).stdout == printed
+        assert mpirun(4, "execute", binary, env=environment).stdout == PRINTED[example]
 
 
 def test_cmake_project_of_c_and_cxx(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class _PoolOptimizer:
         momentum: float,
         weight_decay: float,
         trust: float,
-        rate_inside: bool,
+        correction: bool,
         loss_scale: LossScale | float | str | None,
     ) -> None:
         if not isinstance(pool, GradientPool | SparseGradientPool):
@@ -48,10 +48,12 @@ class _PoolOptimizer:
         self.steps = 0
         self.loss_scale = LossScale.of(loss_scale)
         self._trust = trust
-        self._rate_inside = rate_inside
+        is_sparse = isinstance(pool, SparseGradientPool)
+        self._everywhere = (True,) if is_sparse and not correction else ()
+        self._rate_inside = trust > 0 or (is_sparse and correction)
         self.rate_at(0)
         counts = [int(np.prod(shape)) for shape in pool.shapes]
-        self._native = load_core().Optimizer(counts, rate_inside)
+        self._native = load_core().Optimizer(counts, self._rate_inside)
         for index, parameter in enumerate(parameters):
             self._native.set_parameter(index, parameter)
         self.parameters = list(parameters)
@@ -96,7 +98,7 @@ class _PoolOptimizer:
         else:
             scale = 1.0
         setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
-        self._native.step(self.pool._native, [setting] * len(self.parameters), 1.0 / scale)
+        self._native.step(self.pool._native, [setting] * len(self.parameters), 1.0 / scale, *self._everywhere)
         self.steps += 1
         return True
 
@@ -174,6 +176,9 @@ class SGD(_PoolOptimizer):
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
         See above.
+    correction : bool, default True
+        Momentum correction on a sparse pool, see above. Without it the step is PyTorch's, everywhere, with zeros for
+        what was not sent; as for `gradientflow.strategies.CSC`, for comparison.
     loss_scale : float, "dynamic" or LossScale, optional
         What the loss was multiplied by: a power of two. The steps undo it, and skip gradients that are not finite.
 
@@ -202,10 +207,10 @@ class SGD(_PoolOptimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         *,
+        correction: bool = True,
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
-        is_sparse = isinstance(pool, SparseGradientPool)
-        super().__init__(pool, parameters, lr, momentum, weight_decay, 0.0, is_sparse, loss_scale)
+        super().__init__(pool, parameters, lr, momentum, weight_decay, 0.0, correction, loss_scale)
 
 
 class LARS(_PoolOptimizer):

@@ -104,7 +104,8 @@ class Explanation:
         """Say it in a few lines."""
         share = self.elements_sent / self.parameters if self.parameters else 1.0
         lines = [
-            f"{self.strategy} on {self.ranks} ranks on {self.nodes} nodes, {self.parameters:,} parameters:",
+            f"{self.strategy} on {_number(self.ranks, 'rank')} on {_number(self.nodes, 'node')}, "
+            f"{self.parameters:,} parameters:",
             f"  sent in a step:  {self.elements_sent:,} gradients ({share:.1%}) as {self.wire}; to other nodes "
             f"{_megabytes(self.bytes_sent)} a rank, dense float32 {_megabytes(self.dense_bytes_sent)}",
             f"  link:            {self.latency_seconds * 1e6:.0f} us, and {self._rate()} of float32 gradients",
@@ -244,6 +245,10 @@ def _bookkeeping(comm: Communicator, sparsity: Sparsity) -> float:
 def _traffic(comm: Communicator, nbytes: float) -> float:
     """Return what a rank sends to other nodes for an allreduce of so many bytes: its share of a ring over nodes."""
     return 2 * nbytes * (comm.nodes - 1) / comm.nodes * comm.nodes / comm.size if comm.nodes > 1 else 0.0
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _megabytes(nbytes: float) -> str:

@@ -4,12 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <cstring>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "../base/error.hpp"
+#include "options.hpp"
 #include "status.hpp"
 
 namespace gradientflow::c {
@@ -67,22 +66,37 @@ static_assert(sizeof(PoolOptions) == sizeof(gf_pool_options) &&
               offsetof(PoolOptions, wire) == offsetof(gf_pool_options, wire) &&
               offsetof(PoolOptions, algorithm) == offsetof(gf_pool_options, algorithm));
 
-// From a program that may have been compiled with another version of the header: the fields after its own keep their
-// defaults. `Known` is the struct of this library.
-template <class Known, class Given>
-Known options_of(const Given* from, const char* type, const char* initializer) {
-  Known options;
-  if (from == nullptr) {
-    return options;
+// gf_sparse_pool_options, the same way.
+struct SparsePoolOptions {
+  std::size_t size = sizeof(gf_sparse_pool_options);
+  std::size_t chunk_size = 32768;
+  std::size_t extra = 0;
+  float momentum = 0.9F;
+  int skip_nonfinite = 0;
+  std::size_t fusion_threshold = GF_AUTO_THRESHOLD;
+  int wire = GF_NO_DTYPE;
+  int algorithm = GF_ALGORITHM_AUTO;
+};
+static_assert(sizeof(SparsePoolOptions) == sizeof(gf_sparse_pool_options) &&
+              offsetof(SparsePoolOptions, chunk_size) == offsetof(gf_sparse_pool_options, chunk_size) &&
+              offsetof(SparsePoolOptions, extra) == offsetof(gf_sparse_pool_options, extra) &&
+              offsetof(SparsePoolOptions, momentum) == offsetof(gf_sparse_pool_options, momentum) &&
+              offsetof(SparsePoolOptions, skip_nonfinite) == offsetof(gf_sparse_pool_options, skip_nonfinite) &&
+              offsetof(SparsePoolOptions, fusion_threshold) == offsetof(gf_sparse_pool_options, fusion_threshold) &&
+              offsetof(SparsePoolOptions, wire) == offsetof(gf_sparse_pool_options, wire) &&
+              offsetof(SparsePoolOptions, algorithm) == offsetof(gf_sparse_pool_options, algorithm));
+
+// What both kinds of pools have.
+template <class Given>
+engine::GradientPool::Options pool_options(const Given& options, DType dtype) {
+  engine::GradientPool::Options made{.fusion_threshold = {}, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
+  if (options.fusion_threshold != GF_AUTO_THRESHOLD) {
+    made.fusion_threshold = options.fusion_threshold;
   }
-  const std::size_t size = from->size;
-  if (size < sizeof options.size || size > sizeof options) {
-    throw Error(ErrorKind::value, std::string("the size of a ") + type + " is " + std::to_string(size) +
-                                      ", and this library knows sizes up to " + std::to_string(sizeof options) +
-                                      "; begin with " + initializer);
+  if (options.wire != GF_NO_DTYPE) {
+    made.wire = collective::rounding_wire(dtype_of(options.wire), dtype);
   }
-  std::memcpy(static_cast<void*>(&options), from, size);
-  return options;
+  return made;
 }
 
 std::vector<std::size_t> counts_of(const Request& request, int ranks) {
@@ -150,21 +164,37 @@ void check_fits(std::size_t count, std::size_t element) {
   }
 }
 
+std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors, std::size_t element) {
+  check_fits(tensors, sizeof *counts);
+  std::vector<std::size_t> of_each;
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < tensors; ++i) {
+    of_each.push_back((&given(counts, "counts"))[i]);
+    check_fits(of_each.back(), element);
+    sum += of_each.back();
+    check_fits(sum, element);
+  }
+  return of_each;
+}
+
 engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype) {
-  const auto options = options_of<PoolOptions>(given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
-  engine::GradientPool::Options made{.fusion_threshold = {}, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
-  if (options.fusion_threshold != GF_AUTO_THRESHOLD) {
-    made.fusion_threshold = options.fusion_threshold;
-  }
-  if (options.wire != GF_NO_DTYPE) {
-    made.wire = collective::rounding_wire(dtype_of(options.wire), dtype);
-  }
-  return made;
+  return pool_options(options_of(PoolOptions(), given, "gf_pool_options", "GF_POOL_OPTIONS_INIT"), dtype);
+}
+
+engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given, DType dtype) {
+  const auto options = options_of(SparsePoolOptions(), given, "gf_sparse_pool_options", "GF_SPARSE_POOL_OPTIONS_INIT");
+  check_fits(options.extra, sizeof(double));
+  return {.pool = pool_options(options, dtype),
+          .chunk_size = options.chunk_size,
+          .momentum = options.momentum,
+          .extra = options.extra,
+          .skip_nonfinite = options.skip_nonfinite != 0,
+          .first_iteration = 0};
 }
 
 Call make_call(const engine::Communicator& communicator, const Request& request) {
   const int ranks = communicator.size();
-  const auto options = options_of<Options>(request.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
+  const auto options = options_of(Options(), request.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
   Call call;
   Signature& signature = call.signature;
   signature = {.count = request.count,

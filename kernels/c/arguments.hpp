@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "../collective/call.hpp"
 #include "../engine/communicator.hpp"
 #include "../engine/gradient_pool.hpp"
+#include "../engine/sparse_pool.hpp"
 #include "gradientflow.h"
 
 namespace gradientflow::c {
@@ -30,7 +32,12 @@ struct Request {
   const std::size_t* counts = nullptr;
 };
 
+// The number of elements of each tensor. Throws Error(value) where memory cannot hold them.
+[[nodiscard]] std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors,
+                                                     std::size_t element);
+
 [[nodiscard]] engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype);
+[[nodiscard]] engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given, DType dtype);
 
 [[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Request& request);
 

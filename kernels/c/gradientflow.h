@@ -1,4 +1,5 @@
-// GradientFlow for C (C99) and C++: collectives between the ranks of an MPI job, node memory and the gradient pool.
+// GradientFlow for C (C99) and C++: collectives between the ranks of an MPI job, node memory, gradient pools, and the
+// steps of optimizers.
 //
 //   mpicc program.c $(gradientflow config --cflags --libs)
 //
@@ -7,9 +8,9 @@
 // Status    Functions that can fail return a gf_status. GF_SUCCESS is 0; otherwise gf_last_error_message() has the
 //           reason in a sentence. No C++ exception leaves the library, and it never ends the process. NULL where
 //           something is needed is GF_ERROR_VALUE.
-// Objects   What a function hands out through its last argument (a communicator, handle, memory or pool) belongs to
-//           the caller, who gives it to the _free function of its type once. Freeing NULL does nothing. After a failure
-//           the argument is NULL. They may be freed in any order, also after MPI_Finalize.
+// Objects   What a function hands out through its last argument (a communicator, handle, memory, pool or optimizer)
+//           belongs to the caller, who gives it to the _free function of its type once. Freeing NULL does nothing.
+//           After a failure the argument is NULL. They may be freed in any order, also after MPI_Finalize.
 // Ranks     "Collective" means that all ranks of the communicator make the call, in the same order and with the same
 //           counts, dtype, op, root and algorithm. Calls that differ are GF_ERROR_MISMATCH on every rank, before any
 //           data moves.
@@ -18,7 +19,7 @@
 //           The library cannot see how long an array is: what the count says must be there. An array of a count of 0
 //           may be NULL.
 //
-// Functions may be added, and fields at the end of gf_call_options and gf_pool_options; what is here keeps its meaning
+// Functions may be added, and fields at the end of structs that begin with their size; what is here keeps its meaning
 // within one major version (before 1.0: minor version).
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
@@ -43,8 +44,8 @@ int gf_version(void);
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
-// After VALUE, TYPE, MISMATCH, MEMORY and NONFINITE the communicator stays usable. After the others it is broken: the tensors of
-// the call are undefined, and every further call fails with the same status. See docs/errors.md.
+// After VALUE, TYPE, MISMATCH, MEMORY and NONFINITE the communicator stays usable. After the others it is broken: the
+// tensors of the call are undefined, and every further call fails with the same status. See docs/errors.md.
 typedef enum gf_status {
   GF_SUCCESS = 0,
   GF_ERROR_VALUE = 1,      // an argument has a value that cannot be served
@@ -57,7 +58,7 @@ typedef enum gf_status {
   GF_ERROR_SYSTEM = 8,     // the operating system returned an error
   GF_ERROR_MEMORY = 9,     // there is not enough memory
   GF_ERROR_INTERNAL = 10,  // a bug of the library
-  GF_ERROR_NONFINITE = 11  // a gradient is infinite or NaN; nothing was changed
+  GF_ERROR_NONFINITE = 11  // a gradient is infinite or NaN: the iteration is dropped
 } gf_status;
 
 // "GF_ERROR_VALUE" and so on. The text is constant.
@@ -296,8 +297,132 @@ gf_status gf_pool_wait(gf_pool* pool, double timeout);
 // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
 gf_status gf_pool_abandon(gf_pool* pool);
 
+// How many of the gradients are infinite or NaN; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
+gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count);
+
 // Not collective.
 void gf_pool_free(gf_pool* pool);
+
+// ---- sparse gradient pool -------------------------------------------------------------------------------------------
+// A gradient pool that sends the important chunks, and holds back the rest for later iterations (docs/sparse.md). It is
+// filled as a gf_pool is. After gf_sparse_pool_wait the tensors hold the means of the chunks that were sent, and zeros
+// elsewhere, on all ranks the same: what a step shall use. All ranks then choose the next chunks alike, those with the
+// largest L1 norms. The first iteration sends everything.
+
+typedef struct gf_sparse_pool gf_sparse_pool;
+
+// Begin with GF_SPARSE_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+typedef struct gf_sparse_pool_options {
+  size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
+  size_t chunk_size;        // elements
+  size_t extra;             // so many doubles are averaged along in every iteration
+  float momentum;           // 0..1: what is held back is multiplied by it in every iteration; 1 loses nothing
+  int skip_nonfinite;       // whether an iteration whose gradients are not finite is dropped, rather than an error
+  size_t fusion_threshold;  // as in gf_pool_options, as what follows; they apply to what is sent
+  gf_dtype wire;
+  gf_algorithm algorithm;
+} gf_sparse_pool_options;
+
+#define GF_SPARSE_POOL_OPTIONS_INIT \
+  {sizeof(gf_sparse_pool_options), 32768, 0, 0.9F, 0, GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
+
+// As gf_pool_create; `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
+gf_status gf_sparse_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
+                                const gf_sparse_pool_options* options, gf_sparse_pool** pool);
+
+// Tensor `tensor`, as in a gf_pool. The tensors lie side by side, in one array with padding between them: that is what
+// is cut into chunks. NULL where there is none.
+void* gf_sparse_pool_tensor(const gf_sparse_pool* pool, size_t tensor);
+size_t gf_sparse_pool_tensors(const gf_sparse_pool* pool);  // how many
+size_t gf_sparse_pool_bytes(const gf_sparse_pool* pool);    // of all tensors on this rank, with what lies between them
+size_t gf_sparse_pool_chunks(const gf_sparse_pool* pool);   // how many
+
+// The numbers that are averaged along, for this program to write; NULL where there are none.
+double* gf_sparse_pool_extra(gf_sparse_pool* pool);
+
+// Tensor `tensor` is final for this iteration; one past the last: the extra numbers. Once an iteration, from any
+// thread.
+gf_status gf_sparse_pool_ready(gf_sparse_pool* pool, size_t tensor);
+
+gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all that are not yet
+
+// Waits for the means, and begins the next iteration, which sends a share of `density` of the chunks: above 0, at most
+// 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready count as zeros. `timeout` as in
+// gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
+// skipped: either way all gradients are zero then, and what is held back is as before. Collective.
+gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
+
+// Ends an iteration that has begun, without its result, as in gf_pool_abandon; what is held back is as before, apart
+// from what has been sent already.
+gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool);
+
+// Zeroes what the last iteration has left in the tensors. This and what follows: between iterations.
+gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
+
+// Gradients are so many times too large, in the tensors and in what is sent; what is held back is not. A power of two.
+gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale);
+
+// Whether the last iteration was dropped, because a gradient was not finite: 1 or 0; the same on all ranks. -1 for
+// NULL.
+int gf_sparse_pool_overflowed(const gf_sparse_pool* pool);
+
+// Copies for each chunk whether this iteration sends it, 1 or 0. At any time.
+gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* important);
+
+// Copies what this rank holds back: float32, laid out as the tensors are with their padding, so
+// gf_sparse_pool_bytes / gf_dtype_size elements.
+gf_status gf_sparse_pool_held(const gf_sparse_pool* pool, float* held);
+
+// Holds back what `held` has, in that layout, and sends the `important` chunks next; NULL: all. The same choice on all
+// ranks.
+gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* held, const uint8_t* important);
+
+// Not collective.
+void gf_sparse_pool_free(gf_sparse_pool* pool);
+
+// ---- optimizers -----------------------------------------------------------------------------------------------------
+// Steps of momentum SGD and LARS over the gradients of a pool. The weights are the program's; the momentum, and float32
+// master weights of those of 16 bits, are the optimizer's. Nothing here is collective: as long as all ranks begin with
+// the same weights, they keep the same. An optimizer is for one thread at a time.
+
+typedef struct gf_optimizer gf_optimizer;
+
+// Of a step. Begin with GF_STEP_SETTINGS_INIT, which is a learning rate of 0. No field is negative.
+typedef struct gf_step_settings {
+  size_t size;  // sizeof(gf_step_settings): tells the library which fields the program knows
+  float rate;   // the learning rate
+  float momentum;
+  float weight_decay;
+  float trust;  // LARS: the local rate is trust * |w| / (|g| + weight_decay * |w|), 1 where a norm is 0; 0: SGD
+} gf_step_settings;
+
+#define GF_STEP_SETTINGS_INIT {sizeof(gf_step_settings), 0, 0, 0, 0}
+
+// `counts` as for the pool whose gradients it takes. `rate_inside` is 1 or 0: whether the learning rate r stands in the
+// momentum v, as suits a sparse pool, or outside, as PyTorch has it. It matters only where r changes.
+//   1: v = momentum * v + r * (g + weight_decay * w); w = w - v          (LARS always, with its local rate in r)
+//   0: v = momentum * v + (g + weight_decay * w);     w = w - r * v
+gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_inside, gf_optimizer** optimizer);
+
+// Where the weights of a tensor are: FLOAT32, FLOAT16 or BFLOAT16. They stay alive, and are changed by every step. Of
+// those of 16 bits the master weights are taken from there.
+gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, void* data, gf_dtype dtype);
+
+// Makes a step with the gradients of a pool, which has been waited for, times `gradient_scale`: 1, or 1 / loss scale.
+// `settings` is an array of `number`: one for each tensor, or a single one for all of them.
+gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const gf_step_settings* settings,
+                            size_t number, double gradient_scale);
+
+// The same; weights and momentum change only where gradients were sent. Nothing changes after a dropped iteration.
+gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
+                                   const gf_step_settings* settings, size_t number, double gradient_scale);
+
+// Momentum and master weights of a tensor, for checkpoints: as many floats as it has elements, to read and to write,
+// valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL where there are none.
+float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor);
+float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
+
+void gf_optimizer_free(gf_optimizer* optimizer);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,8 @@
 #include "../engine/communicator.hpp"
 #include "../engine/gradient_pool.hpp"
 #include "../engine/handle.hpp"
+#include "../engine/optimizer.hpp"
+#include "../engine/sparse_pool.hpp"
 #include "gradientflow.h"
 
 struct gf_communicator {
@@ -27,4 +29,12 @@ struct gf_memory {
 
 struct gf_pool {
   gradientflow::engine::GradientPool engine;
+};
+
+struct gf_sparse_pool {
+  gradientflow::engine::SparsePool engine;
+};
+
+struct gf_optimizer {
+  gradientflow::engine::Optimizer engine;
 };

@@ -1,6 +1,5 @@
 // The gradient pool.
 #include <optional>
-#include <vector>
 
 #include "../engine/gradient_pool.hpp"
 #include "arguments.hpp"
@@ -16,15 +15,7 @@ gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, si
     gf_pool*& result = result_of(pool, "pool");
     const gf_communicator& owner = given(communicator, "communicator");
     const gradientflow::DType type = dtype_of(number);
-    check_fits(tensors, sizeof *counts);
-    std::vector<size_t> of_each;
-    size_t sum = 0;
-    for (size_t i = 0; i < tensors; ++i) {
-      of_each.push_back((&given(counts, "counts"))[i]);
-      check_fits(of_each.back(), size_of(type));
-      sum += of_each.back();
-      check_fits(sum, size_of(type));
-    }
+    const auto of_each = tensor_counts(counts, tensors, size_of(type));
     result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options, type))};
   });
 }
@@ -51,6 +42,14 @@ gf_status gf_pool_wait(gf_pool* pool, double timeout) {
 
 gf_status gf_pool_abandon(gf_pool* pool) {
   return guarded([&] { given(pool, "pool").engine.abandon(); });
+}
+
+gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count) {
+  return guarded([&] {
+    int64_t& result = given(count, "count");
+    result = -1;
+    result = static_cast<int64_t>(given(pool, "pool").engine.count_nonfinite());
+  });
 }
 
 void gf_pool_free(gf_pool* pool) { delete pool; }

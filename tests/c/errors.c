@@ -117,6 +117,8 @@ static void null_arguments(void) {
   REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, &pool_options, &pool), GF_ERROR_VALUE,
           "the size of a gf_pool_options is 3");
   REQUIRE(gf_pool_tensor(NULL, 0) == NULL && gf_pool_tensors(NULL) == 0 && gf_pool_bytes(NULL) == 0);
+  REFUSED(gf_pool_nonfinite(NULL, &count), GF_ERROR_VALUE, "pool is NULL");
+  REQUIRE(count == -1);
   gf_pool_free(NULL);
 
   REFUSED(gf_send(NULL, x, 1, GF_FLOAT32, 0), GF_ERROR_VALUE, "communicator is NULL");
@@ -124,6 +126,163 @@ static void null_arguments(void) {
   REFUSED(gf_send(communicator, NULL, 1, GF_FLOAT32, 0), GF_ERROR_VALUE, "data is NULL");
   REFUSED(gf_recv(communicator, NULL, 1, GF_FLOAT32, 0), GF_ERROR_VALUE, "data is NULL");
   REQUIRE(gf_reduce_scatter_count(NULL, 8) == 0);
+}
+
+static void null_sparse_pools(void) {
+  const size_t four = 4;
+  uint8_t chunks[4];
+  gf_sparse_pool* pool = (gf_sparse_pool*)x;
+  REFUSED(gf_sparse_pool_create(NULL, &four, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "communicator is NULL");
+  REQUIRE(pool == NULL);
+  REFUSED(gf_sparse_pool_create(communicator, NULL, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "counts is NULL");
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_wait(NULL, 1, -1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_zero(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_set_loss_scale(NULL, 2), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_important(NULL, chunks), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_held(NULL, x), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_restore(NULL, x, NULL), GF_ERROR_VALUE, "pool is NULL");
+  REQUIRE(gf_sparse_pool_tensor(NULL, 0) == NULL && gf_sparse_pool_extra(NULL) == NULL);
+  REQUIRE(gf_sparse_pool_tensors(NULL) == 0 && gf_sparse_pool_bytes(NULL) == 0 && gf_sparse_pool_chunks(NULL) == 0);
+  REQUIRE(gf_sparse_pool_overflowed(NULL) == -1);
+  gf_sparse_pool_free(NULL);
+
+  OK(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, NULL, &pool));
+  REQUIRE(gf_sparse_pool_extra(pool) == NULL);
+  REFUSED(gf_sparse_pool_important(pool, NULL), GF_ERROR_VALUE, "important is NULL");
+  REFUSED(gf_sparse_pool_held(pool, NULL), GF_ERROR_VALUE, "held is NULL");
+  REFUSED(gf_sparse_pool_restore(pool, NULL, NULL), GF_ERROR_VALUE, "held is NULL");
+  gf_sparse_pool_free(pool);
+
+  OK(gf_sparse_pool_create(communicator, NULL, 0, GF_FLOAT32, NULL, &pool));  // nothing is needed where nothing is
+  OK(gf_sparse_pool_important(pool, NULL));
+  OK(gf_sparse_pool_held(pool, NULL));
+  OK(gf_sparse_pool_restore(pool, NULL, NULL));
+  OK(gf_sparse_pool_wait(pool, 1, -1));
+  gf_sparse_pool_free(pool);
+}
+
+static void wrong_sparse_pools(void) {
+  const size_t four = 4, huge = (size_t)-1;
+  gf_sparse_pool* pool;
+  gf_sparse_pool_options options = GF_SPARSE_POOL_OPTIONS_INIT;
+  REFUSED(gf_sparse_pool_create(communicator, &huge, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "more elements than");
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, (gf_dtype)77, NULL, &pool), GF_ERROR_TYPE, "77 is not");
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT64, NULL, &pool), GF_ERROR_TYPE, "not float64");
+  options.size = 3;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE,
+          "the size of a gf_sparse_pool_options is 3");
+  options.size = sizeof options;
+  options.chunk_size = 0;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "1 element");
+  options.chunk_size = 2;
+  options.momentum = 1.5F;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "from 0 to 1");
+  options.momentum = NAN;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "from 0 to 1");
+  options.momentum = 1;
+  options.wire = GF_INT8;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_TYPE, "int8");
+  options.wire = GF_NO_DTYPE;
+  options.algorithm = (gf_algorithm)99;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE, "99 is not");
+  options.algorithm = GF_ALGORITHM_AUTO;
+  options.extra = huge;
+  REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_VALUE,
+          "more elements than");
+  options.extra = 0;
+  if (gf_size(communicator) > 1) {
+    options.chunk_size = gf_rank(communicator) == 0 ? 2 : 3;
+    REFUSED(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), GF_ERROR_MISMATCH,
+            "different sparse gradient pools");
+    options.chunk_size = 2;
+  }
+
+  options.size = offsetof(gf_sparse_pool_options, wire);  // of a program that does not know the rest
+  options.wire = (gf_dtype)77;
+  OK(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool));
+  REQUIRE(gf_sparse_pool_chunks(pool) == 8);  // the padding is cut along
+  REFUSED(gf_sparse_pool_wait(pool, 0, -1), GF_ERROR_VALUE, "above 0 and at most 1, not 0");
+  REFUSED(gf_sparse_pool_wait(pool, 1.5, -1), GF_ERROR_VALUE, "above 0 and at most 1, not 1.5");
+  REFUSED(gf_sparse_pool_wait(pool, NAN, -1), GF_ERROR_VALUE, "above 0 and at most 1");
+  REFUSED(gf_sparse_pool_wait(pool, 1, NAN), GF_ERROR_VALUE, "not a number");
+  REFUSED(gf_sparse_pool_set_loss_scale(pool, -2), GF_ERROR_VALUE, "power of two");
+  REFUSED(gf_sparse_pool_ready(pool, 1), GF_ERROR_VALUE, "not in the pool");
+  OK(gf_sparse_pool_ready(pool, 0));
+  REFUSED(gf_sparse_pool_ready(pool, 0), GF_ERROR_VALUE, "already ready");
+  REFUSED(gf_sparse_pool_zero(pool), GF_ERROR_VALUE, "between iterations");
+  REFUSED(gf_sparse_pool_held(pool, y), GF_ERROR_VALUE, "between iterations");
+  REFUSED(gf_sparse_pool_set_loss_scale(pool, 2), GF_ERROR_VALUE, "between iterations");
+  OK(gf_sparse_pool_wait(pool, 1, -1));
+  gf_sparse_pool_free(pool);
+}
+
+static void wrong_optimizers(void) {
+  const size_t counts[] = {4, 2}, huge = (size_t)-1;
+  gf_optimizer* optimizer = (gf_optimizer*)x;
+  gf_pool* pool;
+  gf_sparse_pool* sparse;
+  gf_step_settings settings[2] = {GF_STEP_SETTINGS_INIT, GF_STEP_SETTINGS_INIT};
+  REFUSED(gf_optimizer_create(NULL, 1, 0, &optimizer), GF_ERROR_VALUE, "counts is NULL");
+  REQUIRE(optimizer == NULL);
+  REFUSED(gf_optimizer_create(counts, 2, 0, NULL), GF_ERROR_VALUE, "optimizer is NULL");
+  REFUSED(gf_optimizer_create(&huge, 1, 0, &optimizer), GF_ERROR_VALUE, "more elements than");
+  REFUSED(gf_optimizer_set_parameter(NULL, 0, x, GF_FLOAT32), GF_ERROR_VALUE, "optimizer is NULL");
+  REQUIRE(gf_optimizer_momentum(NULL, 0) == NULL && gf_optimizer_master(NULL, 0) == NULL);
+  gf_optimizer_free(NULL);
+
+  OK(gf_pool_create(communicator, counts, 2, GF_FLOAT32, NULL, &pool));
+  OK(gf_sparse_pool_create(communicator, counts, 1, GF_FLOAT32, NULL, &sparse));
+  REFUSED(gf_pool_nonfinite(pool, NULL), GF_ERROR_VALUE, "count is NULL");
+  REFUSED(gf_optimizer_step(NULL, pool, settings, 1, 1), GF_ERROR_VALUE, "optimizer is NULL");
+  REFUSED(gf_optimizer_step_sparse(NULL, sparse, settings, 1, 1), GF_ERROR_VALUE, "optimizer is NULL");
+
+  OK(gf_optimizer_create(counts, 2, 0, &optimizer));
+  REFUSED(gf_optimizer_set_parameter(optimizer, 2, x, GF_FLOAT32), GF_ERROR_VALUE, "tensor 2 is not in the optimizer");
+  REFUSED(gf_optimizer_set_parameter(optimizer, 0, NULL, GF_FLOAT32), GF_ERROR_VALUE, "data is NULL");
+  REFUSED(gf_optimizer_set_parameter(optimizer, 0, x, GF_FLOAT64), GF_ERROR_TYPE, "not float64");
+  REFUSED(gf_optimizer_set_parameter(optimizer, 0, x, (gf_dtype)77), GF_ERROR_TYPE, "77 is not");
+  OK(gf_optimizer_set_parameter(optimizer, 0, x, GF_FLOAT32));
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, 1), GF_ERROR_VALUE, "weights of tensor 1 are missing");
+  OK(gf_optimizer_set_parameter(optimizer, 1, x + 4, GF_FLOAT32));
+  REQUIRE(gf_optimizer_momentum(optimizer, 2) == NULL && gf_optimizer_master(optimizer, 0) == NULL);
+
+  REFUSED(gf_optimizer_step(optimizer, NULL, settings, 1, 1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_optimizer_step_sparse(optimizer, NULL, settings, 1, 1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_optimizer_step_sparse(optimizer, sparse, settings, 1, 1), GF_ERROR_VALUE, "other tensors");
+  REFUSED(gf_optimizer_step(optimizer, pool, NULL, 2, 1), GF_ERROR_VALUE, "settings is NULL");
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 3, 1), GF_ERROR_VALUE, "3 tensors, and 2 tensors");
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, 0), GF_ERROR_VALUE, "gradient_scale is above 0");
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, INFINITY), GF_ERROR_VALUE, "gradient_scale is above 0");
+  settings[1].size = 0;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "GF_STEP_SETTINGS_INIT");
+  settings[1].size = 4096;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "sizes up to");
+  settings[1].size = sizeof(size_t);
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "another size than the first");
+  settings[1].size = sizeof settings[1];
+  settings[1].rate = -1;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "rate is 0 or more, not -1");
+  settings[1].rate = 0;
+  settings[1].momentum = NAN;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "momentum is 0 or more");
+  settings[1].momentum = 0;
+  settings[1].weight_decay = INFINITY;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "weight_decay is 0 or more");
+  settings[1].weight_decay = 0;
+  settings[1].trust = -1;
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "trust is 0 or more");
+  settings[1].trust = 0;
+  OK(gf_optimizer_step(optimizer, pool, settings, 2, 1));
+  gf_pool_free(pool);
+  OK(gf_pool_create(communicator, counts, 2, GF_FLOAT64, NULL, &pool));
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_TYPE, "not float64");
+  gf_optimizer_free(optimizer);
+  gf_sparse_pool_free(sparse);
+  gf_pool_free(pool);
 }
 
 static void wrong_values(void) {
@@ -247,6 +406,9 @@ int main(void) {
   OK(gf_init(MPI_COMM_WORLD, NULL, &communicator));
   wrong_communicators();
   null_arguments();
+  null_sparse_pools();
+  wrong_sparse_pools();
+  wrong_optimizers();
   wrong_values();
   wrong_options();
   different_calls();

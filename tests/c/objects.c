@@ -178,11 +178,13 @@ int main(int argc, char** argv) {
   open = of_another_mpi_communicator();
   gf_memory* memory;
   gf_pool *pool, *other_pool;
+  gf_sparse_pool* sparse;
   gf_handle* handle = NULL;
   const size_t counts[] = {1000};
   OK(gf_memory_allocate(freed, 4096, &memory));
   OK(gf_pool_create(freed, counts, 1, GF_FLOAT32, NULL, &pool));
   OK(gf_pool_create(closed, counts, 1, GF_FLOAT32, NULL, &other_pool));
+  OK(gf_sparse_pool_create(freed, counts, 1, GF_FLOAT32, NULL, &sparse));
   const int in_background = !by_hand || gf_nodes(whole) == 1;
   if (in_background) {
     OK(gf_barrier_async(closed, &handle));
@@ -196,8 +198,10 @@ int main(int argc, char** argv) {
   gf_communicator_free(freed);
   REFUSED(gf_barrier(closed), GF_ERROR_CLOSED, "closed");
   REFUSED(gf_pool_wait(pool, -1), GF_ERROR_CLOSED, "closed");
+  REFUSED(gf_sparse_pool_wait(sparse, 1, -1), GF_ERROR_CLOSED, "closed");
   ((char*)gf_memory_data(memory))[4095] = 1;
   ((float*)gf_pool_tensor(pool, 0))[999] = 1;
+  ((float*)gf_sparse_pool_tensor(sparse, 0))[999] = 1;
 
   MPI_Finalize();
   REQUIRE(gf_rank(closed) == rank);
@@ -212,6 +216,7 @@ int main(int argc, char** argv) {
   gf_communicator_free(whole);
   gf_pool_free(pool);
   gf_pool_free(other_pool);
+  gf_sparse_pool_free(sparse);
   gf_communicator_free(closed);
   gf_handle_free(handle);
   return 0;

@@ -638,6 +638,17 @@ def check_dense_sgd(comm: gf.Communicator) -> None:
             velocity[index] = np.float32(0.5) * velocity[index] + direction
             copies[index] -= np.float32(0.5 / (step + 1)) * velocity[index]
             assert np.array_equal(weights[index], copies[index])
+    sparse = CSC(density=0.5, chunk_size=8, correction=False).make_pool(comm, [32], momentum=0.5)
+    weight = np.ones(32, np.float32)
+    everywhere = gf.optimizers.SGD(sparse, [weight], lr=0.5, momentum=0.5, correction=False)
+    for step in range(3):  # what was not sent counts as zero, and the momentum goes on
+        sparse.views[0][...] = np.repeat([4, 3, 2, 1], 8) if step else 1
+        sparse.ready()
+        sparse.wait()
+        everywhere.step()
+        sparse.zero()
+    assert sparse.held[0].max() == 0
+    assert weight[::8].tolist() == [1 - 0.5 * total for total in (1 + 4.5 + 6.25, 1 + 3.5 + 4.75, 1.75, 1.75)]
     with raises(ArgumentError, "other side"):
         optimizer.load_state_dict({**optimizer.state_dict(), "rate_inside": True})
     with raises(ArgumentError, "2 tensors"):
