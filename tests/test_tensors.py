@@ -30,6 +30,7 @@ def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:
         "ArgumentTypeError": TypeError,
         "MismatchError": ValueError,
         "ClosedError": ValueError,
+        "NonFiniteError": ArithmeticError,
         "CommunicationError": RuntimeError,
         "PeerError": RuntimeError,
         "CommunicationTimeoutError": TimeoutError,
@@ -48,7 +49,13 @@ def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:
 
 
 def test_the_three_families_do_not_overlap() -> None:
-    wrong_use = {errors.ArgumentError, errors.ArgumentTypeError, errors.MismatchError, errors.ClosedError}
+    wrong_use = {
+        errors.ArgumentError,
+        errors.ArgumentTypeError,
+        errors.MismatchError,
+        errors.ClosedError,
+        errors.NonFiniteError,
+    }
     for name, each in vars(errors).items():
         if inspect.isclass(each) and each is not errors.GradientFlowError:
             families = [
