@@ -76,9 +76,9 @@ class Owner {
     check(tensor);
     return engine_.master(tensor);
   }
-  [[nodiscard]] bool has_momentum(std::size_t tensor) const {
+  void round_master(std::size_t tensor) {
     check(tensor);
-    return std::as_const(engine_).momentum(tensor).data() != nullptr;
+    engine_.round_master(tensor);
   }
 
  private:
@@ -108,7 +108,7 @@ void bind_optimizer(py::module_& module) {
       .def("step", &Owner::step_sparse, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
            py::arg("everywhere") = false)
       .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
-      .def("has_momentum", &Owner::has_momentum, py::arg("tensor"))
+      .def("round_master", &Owner::round_master, py::arg("tensor"))
       .def("master", &array_over<&Owner::master>, py::arg("tensor"));
 }
 

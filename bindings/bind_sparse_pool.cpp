@@ -71,9 +71,15 @@ Floats held(const SparsePool& pool) {
   return numbers;
 }
 
+void replace_held(SparsePool& pool, const Floats& held) {
+  pool.replace_held({held.data(), static_cast<std::size_t>(held.size())});
+}
+
 void restore(SparsePool& pool, const Floats& held, const std::vector<std::uint8_t>& important,
              std::uint64_t iteration) {
-  pool.restore({held.data(), static_cast<std::size_t>(held.size())}, important, iteration);
+  const std::span<const float> numbers{held.data(), static_cast<std::size_t>(held.size())};
+  const py::gil_scoped_release release;
+  pool.restore(numbers, important, iteration);
 }
 
 // (rank or -1, first tensor, last tensor)
@@ -113,6 +119,7 @@ void bind_sparse_pool(py::module_& module) {
       .def_property_readonly("segment", &SparsePool::segment)
       .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
       .def_property_readonly("held", &held)
+      .def("replace_held", &replace_held, py::arg("held"))
       .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
       .def("offset", &SparsePool::offset, py::arg("tensor"))
       .def("zero", &SparsePool::zero, without_gil)

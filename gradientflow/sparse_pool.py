@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,8 +70,6 @@ class SparseGradientPool(BasePool):
         Elements of a chunk.
     chunks : int
         How many there are.
-    momentum : float
-        As given.
     skip_nonfinite : bool
         As given.
 
@@ -114,22 +114,21 @@ class SparseGradientPool(BasePool):
     ) -> None:
         counts = self._prepare(shapes, dtype)
         self.wire = wire
-        self.momentum = momentum
         self.skip_nonfinite = skip_nonfinite
+        self._momentum = _number("momentum", momentum)
         self._density = density
         self._comm = comm
+        chunk_size = _whole("chunk_size", chunk_size, 1)
+        extra = _whole("extra", extra, 0)
+        first_iteration = _whole("first_iteration", first_iteration, 0)
         self.density_at(first_iteration + 1)  # before anything is made
-        for name, number, least in (("chunk_size", chunk_size, 1), ("extra", extra, 0)):
-            if number < least:
-                message = f"{name} is {least} or more, not {number}"
-                raise ArgumentError(message)
         self._adopt(
             load_core().SparsePool(
                 comm._native,
                 counts,
                 self.dtype,
                 chunk_size,
-                momentum,
+                self._momentum,
                 extra,
                 skip_nonfinite,
                 first_iteration,
@@ -143,6 +142,11 @@ class SparseGradientPool(BasePool):
         self.extra: npt.NDArray[np.float64] = self._native.extra
 
     @property
+    def momentum(self) -> float:
+        """What is held back is multiplied by it in every iteration."""
+        return self._momentum
+
+    @property
     def _ready_limit(self) -> int:
         return len(self._shapes) + (len(self.extra) > 0)
 
@@ -154,13 +158,9 @@ class SparseGradientPool(BasePool):
         gradientflow.errors.ArgumentError
             If it is not above 0 and at most 1.
         """
-        density = self._density(iteration) if callable(self._density) else self._density
-        try:
-            load_core().important_count(density, 1)
-        except TypeError as error:
-            message = f"a density is a number above 0 and at most 1, not {density!r}"
-            raise ArgumentTypeError(message) from error
-        return float(density)
+        density = _number("density", self._density(iteration) if callable(self._density) else self._density)
+        load_core().important_count(density, 1)  # which checks it
+        return density
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
@@ -277,9 +277,9 @@ class SparseGradientPool(BasePool):
         Any number of ranks can load it: each then holds back an equal part of the sum, so that nothing is lost. Since
         what each rank had held is no longer known, a run does not go on bit by bit as it would have.
         """
-        held = [np.ascontiguousarray(each) for each in self.held]
+        held = [each.copy() for each in self.held]
         for each in held:
-            self._comm.allreduce(each, "sum")
+            self._comm.allreduce(each.reshape(-1), "sum")
         return {
             "format": _FORMAT,
             "rank": None,
@@ -293,26 +293,32 @@ class SparseGradientPool(BasePool):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
 
-        Where the chunks are others than those of the state, the next iteration sends everything.
+        Collective: all ranks load states of the same iteration. Where the chunks are others than those of the state,
+        the next iteration sends everything.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
             If it is the state of another rank, of another number of ranks, or of other tensors: before anything is
             changed.
+        gradientflow.errors.MismatchError
+            On every rank, if they would go on differently: before anything is changed.
         """
         self.check_state_dict(state)
-        shares = self._comm.size if state["rank"] is None else 1
-        flat = np.zeros(self.nbytes // self._itemsize, np.float32)
-        for offset, held in zip(self.offsets, state["held"], strict=True):
-            start = offset // self._itemsize
-            flat[start : start + np.size(held)] = np.ravel(held) / np.float32(shares)
+        flat = self._flat(state["held"]) / np.float32(self._comm.size if state["rank"] is None else 1)
         important = np.asarray(state["important"], np.uint8)
         is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks
         self._native.restore(flat, important.tolist() if is_same else [], int(state["iteration"]))
 
+    def hold(self, held: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Replace what this rank holds back, by tensor, and zero the gradients. Between iterations; not collective."""
+        self._native.replace_held(self._flat(held))
+
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would, and change nothing."""
+        if not isinstance(state, Mapping):
+            message = f"a state is a dictionary, not a {type(state).__name__}"
+            raise ArgumentTypeError(message)
         missing = {"format", "rank", "ranks", "iteration", "chunk_size", "important", "held"} - set(state)
         if missing or state["format"] != _FORMAT:
             message = "this is not the state of a sparse gradient pool"
@@ -328,10 +334,42 @@ class SparseGradientPool(BasePool):
             theirs, mine = _brief(shapes), _brief(self._shapes)
             message = f"the state is that of another model: it has tensors of {theirs}, this pool {mine}"
             raise ArgumentError(message)
+        if not all(np.isfinite(held).all() for held in state["held"]):
+            message = "the state has gradients that are not finite"
+            raise ArgumentError(message)
+        _whole("iteration", state["iteration"], 0)
+
+    def _flat(self, held: Sequence[npt.ArrayLike]) -> npt.NDArray[np.float32]:
+        """Return what is held back as it lies in memory."""
+        flat = np.zeros(self.nbytes // self._itemsize, np.float32)
+        for offset, each in zip(self.offsets, held, strict=True):
+            start = offset // self._itemsize
+            flat[start : start + np.size(each)] = np.ravel(each)
+        return flat
 
     @property
     def _itemsize(self) -> int:
         return 4 if self.dtype == "float32" else 2
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number that the core can take."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        message = f"{name} is a whole number, not {value!r}"
+        raise ArgumentTypeError(message) from error
+    if not least <= number < 2**63:
+        message = f"{name} is {least} or more, and below 2**63, not {number}"
+        raise ArgumentError(message)
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        message = f"{name} is a number, not {value!r}"
+        raise ArgumentTypeError(message)
+    return float(value)
 
 
 def _brief(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +52,25 @@ class LossScale:
         self.value = _checked(initial)
         self.overflows = 0
         self._good_steps = 0
+        self._owner: weakref.ref[Any] | None = None
+
+    def bind(self, optimizer: Any) -> None:
+        """Let an optimiser use it, and no other as long as that one is there: each step may change it.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If another one uses it.
+        """
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner is not optimizer:
+            message = "a LossScale is for one optimiser: give each one of its own"
+            raise ArgumentError(message)
+        self._owner = weakref.ref(optimizer)
+
+    def release(self) -> None:
+        """Let any optimiser use it."""
+        self._owner = None
 
     @classmethod
     def of(cls, scale: LossScale | float | str | None) -> LossScale | None:
@@ -66,8 +87,8 @@ class LossScale:
             return scale
         if scale == "dynamic":
             return cls()
-        if isinstance(scale, int | float):
-            return cls(scale, dynamic=False)
+        if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
+            return cls(float(scale), dynamic=False)
         message = f"loss_scale is None, a number, 'dynamic' or a LossScale, not {scale!r}"
         raise ArgumentError(message) if isinstance(scale, str) else ArgumentTypeError(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,13 @@ class _PoolOptimizer:
         if len(parameters) != len(pool.offsets):
             message = f"there are {len(parameters)} parameters, and the pool has {len(pool.offsets)} tensors"
             raise ArgumentError(message)
+        if pool.dtype == "float64":
+            message = "gradients are float32, float16 or bfloat16, not float64"
+            raise ArgumentTypeError(message)
         for name, number in (("momentum", momentum), ("weight_decay", weight_decay), ("trust", trust)):
+            if not isinstance(number, numbers.Real):
+                message = f"{name} is a number, not {number!r}"
+                raise ArgumentTypeError(message)
             if not 0 <= number < np.inf:
                 message = f"{name} is 0 or more, not {number}"
                 raise ArgumentError(message)
@@ -57,6 +64,8 @@ class _PoolOptimizer:
         for index, parameter in enumerate(parameters):
             self._native.set_parameter(index, parameter)
         self.parameters = list(parameters)
+        if self.loss_scale is not None:
+            self.loss_scale.bind(self)
         if self.loss_scale is not None and isinstance(pool, SparseGradientPool):
             if not pool.skip_nonfinite:
                 message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
@@ -71,11 +80,14 @@ class _PoolOptimizer:
         gradientflow.errors.ArgumentError
             If it is negative or not finite.
         """
-        rate = float(self.lr(step) if callable(self.lr) else self.lr)
+        rate = self.lr(step) if callable(self.lr) else self.lr
+        if not isinstance(rate, numbers.Real):
+            message = f"a learning rate is a number, not {rate!r}"
+            raise ArgumentTypeError(message)
         if not 0 <= rate < np.inf:
             message = f"a learning rate is 0 or more, not {rate}"
             raise ArgumentError(message)
-        return rate
+        return float(rate)
 
     @property
     def overflows(self) -> int:
@@ -134,8 +146,7 @@ class _PoolOptimizer:
             self._native.momentum(index)[...] = momentum
             if np.size(master):
                 self._native.master(index)[...] = master
-                flat = np.reshape(np.asarray(self.parameters[index]), -1)
-                flat[...] = self._native.master(index).astype(flat.dtype)
+                self._native.round_master(index)
         self.steps = int(state["steps"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])

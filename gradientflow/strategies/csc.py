@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.sparse_pool import Density, SparseGradientPool
 
-from .explanation import Explanation, Sparsity, measure
+from .explanation import Explanation, Sparsity, Subject, measure
 from .strategy import Strategy
 
 
@@ -36,6 +37,7 @@ class CSC(Strategy):
     correction : bool, default True
         Momentum correction: what is not sent is held back, and the update of what is not sent waits, momentum
         included. Without it, what is not sent is dropped, and the optimiser takes it for zero: for comparison.
+        (`gradientflow.optimizers.SGD` has to be told the same; in PyTorch, DistributedOptimizer sees to it.)
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
 
@@ -78,9 +80,9 @@ class CSC(Strategy):
         if momentum is not None:
             _check_number("momentum", momentum, "from 0 to 1", lambda number: 0 <= number <= 1)
         self.density = density
-        self.chunk_size = chunk_size
+        self.chunk_size = int(chunk_size)
         self.momentum = momentum
-        self.warmup = warmup
+        self.warmup = int(warmup)
         self.correction = correction
 
     def density_at(self, iteration: int) -> float:
@@ -130,6 +132,7 @@ class CSC(Strategy):
         comm: Communicator,
         parameters: int,
         *,
+        dtype: str = "float32",
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
@@ -139,7 +142,8 @@ class CSC(Strategy):
         """
         density = self.density_at(1 << 30 if callable(self.density) else self.warmup)
         sparsity = Sparsity(density, self.chunk_size)
-        return measure(comm, "CSC", parameters, self.wire, self.algorithm, sparsity, compute_seconds, backward_seconds)
+        subject = Subject("CSC", parameters, dtype, self.wire, self.algorithm, sparsity)
+        return measure(comm, subject, compute_seconds, backward_seconds)
 
     def __repr__(self) -> str:
         """Return how to make it."""
@@ -148,7 +152,7 @@ class CSC(Strategy):
 
 
 def _check_number(name: str, number: object, what: str, is_right: object) -> None:
-    if not isinstance(number, int | float) or isinstance(number, bool):
+    if not isinstance(number, numbers.Real) or isinstance(number, bool):
         message = f"{name} is {what}, not {number!r}"
         raise ArgumentTypeError(message)
     if not math.isfinite(number) or not is_right(number):  # type: ignore[operator]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from gradientflow.communicator import Communicator
 from gradientflow.pool import GradientPool
 
-from .explanation import Explanation, measure
+from .explanation import Explanation, Subject, measure
 from .strategy import Strategy
 
 
@@ -45,11 +45,13 @@ class Dense(Strategy):
         comm: Communicator,
         parameters: int,
         *,
+        dtype: str = "float32",
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
         """Measure the link, and tell what a step will send and what gain over dense float32 to expect. Collective."""
-        return measure(comm, "Dense", parameters, self.wire, self.algorithm, None, compute_seconds, backward_seconds)
+        subject = Subject("Dense", parameters, dtype, self.wire, self.algorithm)
+        return measure(comm, subject, compute_seconds, backward_seconds)
 
 
 __all__ = ["Dense"]

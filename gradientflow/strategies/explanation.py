@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
@@ -49,7 +50,7 @@ class Explanation:
     elements_sent : int
         Gradients that are averaged in a step.
     wire : str
-        What they are rounded to between nodes.
+        What they travel as between nodes.
     bytes_sent, dense_bytes_sent : float
         Bytes that a rank sends to other nodes in a step: with the strategy, and with dense float32.
     latency_seconds, seconds_per_byte : float
@@ -142,15 +143,36 @@ class Explanation:
         return "none: the same is sent" if self.bytes_sent == self.dense_bytes_sent else "none to speak of"
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is to be explained.
+
+    Attributes
+    ----------
+    strategy : str
+        Its name.
+    parameters : int
+        Of the model.
+    dtype : str
+        Of the gradients.
+    wire : str or None
+        What gradients of float32 are rounded to between nodes.
+    algorithm : str
+        Of the allreduce.
+    sparsity : Sparsity or None
+        What is sent, if not everything.
+    """
+
+    strategy: str
+    parameters: int
+    dtype: str
+    wire: str | None
+    algorithm: str
+    sparsity: Sparsity | None = None
+
+
 def measure(
-    comm: Communicator,
-    name: str,
-    parameters: int,
-    wire: str | None,
-    algorithm: str,
-    sparsity: Sparsity | None,
-    compute_seconds: float | None,
-    backward_seconds: float | None,
+    comm: Communicator, subject: Subject, compute_seconds: float | None, backward_seconds: float | None
 ) -> Explanation:
     """Measure an allreduce of two sizes, and the bookkeeping of one, and predict a step. Collective.
 
@@ -159,6 +181,13 @@ def measure(
     gradientflow.errors.ArgumentError
         If a number is negative.
     """
+    parameters, dtype, wire, algorithm, sparsity = (
+        subject.parameters,
+        subject.dtype,
+        subject.wire,
+        subject.algorithm,
+        subject.sparsity,
+    )
     for what, number in (
         ("parameters", parameters),
         ("compute_seconds", compute_seconds),
@@ -167,28 +196,31 @@ def measure(
         if number is not None and not 0 <= number < math.inf:
             message = f"{what} is 0 or more, not {number}"
             raise ArgumentError(message)
+    if sparsity is not None:
+        sparsity = Sparsity(sparsity.density, min(sparsity.chunk_size, max(1, parameters)))
     chunks = math.ceil(parameters / sparsity.chunk_size) if sparsity else 0
-    sent = (
-        parameters if sparsity is None else min(parameters, math.ceil(sparsity.density * chunks) * sparsity.chunk_size)
-    )
-    dense = _Link.measure(comm, None, algorithm)
-    own = dense if wire in (None, "float32") else _Link.measure(comm, wire, algorithm)
-    width = _FLOAT if wire in (None, "float32") or comm.nodes == 1 else _FLOAT // 2
+    sent = parameters
+    if sparsity is not None:
+        sent = min(parameters, load_core().important_count(sparsity.density, chunks) * sparsity.chunk_size)
+    dense = _Link.measure(comm, "float32", None, algorithm)
+    travels = wire if dtype == "float32" and wire is not None and comm.nodes > 1 else dtype
+    own = dense if travels == "float32" else _Link.measure(comm, dtype, wire, algorithm)
+    width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
     norms = 0 if sparsity is None else 8 * (chunks + 3)
     return Explanation(
-        strategy=name,
+        strategy=subject.strategy,
         ranks=comm.size,
         nodes=comm.nodes,
         parameters=parameters,
         elements_sent=sent,
-        wire="float32" if wire is None or comm.nodes == 1 else wire,
+        wire=travels,
         bytes_sent=_traffic(comm, sent * width + norms),
         dense_bytes_sent=_traffic(comm, parameters * _FLOAT),
         latency_seconds=dense.latency,
-        seconds_per_byte=dense.seconds_per_byte,
-        communication_seconds=own.seconds(sent * _FLOAT) + (dense.seconds(norms) if norms else 0.0),
-        dense_communication_seconds=dense.seconds(parameters * _FLOAT),
+        seconds_per_byte=dense.seconds_per_element / _FLOAT,
+        communication_seconds=own.seconds(sent) + dense.seconds(norms / _FLOAT),
+        dense_communication_seconds=dense.seconds(parameters),
         bookkeeping_seconds=_bookkeeping(comm, sparsity) * parameters if sparsity else 0.0,
         compute_seconds=compute,
         backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
@@ -197,22 +229,22 @@ def measure(
 
 @dataclass(frozen=True)
 class _Link:
-    """What averaging takes, as a latency and a time for each byte."""
+    """What averaging takes, as a latency and a time for each gradient."""
 
     latency: float
-    seconds_per_byte: float
+    seconds_per_element: float
 
     @classmethod
-    def measure(cls, comm: Communicator, wire: str | None, algorithm: str) -> _Link:
+    def measure(cls, comm: Communicator, dtype: str, wire: str | None, algorithm: str) -> _Link:
         times = []
         for count in (_SMALL, _LARGE):
-            with GradientPool(comm, [count], wire=wire, algorithm=algorithm) as pool:
+            with GradientPool(comm, [count], dtype, wire=wire, algorithm=algorithm) as pool:
                 times.append(_median(comm, pool))
-        slope = max(0.0, (times[1] - times[0]) / (_FLOAT * (_LARGE - _SMALL)))
-        return cls(max(0.0, times[0] - slope * _FLOAT * _SMALL), slope)
+        slope = max(0.0, (times[1] - times[0]) / (_LARGE - _SMALL))
+        return cls(max(0.0, times[0] - slope * _SMALL), slope)
 
-    def seconds(self, nbytes: float) -> float:
-        return self.latency + nbytes * self.seconds_per_byte if nbytes else 0.0
+    def seconds(self, elements: float) -> float:
+        return self.latency + elements * self.seconds_per_element if elements else 0.0
 
 
 def _median(comm: Communicator, pool: GradientPool) -> float:
@@ -230,7 +262,7 @@ def _median(comm: Communicator, pool: GradientPool) -> float:
 
 def _bookkeeping(comm: Communicator, sparsity: Sparsity) -> float:
     """Return the seconds of bookkeeping for one parameter, on the slowest rank."""
-    count = max(_LARGE, 4 * sparsity.chunk_size)
+    count = max(_LARGE, sparsity.chunk_size)
     times = np.zeros(_REPETITIONS + 2)
     with SparseGradientPool(comm, [count], density=sparsity.density, chunk_size=sparsity.chunk_size) as pool:
         for i in range(len(times)):
@@ -259,4 +291,4 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms"
 
 
-__all__ = ["Explanation", "Sparsity", "measure"]
+__all__ = ["Explanation", "Sparsity", "Subject", "measure"]

@@ -77,6 +77,7 @@ class Strategy(ABC):
         comm: Communicator,
         parameters: int,
         *,
+        dtype: str = "float32",
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
@@ -88,6 +89,8 @@ class Strategy(ABC):
             Whose ranks take part.
         parameters : int
             How many the model has.
+        dtype : {"float32", "float16", "bfloat16"}
+            Of the gradients.
         compute_seconds : float, optional
             What a step takes without communication. Without it the gain is that of communication alone.
         backward_seconds : float, optional

@@ -225,9 +225,14 @@ class PooledGradients:
         else:
             native.step(self.pool._native, settings, gradient_scale)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an iteration has begun."""
+        return bool(self.order) or self.pool.ready_count > 0
+
     def abandon(self) -> None:
         """End an iteration that backpropagation has begun, here or in the pool of another dtype, and not ended."""
-        if len(self.parameters) not in self.order:
+        if len(self.parameters) not in self.order and self.pool.ready_count <= len(self.parameters):
             self._write_status(True)
             self.pool.ready(len(self.parameters))
         self.order.clear()
@@ -278,11 +283,10 @@ class PooledGradients:
         return {id(parameter): held for parameter, held in zip(self.parameters, self.pool.held, strict=True)}
 
     def hold(self, held: Mapping[int, Any]) -> None:
-        """Go on from what another pool has held back, of the parameters that are here. Zeroes the gradients."""
+        """Take over what another pool has held back, of the parameters that are here. Zeroes the gradients."""
         if isinstance(self.pool, SparseGradientPool) and any(each.any() for each in held.values()):
-            state = self.pool.state_dict()
-            state["held"] = [held.get(id(p), own) for p, own in zip(self.parameters, state["held"], strict=True)]
-            self.load(state)
+            self.pool.hold([held.get(id(p), own) for p, own in zip(self.parameters, self.pool.held, strict=True)])
+            self._version = self._gradients._version
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of a sparse pool. Zeroes the gradients."""
@@ -303,11 +307,11 @@ class PooledGradients:
         So nothing is lost where no step follows. An iteration that was dropped has sent nothing.
         """
         if isinstance(self.pool, SparseGradientPool) and not self.pool.overflowed:
-            state = self.pool.state_dict()
-            for held, view in zip(state["held"], self.views, strict=True):
-                flat = view.as_strided((view.numel(),), (1,))
-                held += flat.float().div(self.pool.loss_scale).numpy()
-            self.load(state)
+            held = [each.copy() for each in self.pool.held]
+            for each, view in zip(held, self.views, strict=True):
+                each += view.as_strided((view.numel(),), (1,)).float().div(self.pool.loss_scale).numpy()
+            self.pool.hold(held)
+            self._version = self._gradients._version
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

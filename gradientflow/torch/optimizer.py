@@ -151,6 +151,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._model = model
         self.strategy = _checked_strategy(strategy, fusion_threshold, wire)
         self.loss_scale = LossScale.of(loss_scale)
+        if self.loss_scale is not None:
+            self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
         self._step_supports_amp_scaling = self.strategy.is_sparse or self.loss_scale is not None
         self._parts: list[PooledGradients] = []
@@ -329,8 +331,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             ``compute_seconds`` and ``backward_seconds``, as in `gradientflow.strategies.Strategy.explain`.
         """
         self._check_open()
-        parameters = sum(parameter.numel() for parameter in self._trained().values())
-        explanation: Explanation = self.strategy.explain(self.comm, parameters, **times)
+        trained = list(self._trained().values())
+        parameters = sum(parameter.numel() for parameter in trained)
+        widest = max((parameter.dtype for parameter in trained), key=lambda dtype: dtype.itemsize)
+        dtype = "float32" if widest is torch.float64 else str(widest).removeprefix("torch.")
+        explanation: Explanation = self.strategy.explain(self.comm, parameters, dtype=dtype, **times)
         return explanation
 
     def __repr__(self) -> str:
@@ -567,7 +572,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _abandon(self) -> None:
         """End what a backward pass has begun and not ended; the other ranks end it in `_wait`."""
-        if not any(part.order for part in self._parts):
+        if not any(part.is_under_way for part in self._parts):
             return
         self._orders = [[index for index in part.order if index < len(part.parameters)] for part in self._parts]
         for part in self._parts:
@@ -580,7 +585,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._flushed = False
         failures = [error for part in self._parts if (error := self._wait_for(part)) is not None]
         if failures or (self.loss_scale is not None and any(part.overflowed for part in self._parts)):
-            self._overflowed = True
+            self._overflowed = not failures  # an error is told once, and a later step is another one
             for part in self._parts:
                 part.put_back()  # where gradients were finite: no step will use them
         if failures:
@@ -804,6 +809,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._drop_pools()
         for key in [key for key, owner in _owners.items() if owner is self]:
             del _owners[key]
+        if self.loss_scale is not None:
+            self.loss_scale.release()
         if self._owns_comm:
             self.comm.__exit__(kind, value, traceback)
 

@@ -373,8 +373,8 @@ gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* importan
 // gf_sparse_pool_bytes / gf_dtype_size elements.
 gf_status gf_sparse_pool_held(const gf_sparse_pool* pool, float* held);
 
-// Holds back what `held` has, in that layout, and sends the `important` chunks next; NULL: all. The same choice on all
-// ranks.
+// Holds back what `held` has, in that layout, and sends the `important` chunks next; NULL: all. The same choice and
+// iteration on all ranks, or GF_ERROR_MISMATCH. Collective.
 gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* held, const uint8_t* important);
 
 // Not collective.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../base/text.hpp"
+#include "layout.hpp"
 #include "same_on_all_ranks.hpp"
 
 namespace gradientflow::engine {
@@ -15,10 +16,8 @@ namespace {
 
 using Clock = Times::Clock;
 
-constexpr std::size_t alignment = 64;
-constexpr std::size_t message_bytes = 8 * mib;         // from here on an allreduce takes as long as its bytes do
-constexpr std::size_t hot_bytes = 256 * kib;           // stay in the caches until all ranks have come so far
-constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
+constexpr std::size_t message_bytes = 8 * mib;  // from here on an allreduce takes as long as its bytes do
+constexpr std::size_t hot_bytes = 256 * kib;    // stay in the caches until all ranks have come so far
 
 }  // namespace
 
@@ -30,15 +29,9 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       fusion_threshold_(options.fusion_threshold.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes)),
       tensors_(counts.size()),
       active_(counts.size()),
-      offsets_{0},
+      offsets_(lay_out(counts, dtype)),
       ready_(counts.size(), false) {
   check_reducible(dtype, ReduceOp::mean);
-  for (const std::size_t count : counts) {
-    if (count > largest || bytes() > largest) {
-      throw Error(ErrorKind::value, "a pool of more than 1 TiB a rank is not possible");
-    }
-    offsets_.push_back(bytes() + (count * size_of(dtype) + alignment - 1) / alignment * alignment);
-  }
   lay_out_ranges();
   communicator.check({.signature = call_for(0).signature, .input = nullptr, .output = nullptr, .counts = {}});
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
@@ -247,35 +240,10 @@ std::optional<Error> GradientPool::start_next_iteration() {
 }
 
 void GradientPool::wait(std::optional<double> timeout) {
-  if (timeout && std::isnan(*timeout)) {
-    throw Error(ErrorKind::value, "timeout is not a number");
-  }
+  check_timeout(timeout);
   check_open();
-  const std::uint64_t awaited = iteration();
-  Deadline deadline;
-  if (timeout) {
-    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                  std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
-  }
-  std::unique_lock one_at_a_time(waiting_, std::defer_lock);
-  bool in_time = true;
-  if (deadline) {
-    in_time = one_at_a_time.try_lock_until(*deadline);
-  } else {
-    one_at_a_time.lock();
-  }
-  if (iteration() != awaited) {  // another thread has waited for it
-    return;
-  }
-  try {
-    if (!in_time) {
-      throw TimeOver();
-    }
-    end_iteration(deadline);
-  } catch (const TimeOver&) {
-    throw Error(ErrorKind::timeout,
-                "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
-  }
+  wait_for_end(
+      waiting_, timeout, [this] { return iteration(); }, [this](Deadline deadline) { end_iteration(deadline); });
 }
 
 std::shared_ptr<Handle> GradientPool::submit(const collective::Call& call) {

@@ -21,6 +21,7 @@
 #include "../collective/pooled_slices.hpp"
 #include "communicator.hpp"
 #include "fusion.hpp"
+#include "waiting.hpp"
 
 namespace gradientflow::engine {
 
@@ -93,8 +94,6 @@ class GradientPool {
 
  private:
   enum class Progress { thread, caller, in_wait };
-  struct TimeOver : std::exception {};  // and the iteration goes on
-  using Deadline = std::optional<Times::Clock::time_point>;
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
   void check_open() const;

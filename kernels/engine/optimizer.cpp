@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "../compute/kernels.hpp"
 #include "../compute/optimizer_steps.hpp"
 
 namespace gradientflow::engine {
@@ -88,6 +89,13 @@ void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, 
   } else if (!keep_master || parameter.master.size() != parameter.count) {
     parameter.master = FloatArray(parameter.count);
     compute::cast(parameter.master.data(), DType::float32, data, dtype, parameter.count, 1.0F);
+  }
+}
+
+void Optimizer::round_master(std::size_t tensor) {
+  const Parameter& parameter = parameters_[tensor];
+  if (parameter.master.data() != nullptr && parameter.data != nullptr) {
+    compute::cast(parameter.data, parameter.dtype, parameter.master.data(), DType::float32, parameter.count, 1.0F);
   }
 }
 

@@ -37,6 +37,9 @@ class Optimizer {
   // from there, unless `keep_master`. Throws Error(type) for another dtype.
   void set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master);
 
+  // Makes weights of 16 bits what their master weights round to.
+  void round_master(std::size_t tensor);
+
   // One step of the tensors that have settings, with the gradients times `gradient_scale`. Of a sparse pool those steps
   // only reach what the last iteration has sent, momentum included, unless `everywhere`. Throws Error(value) where the
   // pool has other tensors, or weights are missing: before anything is changed.

@@ -13,31 +13,15 @@
 #include "../compute/chunks.hpp"
 #include "../compute/kernels.hpp"
 #include "chunk_selection.hpp"
+#include "layout.hpp"
 #include "same_on_all_ranks.hpp"
 
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t alignment = 64;
-constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
-constexpr std::size_t trailer_size = 3;                // numbers that travel behind the norms
-
+constexpr std::size_t trailer_size = 3;           // numbers that travel behind the norms
 constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
-
-constexpr std::size_t beyond_caches = mib;  // from here on, what is held back leaves the caches
-
-struct TimeOver : std::exception {};  // and the iteration goes on
-
-std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype) {
-  std::vector<std::size_t> offsets{0};
-  for (const std::size_t count : counts) {
-    if (count > largest || offsets.back() > largest) {
-      throw Error(ErrorKind::value, "a pool of more than 1 TiB a rank is not possible");
-    }
-    offsets.push_back(offsets.back() + (count * size_of(dtype) + alignment - 1) / alignment * alignment);
-  }
-  return offsets;
-}
+constexpr std::size_t beyond_caches = mib;        // from here on, what is held back leaves the caches
 
 void check_options(DType dtype, const SparsePool::Options& options) {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
@@ -76,7 +60,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
                        const Options& options)
     : options_(options),
       dtype_(dtype),
-      offsets_(offsets_of(counts, dtype)),
+      offsets_(lay_out(counts, dtype)),
       chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))),
       extra_(options.extra, 0.0),
       ready_(counts.size() + 1, false),
@@ -131,6 +115,7 @@ void SparsePool::check_open() const {
 void SparsePool::check_between_iterations(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (ready_count_ > 0) {
+    check_open();
     throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
   }
 }
@@ -282,12 +267,20 @@ void SparsePool::note_nonfinite(std::size_t chunk) {
   }
 }
 
+void SparsePool::zero_extra_if_not_ready() {
+  if (!ready_.back()) {
+    ready_.back() = true;
+    std::fill(extra_.begin(), extra_.end(), 0.0);
+  }
+}
+
 // Zeros for tensors that are not ready, and everything on its way.
 void SparsePool::finish_what_is_left() {
   std::vector<std::size_t> full;
   {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [this] { return busy_ == 0; });
+    zero_extra_if_not_ready();
     for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
       if (!ready_[tensor]) {
         std::memset(data() + offsets_[tensor], 0, offsets_[tensor + 1] - offsets_[tensor]);
@@ -303,6 +296,7 @@ void SparsePool::finish_what_is_left() {
 void SparsePool::send_nothing_of_what_is_left() {
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return busy_ == 0; });
+  zero_extra_if_not_ready();
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (done_[chunk] == 0 && important_[chunk] != 0) {
       std::memset(send_->data() + send_->offset(slot_[chunk]), 0, chunk_size_ * size_of(dtype_));
@@ -317,36 +311,12 @@ void SparsePool::send_nothing_of_what_is_left() {
 // -----------------------------------------------------------------------------------------
 
 void SparsePool::wait(std::optional<double> timeout, double density) {
-  if (timeout && std::isnan(*timeout)) {
-    throw Error(ErrorKind::value, "timeout is not a number");
-  }
+  check_timeout(timeout);
   const std::size_t next = important_count(density, chunks());
   check_open();
-  const std::uint64_t awaited = iteration();
-  Deadline deadline;
-  if (timeout) {
-    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                  std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
-  }
-  std::unique_lock one_at_a_time(waiting_, std::defer_lock);
-  bool in_time = true;
-  if (deadline) {
-    in_time = one_at_a_time.try_lock_until(*deadline);
-  } else {
-    one_at_a_time.lock();
-  }
-  if (iteration() != awaited) {  // another thread has waited for it
-    return;
-  }
-  try {
-    if (!in_time) {
-      throw TimeOver();
-    }
-    end_iteration(deadline, next);
-  } catch (const TimeOver&) {
-    throw Error(ErrorKind::timeout,
-                "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
-  }
+  wait_for_end(
+      waiting_, timeout, [this] { return iteration(); },
+      [this, next](Deadline deadline) { end_iteration(deadline, next); });
 }
 
 void SparsePool::abandon() {
@@ -355,7 +325,13 @@ void SparsePool::abandon() {
   if (iteration() == given_up && ready_count() > 0) {
     check_open();
     abandoned_ = true;
-    end_iteration({}, 0);
+    try {
+      end_iteration({}, 0);
+    } catch (const Error& error) {  // what the others are told of their iteration is not for who has given it up
+      if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
+        throw;
+      }
+    }
   }
 }
 
@@ -539,7 +515,8 @@ Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
   const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
                                                       : "a gradient of the tensors " + std::to_string(place.first) +
                                                             " to " + std::to_string(place.last);
-  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank) : "once averaged";
+  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank)
+                                            : "once averaged, as it is too large for what it travels as";
   return {ErrorKind::nonfinite,
           which + " is not finite " + where + ": the iteration is dropped, and what is held back is as before"};
 }
@@ -621,6 +598,7 @@ void SparsePool::set_loss_scale(double scale) {
 }
 
 void SparsePool::zero() {
+  check_open();
   check_between_iterations("gradients are zeroed");
   for (const Span& span : spans()) {
     std::memset(at(span.begin), 0, (span.end - span.begin) * size_of(dtype_));
@@ -641,11 +619,10 @@ void SparsePool::copy_held(std::span<float> destination) const {
   }
 }
 
-void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
-                         std::uint64_t iteration) {
+void SparsePool::replace_held(std::span<const float> held) {
   check_open();
-  check_between_iterations("what is held back is restored");
-  if (held.size() != elements() || (!important.empty() && important.size() != chunks())) {
+  check_between_iterations("what is held back is replaced");
+  if (held.size() != elements()) {
     throw Error(ErrorKind::value, "the state is that of a pool of another size");
   }
   if (held_[0].data() != nullptr) {
@@ -653,10 +630,23 @@ void SparsePool::restore(std::span<const float> held, const std::vector<std::uin
     std::fill(side_.begin(), side_.end(), 0);
     std::fill(holds_.begin(), holds_.end(), 1);
   }
+  drop_gradients();
+}
+
+void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
+                         std::uint64_t iteration) {
+  check_open();
+  check_between_iterations("what is held back is restored");
+  if (!important.empty() && important.size() != chunks()) {
+    throw Error(ErrorKind::value, "the state is that of a pool of another size");
+  }
+  const std::vector<std::size_t> flags(important.begin(), important.end());
+  check_same_on_all_ranks(
+      *communicator_, "states of sparse gradient pools",
+      "iteration " + std::to_string(iteration) + ", important chunks " + std::to_string(collective::hash_of(flags)));
+  replace_held(held);
   choose(important.empty() ? std::vector<std::uint8_t>(chunks(), 1) : important);
-  std::memset(data(), 0, bytes());
   const std::lock_guard lock(mutex_);
-  sent_.clear();
   iteration_ = iteration;
 }
 

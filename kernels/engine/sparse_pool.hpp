@@ -28,6 +28,7 @@
 #include "communicator.hpp"
 #include "float_array.hpp"
 #include "gradient_pool.hpp"
+#include "waiting.hpp"
 
 namespace gradientflow::engine {
 
@@ -110,7 +111,10 @@ class SparsePool {
 
   // What is held back, laid out as the gradients. Between iterations.
   void copy_held(std::span<float> destination) const;
+  // Zeroes the gradients. Of this rank alone.
+  void replace_held(std::span<const float> held);
   // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
+  // Collective: throws Error(mismatch) where ranks would go on differently.
   void restore(std::span<const float> held, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
   void close(bool drain) noexcept;
@@ -118,7 +122,6 @@ class SparsePool {
 
  private:
   using Clock = Times::Clock;
-  using Deadline = std::optional<Clock::time_point>;
 
   class Busy;
 
@@ -135,6 +138,7 @@ class SparsePool {
   void gather(std::size_t chunk);
   void hold_back(std::size_t chunk);
   void note_nonfinite(std::size_t chunk);
+  void zero_extra_if_not_ready();  // with mutex_ held
   void finish_what_is_left();
   void send_nothing_of_what_is_left();
 

@@ -132,10 +132,13 @@ def check_straight_line(comm: gf.Communicator) -> None:
             missing = order.pop() if step % 3 == 2 else None  # which counts as zeros, on this rank
             for index in order:
                 pool.ready(index)
+            numbers = np.array([[rank, step] for rank in range(SIZE)], np.float64)
             for rank in range(SIZE):
                 theirs = np.random.default_rng([step, rank]).permutation(len(SHAPES) + 1).tolist()[-1]
                 if step % 3 == 2 and theirs < len(SHAPES):
                     gradients[rank, slice(*starts(pool)[theirs])] = 0
+                elif step % 3 == 2:
+                    numbers[rank] = 0
             assert pool.ready_count == len(SHAPES) + (missing is None)
             pool.wait()
             optimizer.step()
@@ -146,7 +149,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
             assert pool.sent.tolist() == reference.sent
             assert np.allclose(pool.norms, reference.norms, rtol=1e-6)
             assert pool.important.tolist() == reference.important
-            assert pool.extra.tolist() == [(SIZE - 1) / 2, step]
+            assert pool.extra.tolist() == (numbers.sum(axis=0) / SIZE).tolist()
             for weight, (begin, end) in zip(weights, starts(pool), strict=True):
                 assert np.array_equal(weight.ravel(), reference.weights[begin:end])
             covered = [element for begin, end in pool.spans for element in range(begin, end)]
@@ -421,6 +424,16 @@ def check_abandon(comm: gf.Communicator) -> None:
     assert pool.important.tolist() == [True, True, False, False]
     for view in pool.views:
         view[...] = 4
+    if RANK == 0 and SIZE > 1:
+        pool.views[2][0] = np.nan  # of which who gives up hears nothing
+        pool.ready(2)
+        with raises(NonFiniteError, "tensor 2"):
+            pool.wait()
+    elif SIZE > 1:
+        pool.ready(1)
+        pool.abandon()
+    for view in pool.views:
+        view[...] = 4
     gives_up = RANK == SIZE - 1
     pool.ready(0)
     if gives_up:
@@ -440,7 +453,7 @@ def check_abandon(comm: gf.Communicator) -> None:
     pool.zero()
     pool.ready()
     pool.wait()
-    assert pool.iteration == 4
+    assert pool.iteration == 4 + (SIZE > 1)
 
 
 def check_state(comm: gf.Communicator) -> None:
@@ -500,6 +513,15 @@ def check_state(comm: gf.Communicator) -> None:
     assert finer.important.all()  # other chunks than those that were chosen
     with raises(ArgumentError, "sizes"):
         gf.optimizers.SGD(stranger, [np.zeros(5, np.float32), np.zeros(6, np.float32)], 0.1).load_state_dict(steps)
+    if SIZE > 1:  # states that would make the ranks send different chunks
+        with raises(MismatchError, "states of sparse gradient pools"):
+            other.load_state_dict({**saved, "iteration": 4 + (RANK == 0)})
+    with raises(ArgumentError, "not finite"):
+        other.load_state_dict({**saved, "held": [held + np.float32(np.nan) for held in saved["held"]]})
+    with raises(ArgumentTypeError, "dictionary"):
+        other.load_state_dict(None)  # type: ignore[arg-type]
+    scalar = gf.SparseGradientPool(comm, [(), 3], momentum=1.0, chunk_size=1)
+    scalar.load_state_dict(scalar.consolidated_state_dict())
     pool.ready(0)
     with raises(ArgumentError, "between iterations"):
         pool.load_state_dict(saved)
