@@ -590,8 +590,42 @@ def check_not_finite(comm: gf.Communicator) -> None:
         loss.backward()
     assert bits(model.parameters()) == before
     assert all(map(np.array_equal, optimizer.pools[0].held, held))
-    train(model, optimizer, range(3, 6))
+    optimizer.zero_grad()
+    loss_of(model, batch_of(RANK, 3)).backward()
+    optimizer.step()  # which is made: what went wrong was told, and is over
+    assert bits(model.parameters()) != before
+    train(model, optimizer, range(4, 6))
     same_everywhere(model.parameters())
+
+
+def check_a_schedule_that_raises(comm: gf.Communicator) -> None:
+    """The exception comes out of backward(), and training can go on."""
+    model = seeded(Net)
+    failing = [4]
+
+    def density(iteration: int) -> float:
+        if iteration in failing:
+            failing.clear()
+            raise LookupError("no density")
+        return 0.5
+
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(density, chunk_size=16))
+    train(model, optimizer, range(3))
+    optimizer.zero_grad()
+    with raises(LookupError, "no density"):
+        loss_of(model, batch_of(RANK, 3)).backward()
+    train(model, optimizer, range(4, 7))
+    same_everywhere(model.parameters())
+
+
+def check_a_loss_scale_is_for_one(comm: gf.Communicator) -> None:
+    scale = LossScale()
+    models = [seeded(Net), seeded(Net)]
+    first = gft.DistributedOptimizer(sgd(models[0]), models[0], comm, loss_scale=scale)
+    with raises(ArgumentError, "one optimiser"):
+        gft.DistributedOptimizer(sgd(models[1]), models[1], comm, loss_scale=scale)
+    first.close()
+    gft.DistributedOptimizer(sgd(models[1]), models[1], comm, loss_scale=scale).close()
 
 
 def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
@@ -905,6 +939,8 @@ run_checks(
         check_training_in_16_bits_learns,
         check_overflow,
         check_not_finite,
+        check_a_schedule_that_raises,
+        check_a_loss_scale_is_for_one,
         check_an_exception_on_one_rank,
         check_grad_scaler,
         check_resuming_is_exact,
