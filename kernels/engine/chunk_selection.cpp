@@ -10,7 +10,7 @@
 namespace gradientflow::engine {
 
 std::size_t important_count(double density, std::size_t chunks) {
-  if (!(density > 0.0 && density <= 1.0)) {
+  if (std::isnan(density) || density <= 0.0 || density > 1.0) {
     throw Error(ErrorKind::value, "a density is above 0 and at most 1, not " + format_number(density));
   }
   constexpr double rounding = 1e-9;

@@ -123,16 +123,17 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
                                       std::to_string(tensors()) + " tensors");
   }
   for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
-    if (settings[tensor] && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
+    const std::optional<Settings>& given = settings[tensor];
+    if (given && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
       throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are missing");
     }
-    if (settings[tensor] && settings[tensor]->momentum != 0.0F) {
+    if (given && given->momentum != 0.0F) {
       (void)momentum(tensor);  // memory may be what is missing: before anything is changed
     }
   }
   for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
-    if (settings[tensor]) {
-      step_of(parameters_[tensor], *settings[tensor], gradients, tensor, scale);
+    if (const std::optional<Settings>& given = settings[tensor]) {
+      step_of(parameters_[tensor], *given, gradients, tensor, scale);
     }
   }
 }

@@ -31,7 +31,7 @@ void check_options(DType dtype, const SparsePool::Options& options) {
   if (options.chunk_size == 0) {
     throw Error(ErrorKind::value, "a chunk has at least 1 element, not 0");
   }
-  if (!(options.momentum >= 0.0F && options.momentum <= 1.0F)) {
+  if (std::isnan(options.momentum) || options.momentum < 0.0F || options.momentum > 1.0F) {
     throw Error(ErrorKind::value, "the momentum of what is held back is from 0 to 1, not " +
                                       format_number(static_cast<double>(options.momentum)));
   }
