@@ -39,7 +39,7 @@ void check_options(DType dtype, const SparsePool::Options& options) {
 
 }  // namespace
 
-// A thread that works on chunks; `wait` waits for it. Adds up the time that it takes.
+// A thread that works on chunks; `wait` waits for it.
 class SparsePool::Busy {
  public:
   explicit Busy(SparsePool& pool) : pool_(pool) {}  // with mutex_ held, after ++busy_
@@ -138,8 +138,7 @@ std::pair<std::size_t, std::size_t> SparsePool::tensors_of(std::size_t chunk) co
   return {tensor_at(span.begin), tensor_at(span.end - 1)};
 }
 
-// ---- from backpropagation
-// --------------------------------------------------------------------------------------------
+// ---- from backpropagation -------------------------------------------------------------------------------------------
 
 void SparsePool::ready(std::size_t tensor) {
   check_open();
@@ -307,8 +306,7 @@ void SparsePool::send_nothing_of_what_is_left() {
   ready_.assign(ready_.size(), true);
 }
 
-// ---- the end of an iteration
-// -----------------------------------------------------------------------------------------
+// ---- the end of an iteration ----------------------------------------------------------------------------------------
 
 void SparsePool::wait(std::optional<double> timeout, double density) {
   check_timeout(timeout);
@@ -585,8 +583,7 @@ void SparsePool::start_next_iteration() {
   ++iteration_;
 }
 
-// ---- between iterations
-// ----------------------------------------------------------------------------------------------
+// ---- between iterations ---------------------------------------------------------------------------------------------
 
 void SparsePool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
@@ -650,8 +647,7 @@ void SparsePool::restore(std::span<const float> held, const std::vector<std::uin
   iteration_ = iteration;
 }
 
-// ---- what is to be known
-// ---------------------------------------------------------------------------------------------
+// ---- what is to be known --------------------------------------------------------------------------------------------
 
 std::size_t SparsePool::ready_count() const {
   const std::lock_guard lock(mutex_);
