@@ -174,8 +174,8 @@ class BasePool:
         self._native.close(kind is None)
 
 
-def checked_threshold(threshold: Any) -> int | float | None:
-    """Return a fusion threshold in bytes: a whole number of 0 or more, or infinity; None for "auto".
+def native_threshold(threshold: Any) -> int | None:
+    """Return a fusion threshold as the core takes it: in bytes, `NO_LIMIT` for infinity, or None for "auto".
 
     Raises
     ------
@@ -188,24 +188,16 @@ def checked_threshold(threshold: Any) -> int | float | None:
         if threshold == "auto":
             return None
         if threshold.lower() in ("inf", "infinity"):
-            return math.inf
+            return NO_LIMIT
         return int(load_core().parse_bytes(threshold))
     try:
         number = float(min(threshold, NO_LIMIT))
     except TypeError as error:
         message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
         raise ArgumentTypeError(message) from error
-    if number == math.inf or number >= NO_LIMIT:
-        return math.inf
+    if number >= NO_LIMIT:
+        return NO_LIMIT
     if not number >= 0 or number != int(number):
         message = f"fusion_threshold is a whole number of bytes of 0 or more, not {threshold!r}"
         raise ArgumentError(message)
     return int(threshold)
-
-
-def native_threshold(threshold: Any) -> int | None:
-    """Return a fusion threshold as the core takes it: in bytes, or None for "auto"."""
-    checked = checked_threshold(threshold)
-    if checked is None:
-        return None
-    return NO_LIMIT if checked == math.inf else int(checked)

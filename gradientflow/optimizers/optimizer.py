@@ -64,13 +64,18 @@ class _PoolOptimizer:
         for index, parameter in enumerate(parameters):
             self._native.set_parameter(index, parameter)
         self.parameters = list(parameters)
-        if self.loss_scale is not None:
-            self.loss_scale.bind(self)
-        if self.loss_scale is not None and isinstance(pool, SparseGradientPool):
-            if not pool.skip_nonfinite:
-                message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
-                raise ArgumentError(message)
-            pool.loss_scale = self.loss_scale.value
+        if self.loss_scale is None:
+            return
+        if isinstance(pool, SparseGradientPool) and not pool.skip_nonfinite:
+            message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
+            raise ArgumentError(message)
+        self.loss_scale.bind(self)
+        self._scale_pool()
+
+    def _scale_pool(self) -> None:
+        """Tell a sparse pool how its gradients are scaled."""
+        if self.loss_scale is not None and isinstance(self.pool, SparseGradientPool):
+            self.pool.loss_scale = self.loss_scale.value
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step.
@@ -103,8 +108,7 @@ class _PoolOptimizer:
             overflowed = self._overflowed()
             scale = self.loss_scale.value
             self.loss_scale.update(overflowed)
-            if isinstance(self.pool, SparseGradientPool):
-                self.pool.loss_scale = self.loss_scale.value
+            self._scale_pool()
             if overflowed:
                 return False
         else:
@@ -150,8 +154,7 @@ class _PoolOptimizer:
         self.steps = int(state["steps"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
-            if isinstance(self.pool, SparseGradientPool):
-                self.pool.loss_scale = self.loss_scale.value
+            self._scale_pool()
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
         if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(state):

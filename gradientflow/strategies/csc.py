@@ -13,7 +13,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.sparse_pool import Density, SparseGradientPool
 
-from .explanation import Explanation, Sparsity, Subject, measure
+from .explanation import Sparsity
 from .strategy import Strategy
 
 
@@ -127,23 +127,10 @@ class CSC(Strategy):
         self._remember(pool)
         return pool
 
-    def explain(
-        self,
-        comm: Communicator,
-        parameters: int,
-        *,
-        dtype: str = "float32",
-        compute_seconds: float | None = None,
-        backward_seconds: float | None = None,
-    ) -> Explanation:
-        """Measure the link, and tell what a step will send and what gain over dense float32 to expect. Collective.
-
-        The density is that after the warm-up.
-        """
-        density = self.density_at(1 << 30 if callable(self.density) else self.warmup)
-        sparsity = Sparsity(density, self.chunk_size)
-        subject = Subject("CSC", parameters, dtype, self.wire, self.algorithm, sparsity)
-        return measure(comm, subject, compute_seconds, backward_seconds)
+    @property
+    def _sparsity(self) -> Sparsity:
+        """The chunks that are sent after the warm-up."""
+        return Sparsity(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
 
     def __repr__(self) -> str:
         """Return how to make it."""

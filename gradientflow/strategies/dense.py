@@ -9,7 +9,6 @@ import numpy.typing as npt
 from gradientflow.communicator import Communicator
 from gradientflow.pool import GradientPool
 
-from .explanation import Explanation, Subject, measure
 from .strategy import Strategy
 
 
@@ -39,19 +38,6 @@ class Dense(Strategy):
         pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm)
         self._remember(pool)
         return pool
-
-    def explain(
-        self,
-        comm: Communicator,
-        parameters: int,
-        *,
-        dtype: str = "float32",
-        compute_seconds: float | None = None,
-        backward_seconds: float | None = None,
-    ) -> Explanation:
-        """Measure the link, and tell what a step will send and what gain over dense float32 to expect. Collective."""
-        subject = Subject("Dense", parameters, dtype, self.wire, self.algorithm)
-        return measure(comm, subject, compute_seconds, backward_seconds)
 
 
 __all__ = ["Dense"]

@@ -16,7 +16,7 @@ from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
-from .explanation import Explanation
+from .explanation import Explanation, Sparsity, Subject, measure
 
 
 class Strategy(ABC):
@@ -71,7 +71,6 @@ class Strategy(ABC):
             As in `gradientflow.SparseGradientPool`; a dense pool has none of them.
         """
 
-    @abstractmethod
     def explain(
         self,
         comm: Communicator,
@@ -95,7 +94,19 @@ class Strategy(ABC):
             What a step takes without communication. Without it the gain is that of communication alone.
         backward_seconds : float, optional
             The part of it in which communication can hide; by default two thirds of it.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If a number is negative.
         """
+        subject = Subject(type(self).__name__, parameters, dtype, self.wire, self.algorithm, self._sparsity)
+        return measure(comm, subject, compute_seconds, backward_seconds)
+
+    @property
+    def _sparsity(self) -> Sparsity | None:
+        """What of the gradients is sent, if not everything."""
+        return None
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
         """Return the wire of pools of a dtype."""
