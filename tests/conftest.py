@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import emulator
 import pytest
 
+from gradientflow._location import PACKAGE
 from gradientflow.launch import (
     OPEN_MPI,
     SESSION_FOLDER,
@@ -156,6 +159,36 @@ def _command_of(pid: int) -> str:
 def launcher() -> Launcher:
     """Find the launcher that belongs to the MPI library in use."""
     return find_launcher()
+
+
+@pytest.fixture(scope="session")
+def cuda_devices() -> int:
+    """How many CUDA devices this machine has. Asked elsewhere: a process has real devices or emulated ones, not both."""
+    program = (
+        "import gradientflow; from gradientflow._location import load_core; print(load_core().cuda.device_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return int(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def emulated_cuda(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Build the library that emulates a CUDA device, once for all workers, for GRADIENTFLOW_CUDA_LIBRARY."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "cuda-emulator"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        library = folder / emulator.NAME
+        return library if library.exists() else emulator.build(folder, PACKAGE / "lib")
+
+
+@pytest.fixture(scope="session")
+def device_env(cuda_devices: int, request: pytest.FixtureRequest) -> dict[str, str]:
+    """What a job that uses CUDA devices needs in its environment: nothing, or emulated devices where there are none."""
+    if cuda_devices > 0:
+        return {}
+    return {"GRADIENTFLOW_CUDA_LIBRARY": str(request.getfixturevalue("emulated_cuda"))}
 
 
 @pytest.fixture

@@ -30,7 +30,13 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
 
 # Headers of outside libraries, and the only layers that may know them.
-OUTSIDE = {"mpi.h": {"transport", "c"}, "pybind11/": {"bindings"}, "Python.h": {"bindings"}}
+OUTSIDE: dict[str, set[str]] = {
+    "mpi.h": {"transport", "c"},
+    "pybind11/": {"bindings"},
+    "Python.h": {"bindings"},
+    "cuda": {"compute"},
+    "nccl": set(),  # loaded at run time, by declarations of our own
+}
 
 
 def cpp_files(root: Path) -> list[Path]:
@@ -88,7 +94,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.launch": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
+PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
@@ -275,6 +283,8 @@ def test_the_checker_accepts_a_good_tree(tmp_path: Path) -> None:
          "kernels/compute/x.cu includes kernels/collective/x.hpp"),
         ({"kernels/engine/x.cpp": "#include <pybind11/numpy.h>"}, "kernels/engine/x.cpp includes <pybind11/numpy.h>"),
         ({"kernels/collective/x.cpp": "#include <mpi.h>"}, "kernels/collective/x.cpp includes <mpi.h>"),
+        ({"kernels/engine/x.cpp": "#include <cuda_runtime.h>"}, "kernels/engine/x.cpp includes <cuda_runtime.h>"),
+        ({"kernels/transport/x.cpp": "#include <nccl.h>"}, "kernels/transport/x.cpp includes <nccl.h>"),
         ({"kernels/engine/x.cpp": '#include "../../bindings/x.hpp"', "bindings/x.hpp": ""},
          "kernels/engine/x.cpp includes bindings/x.hpp"),
         ({"kernels/extra/x.hpp": ""}, "kernels/extra/x.hpp is in no layer"),

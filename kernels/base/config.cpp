@@ -109,6 +109,13 @@ std::string parse_file(const std::string& text) {
   return text == "off" ? "" : text;
 }
 
+std::string parse_library(const std::string& text) {
+  if (text.empty() || text.back() == '/') {
+    refuse("the name of a file", text);
+  }
+  return text;
+}
+
 std::size_t parse_inline(const std::string& text) {
   const std::size_t value = parse_bytes(text);
   if (value > 65536) {
@@ -191,6 +198,29 @@ const std::vector<Accessor>& accessors() {
         "nothing."},
        [](const Config& c) -> std::string { return c.timeline.empty() ? "off" : c.timeline; },
        [](Config& c, const std::string& t) { c.timeline = parse_file(t); }},
+      {{"host_piece_bytes", "GRADIENTFLOW_HOST_PIECE_BYTES", "bytes",
+        "Tensors of CUDA devices that pass through the host do so in pieces of this size, one on its way down, one "
+        "being reduced, one on its way up."},
+       [](const Config& c) { return std::to_string(c.host_piece_bytes); },
+       [](Config& c, const std::string& t) { c.host_piece_bytes = parse_slot(t); }},
+      {{"device_slot_bytes", "GRADIENTFLOW_DEVICE_SLOT_BYTES", "bytes",
+        "Memory that every rank takes from its CUDA device, for the ranks of the node to exchange ordinary arrays in."},
+       [](const Config& c) { return std::to_string(c.device_slot_bytes); },
+       [](Config& c, const std::string& t) { c.device_slot_bytes = parse_slot(t); }},
+      {{"peer_bytes", "GRADIENTFLOW_PEER_BYTES", "bytes",
+        "Inside a node, ranks exchange tensors of CUDA devices up to this size in each other's memory even if there is "
+        "NCCL."},
+       [](const Config& c) { return std::to_string(c.peer_bytes); },
+       [](Config& c, const std::string& t) { c.peer_bytes = parse_border(t); }},
+      {{"nccl_library", "GRADIENTFLOW_NCCL_LIBRARY", "file",
+        "The NCCL library to load: auto takes the one of the package nvidia-nccl-cu13 or nvidia-nccl-cu12, or the "
+        "system's; off does without NCCL."},
+       [](const Config& c) { return c.nccl_library; },
+       [](Config& c, const std::string& t) { c.nccl_library = parse_library(t); }},
+      {{"cuda_library", "GRADIENTFLOW_CUDA_LIBRARY", "file",
+        "The library with the kernels for CUDA, in place of the installed one (auto). Read once, from the environment."},
+       [](const Config& c) { return c.cuda_library; },
+       [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
         "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "call_list.hpp"
-#include "device.hpp"
+#include "stream.hpp"
 
 namespace gradientflow::compute::cuda {
 

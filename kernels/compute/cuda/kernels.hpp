@@ -7,7 +7,7 @@
 #include <span>
 
 #include "../kernels.hpp"
-#include "device.hpp"
+#include "stream.hpp"
 
 namespace gradientflow::compute::cuda {
 

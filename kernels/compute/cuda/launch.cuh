@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "../../base/error.hpp"
-#include "device.hpp"
+#include "stream.hpp"
 
 namespace gradientflow::compute::cuda {
 

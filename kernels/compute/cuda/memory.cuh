@@ -17,6 +17,7 @@ struct alignas(n * sizeof(T)) Pack {
   __device__ T operator[](int i) const { return element[i]; }
 };
 
+#ifdef __CUDACC__
 template <int n, class T>
 __device__ Pack<T, n> load(const T* address) {
   constexpr std::size_t bytes = sizeof(Pack<T, n>);
@@ -64,6 +65,19 @@ __device__ void store(T* address, const Pack<T, n>& pack) {
                  : "memory");
   }
 }
+#else  // compiled as C++, to be tested where there is no device
+template <int n, class T>
+Pack<T, n> load(const T* address) {
+  Pack<T, n> pack;
+  std::memcpy(&pack, __builtin_assume_aligned(address, sizeof pack), sizeof pack);
+  return pack;
+}
+
+template <int n, class T>
+void store(T* address, const Pack<T, n>& pack) {
+  std::memcpy(__builtin_assume_aligned(address, sizeof pack), &pack, sizeof pack);
+}
+#endif
 
 // Whether packs of n can be loaded from there, and from every n elements on.
 template <int n, class T>

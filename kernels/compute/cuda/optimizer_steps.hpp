@@ -5,7 +5,7 @@
 
 #include "../optimizer_steps.hpp"
 #include "call_list.hpp"
-#include "device.hpp"
+#include "stream.hpp"
 
 namespace gradientflow::compute::cuda {
 

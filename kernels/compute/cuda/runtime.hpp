@@ -1,0 +1,123 @@
+// CUDA as the layers above see it: devices, memory, streams, events, what processes share, and the kernels.
+//
+// All that needs CUDA is in a library of its own, libgradientflow_cuda.so beside the core's, which is loaded when CUDA
+// is used for the first time: one build runs with and without a GPU, and whoever has none loads nothing of it. Nothing
+// above this interface includes a header of CUDA's.
+//
+// Work is put into a stream and done in its order; only what is called synchronize, allocate, free or register waits
+// for a device. Calls are for the current device of the calling thread (see UseDevice), where they have no stream,
+// event or memory to tell. What CUDA reports is thrown as Error(system), or as Error(memory) where there is no memory
+// left; what is called destroy, free or close throws nothing. Errors of kernels are reported by a later call.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "chunks.hpp"
+#include "kernels.hpp"
+#include "optimizer_steps.hpp"
+#include "stream.hpp"
+
+namespace gradientflow::compute::cuda {
+
+enum class MemoryKind { pageable, pinned, device, managed };
+
+// What is known of an address; `device` is where the memory is, for device and managed memory.
+struct MemoryFacts {
+  MemoryKind kind;
+  int device;
+};
+
+enum class EventKind {
+  order,    // streams wait for it
+  time,     // tells when it happened, too
+  process,  // streams of other processes may wait for it, too
+};
+
+// What another process opens memory or an event by.
+using ProcessHandle = std::array<std::byte, 64>;
+
+// Allocations that are shared are multiples of this, so that they share no block of the driver's with others.
+inline constexpr std::size_t shared_grain = std::size_t{2} << 20;
+
+class Runtime {
+ public:
+  Runtime() = default;
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  virtual ~Runtime() = default;
+
+  // ---- devices
+  [[nodiscard]] virtual int device_count() const noexcept = 0;  // 0 without a driver
+  [[nodiscard]] virtual std::string trouble() const = 0;        // why there is no device, if there is none
+  [[nodiscard]] virtual int device() const = 0;                 // the calling thread's
+  virtual void use(int device) const = 0;
+  [[nodiscard]] virtual std::string name(int device) const = 0;
+  [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // the same in all processes of a machine
+  [[nodiscard]] virtual bool can_access(int device, int peer) const = 0;
+
+  // ---- memory
+  [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) const = 0;  // nullptr for none
+  virtual void free(void* memory) const noexcept = 0;
+  virtual void register_host(void* memory, std::size_t bytes) const = 0;  // pins it, for all devices
+  virtual void unregister_host(void* memory) const noexcept = 0;
+  [[nodiscard]] virtual MemoryFacts facts(const void* address) const = 0;
+  // Between host and device in either direction, or on devices. What is not pinned may be waited for.
+  virtual void copy(void* destination, const void* source, std::size_t bytes, Stream stream) const = 0;
+  virtual void clear(void* destination, std::size_t bytes, Stream stream) const = 0;  // to zeros
+
+  // ---- streams and events
+  [[nodiscard]] virtual Stream make_stream() const = 0;  // of high priority, and not ordered with the default stream
+  virtual void destroy(Stream stream) const noexcept = 0;
+  virtual void synchronize(Stream stream) const = 0;
+  [[nodiscard]] virtual Event make_event(EventKind kind) const = 0;
+  virtual void destroy_event(Event event) const noexcept = 0;
+  virtual void record(Event event, Stream stream) const = 0;
+  virtual void wait(Stream stream, Event event) const = 0;      // what is put into the stream from now on waits
+  [[nodiscard]] virtual bool happened(Event event) const = 0;   // an event that was never recorded has happened
+  virtual void synchronize_event(Event event) const = 0;        // without burning a core
+  [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // between two that tell the time
+
+  // ---- with other processes of the machine
+  [[nodiscard]] virtual ProcessHandle share(void* memory) const = 0;  // what allocate() returned
+  [[nodiscard]] virtual std::byte* open(const ProcessHandle& allocation) const = 0;
+  virtual void close(void* opened) const noexcept = 0;
+  [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
+  [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
+
+  // ---- kernels, as kernels.hpp, chunks.hpp and optimizer_steps.hpp of this folder say
+  virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
+                      const Reduction& reduction, Stream stream) const = 0;
+  virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
+                    std::size_t count, float scale, Stream stream) const = 0;
+  virtual void count_nonfinite(const void* source, DType dtype, std::size_t count, std::uint64_t* found,
+                               Stream stream) const = 0;
+  virtual void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream) const = 0;
+  virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
+  virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
+  virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
+  virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch,
+                              Stream stream) const = 0;
+};
+
+// What the library exports, under this name: its runtime, which lives as long as the process does.
+extern "C" using MakeRuntime = const Runtime*();
+inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
+
+// Loads the library, once. Throws Error(system), with what is to be done about it, where there is none, where it cannot
+// be loaded, or where there is no device.
+[[nodiscard]] const Runtime& runtime();
+
+// Why runtime() throws; empty where it does not.
+[[nodiscard]] std::string runtime_trouble();
+
+// Whether the core was built with CUDA: the library is there, if perhaps no device.
+[[nodiscard]] bool is_built();
+
+// How many devices runtime() serves; 0 where it throws.
+[[nodiscard]] int device_count();
+
+}  // namespace gradientflow::compute::cuda

@@ -1,0 +1,9 @@
+// Streams and events, as the layers above name them. The default stream is nullptr.
+#pragma once
+
+namespace gradientflow::compute::cuda {
+
+using Stream = void*;  // a cudaStream_t
+using Event = void*;   // a cudaEvent_t
+
+}  // namespace gradientflow::compute::cuda
