@@ -9,11 +9,19 @@
 #include <vector>
 
 #include "../base/dtype.hpp"
+#include "../compute/cuda/stream.hpp"
 #include "../compute/kernels.hpp"
 #include "../transport/signature.hpp"
 #include "partition.hpp"
 
 namespace gradientflow::collective {
+
+// The device that has the tensors of a call, and the stream in which they are ready: what is put into it after the call
+// sees the result.
+struct Placement {
+  int device;
+  compute::cuda::Stream stream;
+};
 
 // The number of elements in `input` and in `output`, for `count` in the signature and P ranks:
 //                       input                         output
@@ -32,7 +40,8 @@ struct Call {
   transport::Signature signature;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<std::size_t> counts = {};  // allgatherv: by rank
+  std::vector<std::size_t> counts = {};    // allgatherv: by rank
+  std::optional<Placement> placement = {};  // where signature.memory is a device's
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }

@@ -34,10 +34,11 @@ using transport::CallKind;
 using transport::Signature;
 
 // Every rank decides alone which way a call goes, so these settings must be the same everywhere.
-constexpr std::array<std::string_view, 13> agreed_fields = {
+constexpr std::array<std::string_view, 16> agreed_fields = {
     "node_size",       "direct_read",   "inline_bytes", "staging_bytes", "direct_read_bytes",
     "streaming_bytes", "segment_bytes", "window",       "stretch_bytes", "doubling_bytes",
-    "ring_bytes",      "timeline",      "progress"};
+    "ring_bytes",      "timeline",      "progress",     "host_piece_bytes", "device_slot_bytes",
+    "peer_bytes"};
 
 }  // namespace
 
@@ -189,6 +190,12 @@ Outcome Group::serve(const Call& call) {
       mpi_.check_not_finalized();
       outcome.nonfinite = run_over_messages(call, choice);
       break;
+    case Path::device_memory:
+    case Path::device_staged:
+    case Path::nccl:
+    case Path::nccl_hierarchical:
+    case Path::through_host:
+      throw Error(ErrorKind::internal, "a call on tensors of a device came to the collectives of the host");
   }
   if (config_.debug) {
     report(call.signature, choice);
@@ -503,6 +510,11 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   }
   node_->check_nobody_failed();
   return choice;
+}
+
+void Group::agree_on(const Call& call) {
+  mpi_.check_not_finalized();
+  announce({.signature = call.signature, .counts = call.counts}, Along::nothing);
 }
 
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {

@@ -53,6 +53,10 @@ class Group {
     return select(situation(signature, in_node_memory), config_);
   }
 
+  // What comes before the data of a call move, for those who move them otherwise: all ranks see that all make the same
+  // call. Throws Error(mismatch), on every rank, where they do not.
+  void agree_on(const Call& call);
+
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
 
   // How the clocks of the ranks stand to each other.
@@ -80,6 +84,7 @@ class Group {
   [[nodiscard]] const transport::Topology& topology() const { return topology_; }
   [[nodiscard]] transport::MpiCommunicator& mpi() { return mpi_; }
   [[nodiscard]] transport::Messages& messages() { return *messages_; }
+  [[nodiscard]] transport::Node& node() { return *node_; }
   [[nodiscard]] const transport::Node& node() const { return *node_; }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] const std::string& direct_read_remark() const { return direct_read_remark_; }

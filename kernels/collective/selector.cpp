@@ -14,9 +14,11 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::array<std::string_view, 14> paths = {
-    "alone", "announcement", "node_memory",        "direct",   "staged", "agreement", "recursive_doubling",
-    "ring",  "hierarchical", "hierarchical_lanes", "binomial", "chain",  "pairwise",  "mpi"};
+constexpr std::array<std::string_view, 19> paths = {
+    "alone",        "announcement",       "node_memory",   "direct",        "staged",   "agreement",
+    "recursive_doubling", "ring",         "hierarchical",  "hierarchical_lanes", "binomial", "chain",
+    "pairwise",     "mpi",                "device_memory", "device_staged", "nccl",     "nccl_hierarchical",
+    "through_host"};
 
 constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
 constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here
@@ -166,6 +168,8 @@ Choice select(const Situation& s, const Config& config) {
     case Algorithm::hierarchical_lanes:
       check_serves(s, {CallKind::allreduce});
       return s.ranks == 1 ? alone : Choice{Path::hierarchical_lanes, asked, choose_between(s, config).between};
+    case Algorithm::nccl:
+      refuse(s, "serves tensors on CUDA devices, and this one is in memory of the host");
   }
   throw Error(ErrorKind::internal, "unknown algorithm");
 }

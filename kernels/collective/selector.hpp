@@ -15,6 +15,7 @@
 //   binomial, chain     broadcast and reduce, small and large
 //   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of middle-sized ones
 //   mpi                 the MPI library's own collectives
+// The ways of tensors on CUDA devices stand in device_selector.hpp.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +43,12 @@ enum class Path {
   binomial,
   chain,
   pairwise,
-  mpi
+  mpi,
+  device_memory,
+  device_staged,
+  nccl,
+  nccl_hierarchical,
+  through_host
 };
 
 [[nodiscard]] std::string_view name_of(Path path);

@@ -307,24 +307,44 @@ void Node::check_peers(Event event, std::uint32_t target) const {
     if ((alive && state == State::open) || arrived(local, part, part_done)) {
       continue;
     }
-    throw state == State::open ? death_of(local)
-    : state == State::closed   ? loss_of(local, "has closed its communicator")
-                               : failure_of(local);
+    throw state == State::open ? death_of(local, signature_)
+    : state == State::closed   ? loss_of(local, "has closed its communicator", signature_)
+                               : failure_of(local, signature_);
   }
 }
 
 void Node::check_nobody_failed() const {
   for (int local = 0; local < size_; ++local) {
     if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
-      throw failure_of(local);
+      throw failure_of(local, signature_);
     }
   }
 }
 
+// A rank that has closed its communicator ends what it has begun. Of ranks that have given up, rather one that has not
+// done so because of another.
+std::optional<Error> Node::find_loss(const Signature& during) const {
+  std::optional<Error> loss;
+  for (int local = 0; local < size_; ++local) {
+    if (local == rank_) {
+      continue;
+    }
+    if (flags(local).state.load(std::memory_order_acquire) == State::failed) {
+      if (flags(local).reason_kind != ErrorKind::peer) {
+        return failure_of(local, during);
+      }
+      loss = failure_of(local, during);
+    } else if (!processes_[static_cast<std::size_t>(local)].alive()) {
+      return death_of(local, during);
+    }
+  }
+  return loss;
+}
+
 // With several nodes a rank may have waited for ranks of other nodes, for all of this one.
-Error Node::failure_of(int local) const {
+Error Node::failure_of(int local, const Signature& during) const {
   const Flags& theirs = flags(local);
-  const Error lost = loss_of(local, "has given up after an error");
+  const Error lost = loss_of(local, "has given up after an error", during);
   return {waits_outside_ && theirs.reason_kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
           std::string(lost.what()) + ": " + theirs.reason.data()};
 }
@@ -337,14 +357,14 @@ std::uint64_t Node::pulse_of_all() const noexcept {
   return sum;
 }
 
-Error Node::loss_of(int local, const char* how) const {
+Error Node::loss_of(int local, const char* how, const Signature& during) const {
   return {ErrorKind::peer, "rank " + std::to_string(world_rank(local)) + " " + how + " while rank " +
-                               std::to_string(world_rank(rank_)) + " waited for it in " + describe(signature_)};
+                               std::to_string(world_rank(rank_)) + " waited for it in " + describe(during)};
 }
 
-Error Node::death_of(int local) const {
+Error Node::death_of(int local, const Signature& during) const {
   const std::string pid = std::to_string(processes_[static_cast<std::size_t>(local)].pid());
-  return loss_of(local, ("(process " + pid + ") has died").c_str());
+  return loss_of(local, ("(process " + pid + ") has died").c_str(), during);
 }
 
 void Node::read(int local, void* destination, const void* address, std::size_t bytes) const {
@@ -353,13 +373,16 @@ void Node::read(int local, void* destination, const void* address, std::size_t b
     process.read(destination, address, bytes);
   } catch (const Error& error) {
     if (error.code() == ESRCH || !process.alive()) {
-      throw death_of(local);
+      throw death_of(local, signature_);
     }
     throw;
   }
 }
 
 void Node::fail(const Error& reason) noexcept {
+  if (gives_up_.exchange(true)) {
+    return;
+  }
   Flags& mine = flags(rank_);
   if (mine.state.load(std::memory_order_relaxed) == State::open) {
     mine.reason_kind = reason.kind();

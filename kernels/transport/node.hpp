@@ -151,6 +151,10 @@ class Node {
   // have changed it. Throws Error(peer).
   void check_nobody_failed() const;
 
+  // An Error(peer) about a rank that `during` waits for in vain, because it has died or given up; nothing if there is
+  // none. For any thread.
+  [[nodiscard]] std::optional<Error> find_loss(const Signature& during) const;
+
   // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
   std::shared_ptr<Segment> allocate(std::size_t bytes);
 
@@ -159,6 +163,7 @@ class Node {
 
   // After close() or fail() the others do not wait for this rank any more.
   void close() noexcept { leave(State::closed); }
+  // For any thread; the first reason counts.
   void fail(const Error& reason) noexcept;
   // Makes a call that waits right now, in another thread, throw Error(closed).
   void interrupt() noexcept { interrupted_.store(true); }
@@ -216,9 +221,9 @@ class Node {
   void sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline);
   void check_peers(Event event, std::uint32_t target) const;
   void leave(State state) noexcept;
-  [[nodiscard]] Error death_of(int local) const;
-  [[nodiscard]] Error loss_of(int local, const char* how) const;
-  [[nodiscard]] Error failure_of(int local) const;
+  [[nodiscard]] Error death_of(int local, const Signature& during) const;
+  [[nodiscard]] Error loss_of(int local, const char* how, const Signature& during) const;
+  [[nodiscard]] Error failure_of(int local, const Signature& during) const;
   [[nodiscard]] std::uint64_t pulse_of_all() const noexcept;
   [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
 
@@ -237,6 +242,7 @@ class Node {
   std::uint32_t step_ = 0;      // of the last advance()
   Signature signature_;         // of the call under way
   std::atomic<bool> interrupted_{false};
+  std::atomic<bool> gives_up_{false};
   std::uint32_t segment_count_ = 0;
   mutable std::mutex segments_mutex_;
   std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // by the start of this rank's part

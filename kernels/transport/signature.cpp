@@ -10,7 +10,7 @@ constexpr std::array<std::string_view, call_kind_count> kinds = {"barrier",   "a
                                                                  "allgather", "reduce_scatter", "alltoall",  "gather",
                                                                  "scatter",   "allgatherv",     "allocate",  "split"};
 constexpr std::array<std::string_view, algorithm_count> algorithms = {
-    "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi"};
+    "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"};
 
 bool has_op(CallKind kind) {
   return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
@@ -70,6 +70,9 @@ std::string describe(const Signature& signature) {
   }
   if (signature.wire) {
     text += ", wire " + std::string(name_of(*signature.wire));
+  }
+  if (signature.memory == Memory::device) {
+    text += ", on CUDA devices";
   }
   return text;
 }

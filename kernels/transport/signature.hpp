@@ -35,9 +35,13 @@ enum class Algorithm : std::uint8_t {
   hierarchical_lanes,
   recursive_doubling,
   shared,
-  mpi
+  mpi,
+  nccl
 };
-inline constexpr int algorithm_count = 7;
+inline constexpr int algorithm_count = 8;
+
+// Where a tensor is: in memory of the host, or on a CUDA device.
+enum class Memory : std::uint8_t { host, device };
 
 [[nodiscard]] std::string_view name_of(CallKind kind);
 [[nodiscard]] std::string_view name_of(Algorithm algorithm);
@@ -54,6 +58,7 @@ struct Signature {
   Algorithm algorithm = Algorithm::automatic;
   std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
+  Memory memory = Memory::host;
 
   friend bool operator==(const Signature&, const Signature&) = default;
 };

@@ -589,4 +589,5 @@ def main() -> None:
         say("direct reads:", remark)
 
 
-run(main)
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,51 @@
+// A call cut into pieces that fit into a buffer: for tensors that pass through other memory on their way.
+//
+// Each piece is a smaller call of the same kind, on an input buffer and an output buffer in which its elements lie
+// densely; moves say which bytes of the tensors these are. The pieces are cut alike on all ranks. Allreduce, broadcast
+// and reduce work in place: their output buffer is the input buffer. Pure.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "call.hpp"
+
+namespace gradientflow::collective {
+
+// Offsets in bytes.
+struct Move {
+  std::size_t tensor;
+  std::size_t buffer;
+  std::size_t bytes;
+};
+
+struct CallPiece {
+  Call call;              // without addresses and placement
+  std::vector<Move> in;   // from the input tensor into the input buffer
+  std::vector<Move> out;  // from the output buffer to the output tensor
+};
+
+class CallPieces {
+ public:
+  // No buffer of a piece has more than `capacity` bytes, which must have room for an element of each rank. The
+  // signature's dtype is that of the tensors. The call must outlive this.
+  CallPieces(const Call& call, int ranks, int rank, std::size_t capacity);
+
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] CallPiece at(std::size_t index) const;
+
+ private:
+  [[nodiscard]] std::size_t of_block(std::size_t rank) const;  // elements of that rank's block, in blockwise calls
+  const Call& call_;
+  std::size_t ranks_;
+  std::size_t rank_;
+  std::size_t length_;  // elements of a piece, or of each block in it
+  std::size_t size_;
+};
+
+[[nodiscard]] inline bool is_in_place(transport::CallKind kind) {
+  return kind == transport::CallKind::allreduce || kind == transport::CallKind::broadcast ||
+         kind == transport::CallKind::reduce;
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,61 @@
+// Calls on tensors of CUDA devices by way of pinned memory and the collectives of the host, in pieces: while the host
+// reduces one, the next is on its way down and the last on its way up.
+//
+// The pinned memory is node memory, so inside a node the hosts reduce it in one pass. Where values are rounded for the
+// wire, the device rounds them before they go down, and widens them after they have come up.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../compute/cuda/owned.hpp"
+#include "call_pieces.hpp"
+#include "group.hpp"
+
+namespace gradientflow::collective {
+
+class HostStaging {
+ public:
+  // On the current device. Collective.
+  explicit HostStaging(Group& group);
+  HostStaging(const HostStaging&) = delete;
+  HostStaging& operator=(const HostStaging&) = delete;
+  ~HostStaging();
+
+  // Serves a call; the host waits, the call's stream is ordered behind the result. Returns the elements of the result
+  // that are not finite, where they were rounded.
+  std::optional<std::size_t> run(const Call& call);
+
+ private:
+  static constexpr std::size_t slots = 3;
+
+  // One piece on its way: two buffers in pinned memory, and as much of the device for rounded values.
+  struct Slot {
+    std::byte* input;
+    std::byte* output;
+    compute::cuda::OwnedEvent down;
+    compute::cuda::OwnedEvent up;
+  };
+
+  [[nodiscard]] static transport::Signature on_host(transport::Signature signature);
+  [[nodiscard]] static Call call_on_host(Call piece, const Slot& slot);
+  [[nodiscard]] bool rounds(const transport::Signature& signature) const;
+  void bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
+  void bring_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
+
+  Group& group_;
+  std::size_t capacity_;
+  std::shared_ptr<transport::Segment> memory_;
+  std::optional<compute::cuda::Pinned> pinned_;
+  compute::cuda::DeviceMemory rounded_;  // made when a call rounds
+  compute::cuda::OwnedStream down_;
+  compute::cuda::OwnedStream up_;
+  compute::cuda::OwnedEvent begin_;
+  compute::cuda::OwnedEvent end_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,34 @@
+"""Builds an emulated NCCL on top of the emulated CUDA, to test what needs NCCL where there is no device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+NAME = "libnccl_emulated.so.2"
+
+
+def build_nccl(folder: Path, cuda_library: Path) -> Path:
+    """Compile the emulator into a library in `folder`.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it goes.
+    cuda_library : Path
+        The emulated CUDA part of the library, which it is linked to.
+
+    Returns
+    -------
+    Path
+        The library, for GRADIENTFLOW_NCCL_LIBRARY.
+    """
+    library = folder / NAME
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-w", "-pthread"]
+    command += [f"-I{FOLDER.parent / 'cuda_emulator'}", str(FOLDER / "nccl.cpp"), "-o", str(library)]
+    command += [str(cuda_library), f"-Wl,-rpath,{cuda_library.parent}", "-Wl,--no-undefined"]
+    command += ["-Wl,--allow-shlib-undefined"]
+    subprocess.run(command, check=True)
+    return library
