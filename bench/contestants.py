@@ -1,7 +1,8 @@
 """The contestants: one callable each for the same collective on the same values, over buffers of its own.
 
 A contestant's `call` is bound to its buffers beforehand, so that a timed call costs what the library costs and nothing
-of ours.
+of ours. On a CUDA device its arrays are images of the buffers, in memory of the host, and `call` may return before the
+device is done.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gradientflow.device import empty
+
 from .collectives import COLLECTIVES, ROOT, Case, block
 from .data import Values
+from .device import DevicePart, Mirror, address, copy, pinned, synchronize
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,6 +44,8 @@ class Contestant:
         Flat; the result is here after a call. The same array as `source` where the collective works in place.
     call : callable
         Runs the collective.
+    mirror : Mirror or None
+        The buffers on the device, where they are there.
     """
 
     backend: str
@@ -49,6 +55,22 @@ class Contestant:
     source: Values
     result: Values
     call: Callable[[], object]
+    mirror: Mirror | None = None
+
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return "cpu" if self.mirror is None else "cuda"
+
+    def push(self) -> None:
+        """Bring what was written to `source` to the device."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def pull(self) -> None:
+        """Bring the result from the device to `result`."""
+        if self.mirror is not None:
+            self.mirror.pull()
 
     @property
     def key(self) -> Key:
@@ -83,7 +105,9 @@ class NotServedError(Exception):
     """A contestant cannot run a case; the message says why. All ranks come to the same conclusion."""
 
 
-def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str, wire: str) -> Contestant:
+def our_contestant(
+    comm: Communicator, case: Case, algorithm: str, memory: str, wire: str, device: int | None = None
+) -> Contestant:
     """Make one of our own variants.
 
     Parameters
@@ -98,6 +122,8 @@ def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str, 
         "pool" for node memory, "array" for ordinary memory.
     wire : str
         What values are rounded to on their way between nodes; the element type: to nothing.
+    device : int, optional
+        The CUDA device that memory is on; memory of the host by default.
 
     Returns
     -------
@@ -106,13 +132,78 @@ def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str, 
     """
     largest = replace(case, rank=ROOT)  # node memory is allocated by all ranks alike
 
-    def allocate(count: int, count_on_root: int) -> Values:
-        array = comm.empty(count_on_root, case.dtype) if memory == "pool" else np.empty(count, case.dtype)
-        return array[:count]
+    def allocate(count: int, count_on_root: int) -> Any:
+        if device is not None:
+            shared = memory == "pool"
+            array = comm.empty(count_on_root, case.dtype, device=device) if shared else empty(count, case.dtype, device)
+            return array if array.size == count else DevicePart(array, count)
+        return (comm.empty(count_on_root, case.dtype) if memory == "pool" else np.empty(count, case.dtype))[:count]
 
     source = allocate(case.input_count, largest.input_count) if case.count else np.empty(0, case.dtype)
     in_place = COLLECTIVES[case.collective].in_place
     result = source if in_place else allocate(case.result_count, largest.result_count)
+    call = _our_call(comm, case, algorithm, wire, source, result)
+    if device is None:
+        return Contestant(OURS, algorithm, memory, wire, source, result, call)
+    mirror = mirrored(case, source, result)
+    return Contestant(OURS, algorithm, memory, wire, mirror.source_image, mirror.result_image, call, mirror)
+
+
+def mirrored(case: Case, source: Any, result: Any) -> Mirror:
+    """Give arrays on the device images in memory of the host.
+
+    Parameters
+    ----------
+    case : Case
+        What they are for.
+    source, result : object
+        With the CUDA array interface; the same where the collective works in place.
+
+    Returns
+    -------
+    Mirror
+        With new images.
+    """
+    image = np.empty(case.input_count, case.dtype)
+    return Mirror(source, result, image, image if result is source else np.empty(case.result_count, case.dtype))
+
+
+def staged(case: Case, contestant: Contestant) -> Contestant:
+    """Make a contestant that works in memory of the host one for the device, as one does by hand.
+
+    Parameters
+    ----------
+    case : Case
+        What it runs.
+    contestant : Contestant
+        Of a library that knows no devices; its arrays become pinned memory.
+
+    Returns
+    -------
+    Contestant
+        Whose call copies to the host, calls, and copies back.
+    """
+    on_source = empty(case.input_count, case.dtype)
+    in_place = contestant.result is contestant.source
+    on_result = on_source if in_place else empty(case.result_count, case.dtype)
+    mirror = Mirror(on_source, on_result, contestant.source, contestant.result)
+    pins = [pinned(contestant.source), None if in_place else pinned(contestant.result)]
+    down = address(contestant.source), address(on_source), contestant.source.nbytes
+    up = address(on_result), address(contestant.result), contestant.result.nbytes
+
+    def call(_pins: object = pins) -> None:
+        copy(*down)
+        synchronize()
+        contestant.call()
+        copy(*up)
+
+    return replace(contestant, call=call, mirror=mirror)
+
+
+def _our_call(
+    comm: Communicator, case: Case, algorithm: str, wire: str, source: Any, result: Any
+) -> Callable[[], object]:
+    """Bind a collective of ours to its arrays."""
     call: Callable[[], object]
     if case.collective == "allreduce":
         rounding = {"wire": wire} if wire != case.dtype else {}
@@ -133,7 +224,7 @@ def our_contestant(comm: Communicator, case: Case, algorithm: str, memory: str, 
         call = partial(comm.scatter, source, ROOT, algorithm, result)
     else:
         call = comm.barrier
-    return Contestant(OURS, algorithm, memory, wire, source, result, call)
+    return call
 
 
 class MpiPeer:

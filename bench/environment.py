@@ -82,6 +82,9 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
         f"GradientFlow {environment['gradientflow']}, {environment['mpi']}, Python {environment['python']}, "
         f"NumPy {environment['numpy']}, {environment['kernel']}",
     ]
+    if "gpu" in environment:
+        gpus = f"{_plural(environment['gpus'], 'GPU')}, {environment['gpu']}"
+        lines.insert(1, f"{gpus}; built with CUDA {environment['cuda']}")
     if ranks > environment["cores"]:
         lines.append(
             f"{_plural(ranks, 'rank')} share {_plural(environment['cores'], 'core')}: every time here includes waiting "

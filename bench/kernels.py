@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -48,6 +48,18 @@ class Expected:
     addends: Values | None = None
 
 
+class Launch(Protocol):
+    """A kernel, or a copy, on a CUDA device with all that it needs there."""
+
+    def run(self) -> Sequence[float]:
+        """Launch it, and wait for the number that it works out, if there is one."""
+        ...
+
+    def microseconds(self, repeats: int) -> float:
+        """Launch it so many times in a row, and give the time of one by the clock of the device."""
+        ...
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel on gradients of one element type.
@@ -62,6 +74,8 @@ class Kernel:
         Which arrays go from and to memory.
     call : callable
         Told the SIMD level, the addresses of the arrays and the number of elements; gives what the kernel returns.
+    prepare : callable
+        Told the addresses, on a device, and the number of elements; gives its twin, ready to be launched there.
     expect : callable
         The reference: told the values of all arrays as float32.
     spoils : bool
@@ -74,6 +88,7 @@ class Kernel:
     reads: Sequence[str]
     writes: Sequence[str]
     call: Callable[[str, Sequence[int], int], float | None]
+    prepare: Callable[[Sequence[int], int], Launch]
     expect: Callable[[Mapping[str, Values]], Expected]
     spoils: bool = False
 
@@ -122,15 +137,22 @@ def _compute() -> Any:
     return load_core().compute
 
 
-def _reduce(dtype: str) -> Kernel:
+@cache
+def _prepared() -> Any:
+    return load_core().cuda.prepared
+
+
+def _reduce(dtype: str, number: int = 2) -> Kernel:
+    sources = tuple(f"source {place}" for place in range(number))
     return Kernel(
-        "reduce",
+        "reduce" if number == 2 else f"reduce of {number}",
         dtype,
-        {"first": dtype, "second": dtype, "sum": dtype},
-        ("first", "second"),
+        {**dict.fromkeys(sources, dtype), "sum": dtype},
+        sources,
         ("sum",),
-        lambda level, at, count: _compute().reduce(level, at[2:], at[:2], count, dtype, "sum"),
-        lambda values: Expected({"sum": values["first"] + values["second"]}),
+        lambda level, at, count: _compute().reduce(level, at[number:], at[:number], count, dtype, "sum"),
+        lambda at, count: _prepared().reduce(at[number:], at[:number], count, dtype, "sum"),
+        lambda values: Expected({"sum": np.stack([values[name] for name in sources]).sum(axis=0)}),
     )
 
 
@@ -142,6 +164,7 @@ def _cast(source: str, target: str) -> Kernel:
         ("source",),
         ("target",),
         lambda level, at, count: _compute().cast(level, at[1], target, at[0], source, count),
+        lambda at, count: _prepared().cast(at[1], target, at[0], source, count),
         lambda values: Expected({"target": values["source"]}),
     )
 
@@ -154,6 +177,7 @@ def _count_nonfinite(dtype: str) -> Kernel:
         ("gradient",),
         (),
         lambda level, at, count: _compute().count_nonfinite(level, at[0], dtype, count),
+        lambda at, count: _prepared().count_nonfinite(at[0], dtype, count),
         lambda values: Expected({}, ~np.isfinite(values["gradient"])),
         spoils=True,
     )
@@ -171,6 +195,7 @@ def _hold_back(dtype: str, *, streaming: bool) -> Kernel:
         ("gradient", "held"),
         ("gradient", "next_held"),
         lambda level, at, count: _compute().hold_back(level, at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming),
+        lambda at, count: _prepared().hold_back([(*at, count, 1.0, _MOMENTUM)], dtype),
         expect,
     )
 
@@ -187,6 +212,7 @@ def _gather(dtype: str) -> Kernel:
         ("gradient", "held"),
         ("buffer",),
         lambda level, at, count: _compute().gather(level, at[0], dtype, *at[1:], count),
+        lambda at, count: _prepared().gather([(*at, count, 1.0)], dtype),
         expect,
     )
 
@@ -199,6 +225,7 @@ def _scatter(dtype: str) -> Kernel:
         ("buffer",),
         ("gradient",),
         lambda level, at, count: _compute().scatter(level, at[0], dtype, at[1], count),
+        lambda at, count: _prepared().scatter([(*at, count, 1.0)], dtype),
         lambda values: Expected({"gradient": values["buffer"]}, np.abs(values["buffer"])),
     )
 
@@ -211,6 +238,7 @@ def _sum_of_squares(dtype: str) -> Kernel:
         ("gradient",),
         (),
         lambda level, at, count: _compute().sum_of_squares(level, at[0], dtype, count),
+        lambda at, count: _prepared().sum_of_squares([(at[0], count, 1.0)], dtype),
         lambda values: Expected({}, values["gradient"] ** 2),
     )
 
@@ -227,6 +255,11 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
         parameter = {"parameter": at[3], "parameter_dtype": copy} if copy else {}
         _compute().momentum_step(level, at[0], at[1], dtype, at[2], count, **parameter, **_RATES)
 
+    def prepare(at: Sequence[int], count: int) -> Launch:
+        parameter = (at[3], copy) if copy else (0, dtype)
+        launch: Launch = _prepared().momentum_step([(at[0], *parameter, at[1], at[2], count, *_RATES.values())], dtype)
+        return launch
+
     copies = {"parameter": copy} if copy else {}
     return Kernel(
         "momentum_step to 16 bits" if copy else "momentum_step",
@@ -235,6 +268,7 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
         ("weight", "gradient", "momentum"),
         ("weight", "momentum", *copies),
         call,
+        prepare,
         expect,
     )
 
@@ -251,4 +285,12 @@ KERNELS = (
     *(_sum_of_squares(dtype) for dtype in GRADIENTS),
     *(_momentum_step(dtype, None) for dtype in GRADIENTS),
     *(_momentum_step(dtype, dtype) for dtype in _NARROW),
+)
+
+# A device has no streaming stores to choose. It reduces what several ranks have put into its memory.
+DEVICE_KERNELS = (
+    *(_reduce(dtype, number) for number in (2, 4, 8) for dtype in GRADIENTS),
+    *(_cast(source, target) for target in GRADIENTS for source in GRADIENTS if source != target),
+    *(kernel for kernel in KERNELS if kernel.name.partition(" ")[0] not in ("reduce", "cast", "hold_back")),
+    *(_hold_back(dtype, streaming=False) for dtype in GRADIENTS),
 )

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .environment import memory_available
-from .kernels import KERNELS, Kernel
-from .plan import PlanError, check_choices, format_size
+from .kernels import DEVICE_KERNELS, KERNELS, Kernel
+from .plan import DEVICES, PlanError, check_choices, format_size
 
-DEVICES = ("cpu",)
-NAMES = tuple(dict.fromkeys(kernel.name for kernel in KERNELS))
-DEFAULT_SIZES = "1M,24M,256M"
+KERNELS_OF = {"cpu": KERNELS, "cuda": DEVICE_KERNELS}
+NAMES_OF = {device: tuple(dict.fromkeys(kernel.name for kernel in kernels)) for device, kernels in KERNELS_OF.items()}
+NAMES = NAMES_OF["cpu"]
+
+# In a cache near the core, in one shared, and in memory; and where a launch takes longer than the work, in the second
+# level cache, and in memory.
+DEFAULT_SIZES = {"cpu": "1M,24M,256M", "cuda": "64K,4M,256M"}
 
 _ITEM = 4  # bytes of a float32
 
@@ -23,8 +27,8 @@ class KernelsPlan:
     ----------
     sizes : tuple of int
         Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
-    names : tuple of str
-        The kernels to measure.
+    names : tuple of str, optional
+        The kernels to measure; all of the device by default.
     device : str
         Where they run.
     seconds : float
@@ -32,22 +36,24 @@ class KernelsPlan:
     """
 
     sizes: tuple[int, ...]
-    names: tuple[str, ...] = NAMES
+    names: tuple[str, ...] | None = None
     device: str = "cpu"
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
         check_choices("--device", (self.device,), DEVICES)
-        check_choices("--kernels", self.names, NAMES)
+        if self.names is not None:
+            check_choices("--kernels", self.names, NAMES_OF[self.device])
         if not self.seconds > 0:
             raise PlanError(f"--seconds needs more than 0, not {self.seconds:g}")
         if not self.sizes:
-            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
+            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES[self.device]}")
         for size in self.sizes:
             if size % _ITEM:
                 raise PlanError(f"{size} bytes is not a whole number of float32 elements ({_ITEM} bytes each)")
-        needed = self.buffer_bytes(max(self.sizes))
+        # Of a device's memory nobody knows how much is free before it is asked for; the host has one array at a time.
+        needed = self.buffer_bytes(max(self.sizes)) if self.device == "cpu" else max(self.sizes)
         if needed > (available := memory_available()):
             raise PlanError(
                 f"{format_size(max(self.sizes))} of gradients need {needed / 2**30:.1f} GiB of buffers, and "
@@ -57,7 +63,8 @@ class KernelsPlan:
     @property
     def kernels(self) -> list[Kernel]:
         """The kernels to measure, with every element type."""
-        return [kernel for kernel in KERNELS if kernel.name in self.names]
+        kernels = KERNELS_OF[self.device]
+        return [kernel for kernel in kernels if self.names is None or kernel.name in self.names]
 
     def buffer_bytes(self, size: int) -> int:
         """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy beside it."""

@@ -66,7 +66,7 @@ def _draw(axes: Axes, size: int, kernels: Sequence[tuple[str, str]], results: Se
         color=_COPY_COLOUR,
         markersize=9,
         markeredgewidth=1.5,
-        label="memcpy of as many bytes, read and written; the number is the kernel's bandwidth over it",
+        label="a plain copy of as many bytes, read and written; the number is the kernel's bandwidth over it",
     )
     axes.margins(x=0.12)
     axes.set_xlabel("GB/s, read and written")

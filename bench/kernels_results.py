@@ -17,7 +17,8 @@ class KernelResult:
     Attributes
     ----------
     kernel, dtype, device, simd : str
-        What was measured, on gradients of which element type, where, and with which vector instructions.
+        What was measured, on gradients of which element type, where, and with which vector instructions ("none" on a
+        device).
     bytes, elements : int
         The size as it was asked for, and the number of gradients.
     bytes_moved : int
@@ -54,7 +55,9 @@ class KernelResult:
     wrong: int
 
 
-def summarise_kernel(kernel: Kernel, simd: str, size: int, count: int, wrong: int, times: Samples) -> KernelResult:
+def summarise_kernel(
+    kernel: Kernel, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
+) -> KernelResult:
     """Turn the times of one kernel into its result.
 
     Parameters
@@ -62,13 +65,15 @@ def summarise_kernel(kernel: Kernel, simd: str, size: int, count: int, wrong: in
     kernel : Kernel
         What was run.
     simd : str
-        With which vector instructions.
+        With which vector instructions; "none" on a device.
     size, count : int
         The size as it was asked for, and the number of gradients.
     wrong : int
         Wrong elements and sums found.
     times : array
         Nanoseconds of each call and of each copy, in two rows; ignored where the result was wrong.
+    device : str
+        Where it was run.
 
     Returns
     -------
@@ -94,7 +99,7 @@ def summarise_kernel(kernel: Kernel, simd: str, size: int, count: int, wrong: in
     return KernelResult(
         kernel=kernel.name,
         dtype=kernel.dtype,
-        device="cpu",
+        device=device,
         simd=simd,
         bytes=size,
         elements=count,

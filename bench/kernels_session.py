@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .data import Values
+from .device import device_facts
 from .hosts import find_hosts
 from .kernels import Kernel, active_level, plain_copy, stored
+from .kernels_check import Trial
+from .kernels_device import DeviceKernelBench
 from .kernels_plan import KernelsPlan, count_of
 from .kernels_results import KernelResult, summarise_kernel
 from .measure import Samples, fitting_iterations
@@ -22,10 +24,17 @@ from .session import Outcome, measuring
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-_BLOCK = 1_000_003  # random values that are repeated; a prime, so that what is misplaced shows
 _LINE = 64
 _SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter calls are made several times in it
 _WARM_UP = 2
+
+
+class Bench(Protocol):
+    """The memory of one size, and measuring kernels in it."""
+
+    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
+        """Check a kernel on fresh random data, then time it beside a copy of as many bytes."""
+        ...
 
 
 class KernelsSession:
@@ -47,15 +56,14 @@ class KernelsSession:
         self._comm = comm
         self._plan = plan
         self._observe = observe or (lambda done, text: None)
-        self._level = active_level()
-        self._outcome: Outcome[KernelResult] = Outcome(find_hosts(comm))
+        self._outcome: Outcome[KernelResult] = Outcome(find_hosts(comm), device=device_facts(plan.device))
 
     def run(self) -> Outcome[KernelResult]:
         """Measure every kernel at every size of the plan."""
         plan, kernels = self._plan, self._plan.kernels
         with measuring(self._comm, (), self._outcome):
             for block, size in enumerate(plan.sizes):
-                bench = KernelBench(plan, size, self._level)
+                bench = self._bench(size)
                 for number, kernel in enumerate(kernels):
                     self._observe(block * len(kernels) + number, f"{format_size(size)} {kernel.name} {kernel.dtype}")
                     result = bench.measure(kernel, plan.seconds / len(kernels))
@@ -68,9 +76,14 @@ class KernelsSession:
             self._observe(len(plan.sizes) * len(kernels), "done")
         return self._outcome
 
+    def _bench(self, size: int) -> Bench:
+        if self._plan.device == "cuda":
+            return DeviceKernelBench(self._plan, size)
+        return KernelBench(self._plan, size, active_level())
+
 
 class KernelBench:
-    """The memory of one size, and measuring kernels in it.
+    """The memory of one size, and measuring kernels in it on one core.
 
     Parameters
     ----------
@@ -123,20 +136,11 @@ class KernelBench:
 
     def _check(self, kernel: Kernel, views: Mapping[str, Values], call: Callable[[], float | None]) -> int:
         """Run a kernel on fresh values and count what is wrong afterwards."""
-        blocks = kernel.fresh(min(_BLOCK, self._count), secrets.randbits(48))
-        expected = kernel.expect(blocks)
+        trial = Trial(kernel, self._count)
         for name, view in views.items():
-            _repeat(stored(blocks[name], kernel.arrays[name]), view)
-        found = call()
-        wrong = sum(
-            _differing(stored({**blocks, **expected.arrays}[name], kernel.arrays[name]), view)
-            for name, view in views.items()
-        )
-        if expected.addends is not None:
-            addends = expected.addends.astype(np.float64)
-            times, rest = divmod(self._count, len(addends))
-            wrong += found != times * addends.sum() + addends[:rest].sum()
-        return int(wrong)
+            trial.fill(name, view)
+        wrong = int(trial.is_wrong(call()))
+        return wrong + sum(trial.differing(name, view) for name, view in views.items())
 
 
 def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
@@ -196,19 +200,3 @@ def _memory(size: int) -> Values:
 
 def _address(array: Values) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _repeat(block: Values, target: Values) -> None:
-    for begin in range(0, len(target), len(block)):
-        part = target[begin : begin + len(block)]
-        part[...] = block[: len(part)]
-
-
-def _differing(block: Values, found: Values) -> int:
-    """Count the elements whose bits are not those of a block that repeats."""
-    bits = np.dtype(f"u{block.itemsize}")
-    count = 0
-    for begin in range(0, len(found), len(block)):
-        part = found[begin : begin + len(block)].view(bits)
-        count += int(np.count_nonzero(part != block[: len(part)].view(bits)))
-    return count

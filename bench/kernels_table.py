@@ -31,12 +31,17 @@ def print_kernels_table(results: Sequence[KernelResult], console: Console) -> No
 
 def kernels_legend(results: Sequence[KernelResult]) -> str:
     """Explain the columns of the table of these results."""
-    levels = ", ".join(dict.fromkeys(result.simd for result in results))
-    return (
+    text = (
         "Sizes are bytes of the gradients as float32; with 16-bit floats there are as many. call is the median. moved "
-        "counts the bytes that a kernel reads and writes, copy is memcpy on as many bytes, read and written. One "
-        f"processor core, {levels}."
+        "counts the bytes that a kernel reads and writes, copy is "
     )
+    if any(result.device == "cuda" for result in results):
+        return text + (
+            "cudaMemcpyAsync on the device on as many bytes, read and written. Times are the device's, of one of many "
+            "launches in a row."
+        )
+    levels = ", ".join(dict.fromkeys(result.simd for result in results))
+    return f"{text}memcpy on as many bytes, read and written. One processor core, {levels}."
 
 
 def _lay_out(results: Sequence[KernelResult], without: Sequence[str]) -> Table:

@@ -15,7 +15,9 @@ passed. It is apart because reading that clock enters the kernel, which makes th
 "Writing fresh values" imitates backpropagation, which writes gradients out of registers and the first-level cache and
 does not read them from memory first: a block of at most 64 KiB, at a random place of a pool of random numbers that fits
 the second-level cache and different in each iteration, is copied over the whole buffer again and again. It runs at the
-speed of memcpy and is the same for every contestant.
+speed of memcpy and is the same for every contestant. On a device the copy is put into the stream, and what is timed is
+the call and the wait for the device. There a fourth series takes the time of the call alone: how long it keeps the
+host, while the device may still be at work.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,9 +134,9 @@ class Steps:
         The rest of the call.
     """
 
-    refill: Callable[[Values], object]
+    refill: Callable[[Any], object]
     call: Callable[[], object]
-    begin: Callable[[Values], object]
+    begin: Callable[[Any], object]
     end: Callable[[], object]
 
 

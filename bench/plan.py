@@ -16,10 +16,13 @@ from .collectives import COLLECTIVES
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 OPS = ("sum", "mean", "max", "min", "prod")
+DEVICES = ("cpu", "cuda")
 MEMORIES = ("pool", "array")
 ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
 WIRES = ("float32", "float16", "bfloat16")
 PEERS = ("mpi", "gloo")
+ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
+PEERS_OF = {"cpu": PEERS, "cuda": (*PEERS, "nccl")}
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
@@ -49,6 +52,8 @@ class Plan:
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
         The time to spend on each size, roughly.
+    device : str
+        Where the arrays are: "cpu", or "cuda" for a device of each rank.
     """
 
     collective: str
@@ -61,6 +66,7 @@ class Plan:
     wires: tuple[str, ...] = ()
     iterations: int | None = None
     seconds: float = 1.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
@@ -68,8 +74,9 @@ class Plan:
         check_choices("--dtype", (self.dtype,), DTYPES)
         check_choices("--op", (self.op,), OPS)
         check_choices("--memory", self.memories, MEMORIES)
-        check_choices("--algorithm", self.algorithms, ALGORITHMS)
-        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
+        check_choices("--device", (self.device,), DEVICES)
+        check_choices("--algorithm", self.algorithms, ALGORITHMS_OF[self.device])
+        check_choices("--compare", self.peers, PEERS_OF[self.device], may_be_empty=True)
         if self.op == "mean" and np.dtype(self.dtype).kind != "f":
             raise PlanError(f"--op mean needs a floating --dtype, not {self.dtype}")
         for wire in self.wires:

@@ -33,6 +33,8 @@ class Result:
         Bandwidth at the median, in 10^9 bytes per second.
     cpu_us : float or None
         Processor time of a call, user and system, of all ranks' processes together; the mean.
+    launch_us : float or None
+        On a device, how long a call keeps the host, which does not wait for the device; the median of the slowest rank.
     link_share : float or None
         The least time that the links between the hosts need for the call, over the median; None where their rate is not
         known.
@@ -58,6 +60,7 @@ class Result:
     algbw_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
     busbw_GBps: float | None  # noqa: N815
     cpu_us: float | None
+    launch_us: float | None
     link_share: float | None
     wrong: int
 
@@ -79,11 +82,14 @@ class Times:
         Of writing fresh values and the call, on the slowest rank.
     processor : array
         Processor time of the call alone, of all ranks together; of fewer iterations.
+    launch : array or None
+        On a device, until the call returns, which may be before the device is done; on the slowest rank.
     """
 
     call: Samples
     refill: Samples
     processor: Samples
+    launch: Samples | None = None
 
 
 def summarise(
@@ -119,12 +125,13 @@ def summarise(
         memory=contestant.memory,
         dtype=case.dtype,
         wire=contestant.wire,
-        device="cpu",
+        device=contestant.device,
         ranks=case.ranks,
         nodes=nodes,
         bytes=case.bytes,
         iterations=0 if timed is None else len(timed.call),
         wrong=wrong,
+        launch_us=None if timed is None or timed.launch is None else round(float(np.median(timed.launch)) / 1e3, 3),
         **figures(case, timed, link_seconds),
     )
 

@@ -22,6 +22,7 @@ def take_series(
     seconds: float,
     check: Callable[[int], None],
     warm_up: int = 3,
+    launches: Course | None = None,
 ) -> list[Times]:
     """Take all series of a course; all ranks together.
 
@@ -39,6 +40,8 @@ def take_series(
         Told after each series of wall times which iteration the buffers now hold the results of.
     warm_up : int
         Rounds to warm up, and as many of each kind to find out how many iterations fit.
+    launches : Course, optional
+        The same contestants on a device, with calls that nobody waits for; taken in addition.
 
     Returns
     -------
@@ -57,6 +60,8 @@ def take_series(
         series.append(_on_root(comm, course.run(iterations, with_refill=with_refill), slowest))
         check(iterations - 1)
     series.append(_on_root(comm, processor, together))
+    if launches is not None:
+        series.append(_on_root(comm, launches.run(iterations, with_refill=False), slowest))
     return [Times(*samples) for samples in zip(*series, strict=True)]
 
 

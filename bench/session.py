@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from gradientflow.errors import CommunicationError
 
 from .collectives import COLLECTIVES, Case
-from .contestants import Contestant, Key, MpiPeer, NotServedError, Peer, our_contestant
+from .contestants import Contestant, Key, MpiPeer, NotServedError, Peer, our_contestant, staged
 from .data import RandomSource, Source, alphabet, count_wrong, fill
+from .device import DeviceFreshValues, Mirror, check_device, device_facts, synchronize, take_device
 from .environment import memory_available
 from .hosts import Hosts, find_hosts
 from .load import Load, LoadMeter
@@ -55,12 +56,15 @@ class Outcome(Generic[R]):
         What the reader should know, one sentence each.
     load : Load or None
         What else the machine was busy with; known after the run.
+    device : mapping
+        What is to be said of the device in the environment; nothing of the processor.
     """
 
     hosts: Hosts
     results: list[R] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     load: Load | None = None
+    device: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wrong(self) -> int:
@@ -96,7 +100,9 @@ class Session:
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda case: [])
         self._seed = comm.mpi.bcast(secrets.randbits(48), 0)
-        self._outcome: Outcome[Result] = Outcome(find_hosts(comm))
+        check_device(plan.device)
+        self._device = take_device(comm) if plan.device == "cuda" else None
+        self._outcome: Outcome[Result] = Outcome(find_hosts(comm), device=device_facts(plan.device))
         self._refusals: dict[str, list[str]] = {}  # the sizes that every reason was heard at
 
     def run(self) -> Outcome[Result]:
@@ -104,9 +110,8 @@ class Session:
         plan = self._plan
         with measuring(self._comm, plan.peers, self._outcome) as peers:
             if self._comm.nodes == 1 and any(wire != plan.dtype for wire in plan.wires):
-                self._outcome.remark(
-                    "All ranks are on one node: nothing is rounded there, except by ring and recursive_doubling."
-                )
+                others = "ring and recursive_doubling" if self._device is None else "nccl, ring and recursive_doubling"
+                self._outcome.remark(f"All ranks are on one node: nothing is rounded there, except by {others}.")
             for done, size in enumerate(plan.sizes):
                 text = plan.collective if plan.collective == "barrier" else f"{plan.collective} {format_size(size)}"
                 self._observe(done, text)
@@ -136,14 +141,16 @@ class Session:
 
     def _build(self, case: Case, peers: Sequence[Peer]) -> list[Contestant]:
         contestants = [
-            our_contestant(self._comm, case, algorithm, memory, wire) for memory, algorithm, wire in self._plan.variants
+            our_contestant(self._comm, case, algorithm, memory, wire, self._device)
+            for memory, algorithm, wire in self._plan.variants
         ]
         contestants += [entry for peer in peers if (entry := self._from_peer(peer, case)) is not None]
         return contestants + self._extra(case)
 
     def _from_peer(self, peer: Peer, case: Case) -> Contestant | None:
         try:
-            return peer.contestant(case)
+            contestant = peer.contestant(case)
+            return staged(case, contestant) if self._device is not None and contestant.mirror is None else contestant
         except NotServedError as reason:
             self._refuse(case, f"{reason}.")
             return None
@@ -155,6 +162,7 @@ class Session:
         served = []
         for contestant in contestants:
             fill(contestant.source, source, case.rank)
+            contestant.push()
             self._comm.barrier()
             refusal = None
             try:
@@ -174,21 +182,38 @@ class Session:
     def _time(self, case: Case, contestants: list[Contestant], wrong: dict[Key, int]) -> dict[Key, Times]:
         """Take all series, adding what the checks after them find to `wrong`; return rank 0's view of the times."""
         self._seed += 1
-        fresh = FreshValues(case, alphabet(case), self._seed)
-        course = Course(
-            [_steps(case, contestant, fresh.block_length) for contestant in contestants], fresh, self._comm.barrier
-        )
+        course, launches = self._courses(case, contestants)
 
         def check(iteration: int) -> None:
-            counts = self._count_wrong(case, fresh.source(iteration), contestants)
+            counts = self._count_wrong(case, course.fresh.source(iteration), contestants)
             for contestant, count in zip(contestants, counts, strict=True):
                 wrong[contestant.key] += count
 
-        times = take_series(self._comm, course, self._plan.iterations, self._plan.seconds, check)
+        plan = self._plan
+        times = take_series(self._comm, course, plan.iterations, plan.seconds, check, launches=launches)
         return {contestant.key: taken for contestant, taken in zip(contestants, times, strict=True)}
+
+    def _courses(self, case: Case, contestants: list[Contestant]) -> tuple[Course, Course | None]:
+        """Make what the series need; on a device also those whose calls nobody waits for."""
+        barrier, values = self._comm.barrier, alphabet(case)
+        if self._device is None:
+            fresh = FreshValues(case, values, self._seed)
+            return Course(
+                [_steps(case, contestant, fresh.block_length) for contestant in contestants], fresh, barrier
+            ), None
+        on_device = DeviceFreshValues(case, values, self._seed)
+        steps = [
+            _steps_on_device(on_device, contestant.mirror, contestant.call)
+            for contestant in contestants
+            if contestant.mirror is not None
+        ]
+        launches = [replace(entry, call=contestant.call) for entry, contestant in zip(steps, contestants, strict=True)]
+        return Course(steps, on_device, barrier), Course(launches, on_device, barrier)
 
     def _count_wrong(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
         """Count wrong elements over all ranks."""
+        for contestant in contestants:
+            contestant.pull()
         return sum_over_ranks(self._comm, count_wrong(case, source, [contestant.result for contestant in contestants]))
 
     def _refuse(self, case: Case, reason: str) -> None:
@@ -252,6 +277,10 @@ def check_job(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
 
 
 def _open_peer(name: str, comm: Communicator) -> Peer:
+    if name == "nccl":
+        from .nccl import NcclPeer
+
+        return NcclPeer(comm.mpi)
     if name == "gloo":
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
         from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
@@ -263,3 +292,18 @@ def _open_peer(name: str, comm: Communicator) -> Peer:
 def _steps(case: Case, contestant: Contestant, block_length: int) -> Steps:
     refill = refiller(case, contestant.source, block_length)
     return Steps(refill, contestant.call, refill, contestant.call)
+
+
+def _steps_on_device(fresh: DeviceFreshValues, mirror: Mirror, launch: Callable[[], object]) -> Steps:
+    """Write on the device; a call ends when the device is done."""
+    write = fresh.writer(mirror)
+
+    def refill(start: int) -> None:
+        write(start)
+        synchronize()
+
+    def call() -> None:
+        launch()
+        synchronize()
+
+    return Steps(refill, call, write, call)

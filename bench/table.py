@@ -68,6 +68,10 @@ def legend(results: Sequence[Result], *, with_cpu: bool = False) -> str:
             " filled is the median of writing fresh values into the buffer and the call, timed together: what a "
             "training step pays."
         )
+    if any(result.device == "cuda" for result in results):
+        text += " Both end when the device is done; launch is how long the call keeps the host before that."
+        if any(result.backend in ("mpi", "gloo") for result in results):
+            text += " mpi and gloo copy to pinned memory of the host, call, and copy back."
     if any(result.link_share is not None for result in results):
         text += " link is the least time that the links need for what has to be sent, over call."
     if with_cpu:
@@ -103,6 +107,7 @@ def results_table(results: Sequence[Result], without: Sequence[str] = (), *, wit
         and (sized or not column.sized)
         and (with_cpu or column.heading != "cpu")
         and (column.heading != "link" or any(result.link_share is not None for result in results))
+        and (column.heading != "launch" or any(result.launch_us is not None for result in results))
     ]
     ours = [result for result in results if result.backend == OURS]
     names = ["memory"]
@@ -188,6 +193,7 @@ _COLUMNS = (
     _Column("call", "us", lambda result: result.median_us, microseconds),
     _Column("min", "us", lambda result: result.min_us, microseconds),
     _Column("p95", "us", lambda result: result.p95_us, microseconds),
+    _Column("launch", "us", lambda result: result.launch_us, microseconds),
     _Column("filled", "us", lambda result: result.refill_median_us, microseconds, sized=True),
     _Column("algbw", "GB/s", lambda result: result.algbw_GBps, bandwidth, sized=True),
     _Column("busbw", "GB/s", lambda result: result.busbw_GBps, bandwidth, sized=True),

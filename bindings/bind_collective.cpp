@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "../kernels/base/config.hpp"
+#include "../kernels/base/dtype.hpp"
+#include "../kernels/collective/call_pieces.hpp"
+#include "../kernels/collective/device_selector.hpp"
 #include "../kernels/collective/partition.hpp"
 #include "../kernels/collective/recursive_doubling.hpp"
 #include "../kernels/collective/selector.hpp"
@@ -64,6 +67,27 @@ py::tuple select(const std::string& kind, const std::string& algorithm, std::siz
   return py::make_tuple(collective::name_of(choice.path), collective::name_of(choice.between));
 }
 
+// The same for tensors on devices.
+std::string select_on_device(const std::string& kind, const std::string& algorithm, std::size_t bytes,
+                             const std::vector<int>& node_sizes, bool in_device_memory, bool shares_device,
+                             const std::string& no_nccl, const std::string& no_peers) {
+  const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
+  const collective::Situation call{.kind = transport::kind_from_name(kind),
+                                   .algorithm = transport::algorithm_from_name(algorithm),
+                                   .bytes = bytes,
+                                   .wire = false,
+                                   .ranks = std::accumulate(node_sizes.begin(), node_sizes.end(), 0),
+                                   .nodes = static_cast<int>(node_sizes.size()),
+                                   .smallest_node = *smallest,
+                                   .largest_node = *largest,
+                                   .in_node_memory = in_device_memory,
+                                   .direct_read_allowed = false};
+  return std::string(name_of(
+      collective::select_on_device(
+          {.call = call, .shares_device = shares_device, .no_nccl = no_nccl, .no_peers = no_peers}, Config())
+          .path));
+}
+
 // Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.
 py::list ways(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
@@ -100,6 +124,31 @@ std::vector<std::tuple<std::size_t, bool, bool>> doubling_rounds(std::size_t siz
   return rounds;
 }
 
+std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> fields_of(const std::vector<collective::Move>& moves) {
+  std::vector<std::tuple<std::size_t, std::size_t, std::size_t>> fields;
+  for (const collective::Move& move : moves) {
+    fields.emplace_back(move.tensor, move.buffer, move.bytes);
+  }
+  return fields;
+}
+
+py::list call_pieces(const std::string& kind, const std::string& dtype, std::size_t count, int ranks, int rank,
+                     std::size_t capacity, int root, const std::vector<std::size_t>& counts) {
+  const collective::Call call{.signature = {.count = count,
+                                            .root = root,
+                                            .kind = transport::kind_from_name(kind),
+                                            .dtype = dtype_from_name(dtype)},
+                              .counts = counts};
+  const collective::CallPieces pieces(call, ranks, rank, capacity);
+  py::list found;
+  for (std::size_t index = 0; index < pieces.size(); ++index) {
+    const collective::CallPiece piece = pieces.at(index);
+    found.append(
+        py::make_tuple(piece.call.signature.count, piece.call.counts, fields_of(piece.in), fields_of(piece.out)));
+  }
+  return found;
+}
+
 std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_keys, int node_size) {
   return transport::group_ranks(host_keys, 0, node_size).members;
 }
@@ -116,11 +165,18 @@ void bind_collective(py::module_& module) {
                 py::arg("in_node_memory"), py::arg("direct_read_allowed"), py::arg("wire") = false,
                 py::arg("overrides") = std::map<std::string, std::string>(),
                 "The path and what goes on between nodes, for nodes of so many ranks.");
+  functions.def("select_on_device", &select_on_device, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"),
+                py::arg("node_sizes"), py::arg("in_device_memory"), py::arg("shares_device"), py::arg("no_nccl"),
+                py::arg("no_peers"), "The path of tensors on devices; `no_nccl` and `no_peers` are reasons, or empty.");
   functions.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
   functions.def("branch", &branch, py::arg("shape"), py::arg("ranks"), py::arg("place"),
                 "Parent (or None) and children of a place in a tree.");
   functions.def("doubling_rounds", &doubling_rounds, py::arg("size"), py::arg("index"),
                 "(peer, sends, receives) of every round.");
+  functions.def("call_pieces", &call_pieces, py::arg("kind"), py::arg("dtype"), py::arg("count"), py::arg("ranks"),
+                py::arg("rank"), py::arg("capacity"), py::arg("root") = 0,
+                py::arg("counts") = std::vector<std::size_t>(),
+                "(count, counts, moves in, moves out) of every piece; a move is (tensor, buffer, bytes).");
   functions.def("group_ranks", &group_ranks, py::arg("host_keys"), py::arg("node_size"),
                 "The ranks of each node, for one host key a rank.");
 }

@@ -34,7 +34,32 @@ struct BoundCall {
   Call call;
   TensorView input;
   TensorView output;
+  bool streams_are_known = true;  // of tensors on a device
 };
+
+std::string place_of(const TensorView& tensor) {
+  return tensor.placement ? "on CUDA device " + std::to_string(tensor.placement->device) : "in memory of the host";
+}
+
+// Where the call is made. Tensors in two streams are brought together by the host, which is rare.
+void place(BoundCall& bound, bool has_input, bool has_output) {
+  const TensorView& known = has_input ? bound.input : bound.output;
+  bound.call.placement = known.placement;
+  bound.call.signature.memory = known.placement ? transport::Memory::device : transport::Memory::host;
+  bound.streams_are_known = known.stream_is_known;
+  if (!has_input || !has_output) {
+    return;
+  }
+  const auto& input = bound.input.placement;
+  const auto& output = bound.output.placement;
+  if (input.has_value() != output.has_value() || (input && input->device != output->device)) {
+    throw Error(ErrorKind::value, "out is " + place_of(bound.output) + ", but the tensor is " + place_of(bound.input));
+  }
+  if (input && input->stream != output->stream) {
+    compute::cuda::runtime().synchronize(output->stream);
+    bound.streams_are_known = false;
+  }
+}
 
 void check_output(const TensorView& output, const TensorView& input, std::size_t count, const char* name) {
   if (output.dtype != input.dtype) {
@@ -106,6 +131,7 @@ BoundCall bind_call(const Communicator& communicator, CallKind kind, const Optio
   if (!in_place && gets_result) {
     bound.output = view_tensor(out, Access::write, "out");
   }
+  place(bound, puts_in, !in_place && gets_result);
   const TensorView& known = puts_in ? bound.input : bound.output;
   signature.dtype = known.dtype;
   signature.count = known.count;
@@ -148,6 +174,9 @@ void run(Communicator& communicator, BoundCall bound) {
   try {
     const py::gil_scoped_release release;
     communicator.run(bound.call);
+    if (bound.call.placement && !bound.streams_are_known) {
+      compute::cuda::runtime().synchronize(bound.call.placement->stream);
+    }
   } catch (...) {
     keep_if_stuck(communicator, bound.input, bound.output);
     throw;
@@ -179,11 +208,26 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
       py::arg("out"));
 }
 
+void wait_for(Handle& handle, std::optional<double> timeout, py::handle result) {
+  {
+    const py::gil_scoped_release release;
+    handle.wait(timeout);
+  }
+  if (handle.ends_on_device()) {
+    if (const auto stream = current_stream(result)) {
+      handle.order(*stream);
+    } else {
+      const py::gil_scoped_release release;
+      handle.synchronize();
+    }
+  }
+}
+
 void send(Communicator& communicator, py::handle x, int to) {
   TensorView tensor = view_tensor(x, Access::read, "the tensor");
   try {
     const py::gil_scoped_release release;
-    communicator.send(to, tensor.data, tensor.count, tensor.dtype);
+    communicator.send(to, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
     throw;
@@ -194,7 +238,7 @@ void receive(Communicator& communicator, py::handle x, int from) {
   TensorView tensor = view_tensor(x, Access::write, "the tensor");
   try {
     const py::gil_scoped_release release;
-    communicator.receive(from, tensor.data, tensor.count, tensor.dtype);
+    communicator.receive(from, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
     throw;
@@ -261,6 +305,11 @@ py::dict describe(const Communicator& communicator) {
     settings[py::str(std::string(field.name))] = get_field(group.config(), field.name);
   }
   facts["settings"] = settings;
+  if (const collective::DeviceGroup* const devices = communicator.device_group()) {
+    facts["device"] = devices->device();
+    facts["nccl"] = devices->no_nccl().empty() ? "available" : devices->no_nccl();
+    facts["device_memory"] = devices->no_peers().empty() ? "the ranks map each other's" : devices->no_peers();
+  }
   return facts;
 }
 
@@ -269,10 +318,13 @@ py::dict describe(const Communicator& communicator) {
 void bind_communicator(py::module_& module) {
   py::class_<Handle, std::shared_ptr<Handle>>(module, "Handle")
       .def_property_readonly("done", &Handle::done)
+      .def_property_readonly("device_done", &Handle::device_done)
       .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
       .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
       .def_property_readonly("bytes_sent", [](const Handle& handle) { return handle.outcome().bytes_sent; })
-      .def("wait", &Handle::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+      .def("wait", &wait_for, py::arg("timeout"), py::arg("result"),
+           "For a result on a device: until it is known how the call ends. What is put into the result's current stream "
+           "from then on sees it; where that is not known, it is there.");
 
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
       .def_buffer([](const Segment& segment) {
@@ -298,6 +350,8 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("closed", &Communicator::closed)
       .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
       .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
+           py::call_guard<py::gil_scoped_release>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
       .def("describe", &describe)
       .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<py::gil_scoped_release>())

@@ -1,55 +1,55 @@
-// gradientflow._core.cuda: whether there are CUDA kernels and devices, and the kernels on raw addresses of the device,
-// for the tests and the benchmark of the kernels. Each call waits for its result.
+// gradientflow._core.cuda: whether there are CUDA kernels and devices; and the kernels on raw addresses of the device,
+// for the tests and the benchmarks. All work is put into the default stream of the thread's current device; whoever
+// calls keeps the memory alive and the addresses right.
 #include <pybind11/pybind11.h>
-
-#include "bindings.hpp"
-
-#ifdef GRADIENTFLOW_HAS_CUDA
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../kernels/base/dtype.hpp"
 #include "../kernels/base/error.hpp"
-#include "../kernels/compute/cuda/chunks.hpp"
-#include "../kernels/compute/cuda/device.hpp"
-#include "../kernels/compute/cuda/kernels.hpp"
-#include "../kernels/compute/cuda/optimizer_steps.hpp"
-#endif
+#include "../kernels/compute/cuda/owned.hpp"
+#include "../kernels/compute/cuda/runtime.hpp"
+#include "bindings.hpp"
 
 namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
-
-#ifdef GRADIENTFLOW_HAS_CUDA
 namespace cuda = compute::cuda;
 using Address = std::uintptr_t;
 using cuda::DeviceMemory;
+
+constexpr cuda::Stream stream = nullptr;
 
 void* pointer(Address address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
 }
 float* floats(Address address) { return static_cast<float*>(pointer(address)); }
 
+// ---- kernels, ready to be started -----------------------------------------------------------------------------------
+
 // A copy on the device.
 template <class T>
 class OnDevice {
  public:
   explicit OnDevice(const std::vector<T>& values) : memory_(values.size() * sizeof(T)) {
-    cuda::copy(memory_.data(), values.data(), memory_.bytes(), nullptr);
-    cuda::synchronize(nullptr);
+    cuda::runtime().copy(memory_.data(), values.data(), memory_.bytes(), stream);
+    cuda::runtime().synchronize(stream);
   }
   [[nodiscard]] T* data() const { return reinterpret_cast<T*>(memory_.data()); }
   [[nodiscard]] std::vector<T> read() const {
     std::vector<T> values(memory_.bytes() / sizeof(T));
-    cuda::copy(values.data(), memory_.data(), memory_.bytes(), nullptr);
-    cuda::synchronize(nullptr);
+    cuda::runtime().copy(values.data(), memory_.data(), memory_.bytes(), stream);
+    cuda::runtime().synchronize(stream);
     return values;
   }
 
@@ -81,21 +81,66 @@ class Uploaded {
   cuda::CallList<Call> list_;
 };
 
-// Runs a kernel that gives a number for each call.
+// A kernel with all that it needs on the device, to be started again and again.
+class Launch {
+ public:
+  using Numbers = std::vector<double>;
+
+  // `start` puts the kernel into the stream, `read` waits for the numbers that it works out.
+  explicit Launch(std::function<void()> start, std::function<Numbers()> read = {})
+      : start_(std::move(start)), read_(std::move(read)) {}
+
+  [[nodiscard]] Numbers run() const {
+    start_();
+    if (read_) {
+      return read_();
+    }
+    cuda::runtime().synchronize(stream);
+    return {};
+  }
+
+  // Of one of so many in a row, by the clock of the device.
+  [[nodiscard]] double microseconds(std::size_t repeats) const {
+    const cuda::OwnedEvent begin(cuda::EventKind::time);
+    const cuda::OwnedEvent end(cuda::EventKind::time);
+    cuda::runtime().record(begin.get(), stream);
+    for (std::size_t k = 0; k < repeats; ++k) {
+      start_();
+    }
+    cuda::runtime().record(end.get(), stream);
+    cuda::runtime().synchronize_event(end.get());
+    return cuda::runtime().milliseconds(begin.get(), end.get()) * 1e3 / static_cast<double>(repeats);
+  }
+
+ private:
+  std::function<void()> start_;
+  std::function<Numbers()> read_;
+};
+
+// A kernel that gives a number for each call.
 template <class Call>
-std::vector<double> run(void (*kernel)(const cuda::CallList<Call>&, double*, void*, cuda::Stream),
-                        const std::vector<Call>& calls, const std::string& dtype, std::size_t skipped) {
-  const Uploaded<Call> uploaded(calls, dtype, skipped);
-  const OnDevice<double> numbers(std::vector<double>(uploaded.list().number));
-  const DeviceMemory scratch(cuda::scratch_bytes(uploaded.list()));
-  kernel(uploaded.list(), numbers.data(), scratch.data(), nullptr);
-  return numbers.read();
+Launch with_numbers(void (cuda::Runtime::*kernel)(const cuda::CallList<Call>&, double*, void*, cuda::Stream) const,
+                    const std::vector<Call>& calls, const std::string& dtype, std::size_t skipped) {
+  struct Memory {
+    Uploaded<Call> calls;
+    OnDevice<double> numbers;
+    DeviceMemory scratch;
+  };
+  Uploaded<Call> uploaded(calls, dtype, skipped);
+  OnDevice<double> numbers(std::vector<double>(uploaded.list().number));
+  DeviceMemory scratch(cuda::scratch_bytes(uploaded.list()));
+  const auto memory = std::make_shared<const Memory>(
+      Memory{.calls = std::move(uploaded), .numbers = std::move(numbers), .scratch = std::move(scratch)});
+  return Launch(
+      [kernel, memory] {
+        (cuda::runtime().*kernel)(memory->calls.list(), memory->numbers.data(), memory->scratch.data(), stream);
+      },
+      [memory] { return memory->numbers.read(); });
 }
 
 using HoldBackFields = std::tuple<Address, Address, Address, std::size_t, float, float>;
 
-std::vector<double> hold_back(const std::vector<HoldBackFields>& fields, const std::string& dtype,
-                              std::size_t skipped) {
+Launch hold_back(const std::vector<HoldBackFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::HoldBack> calls;
   for (const auto& [gradient, held, next_held, count, scale, momentum] : fields) {
     calls.push_back({.gradient = pointer(gradient),
@@ -106,12 +151,12 @@ std::vector<double> hold_back(const std::vector<HoldBackFields>& fields, const s
                      .scale = scale,
                      .momentum = momentum});
   }
-  return run(cuda::hold_back, calls, dtype, skipped);
+  return with_numbers(&cuda::Runtime::hold_back, calls, dtype, skipped);
 }
 
 using GatherFields = std::tuple<Address, Address, Address, std::size_t, float>;
 
-std::vector<double> gather(const std::vector<GatherFields>& fields, const std::string& dtype, std::size_t skipped) {
+Launch gather(const std::vector<GatherFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::Gather> calls;
   for (const auto& [gradient, held, buffer, count, scale] : fields) {
     calls.push_back({.gradient = pointer(gradient),
@@ -121,12 +166,12 @@ std::vector<double> gather(const std::vector<GatherFields>& fields, const std::s
                      .count = count,
                      .scale = scale});
   }
-  return run(cuda::gather, calls, dtype, skipped);
+  return with_numbers(&cuda::Runtime::gather, calls, dtype, skipped);
 }
 
 using ScatterFields = std::tuple<Address, Address, std::size_t, float>;
 
-std::vector<double> scatter(const std::vector<ScatterFields>& fields, const std::string& dtype, std::size_t skipped) {
+Launch scatter(const std::vector<ScatterFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::Scatter> calls;
   for (const auto& [gradient, buffer, count, scale] : fields) {
     calls.push_back({.gradient = pointer(gradient),
@@ -135,24 +180,23 @@ std::vector<double> scatter(const std::vector<ScatterFields>& fields, const std:
                      .count = count,
                      .scale = scale});
   }
-  return run(cuda::scatter, calls, dtype, skipped);
+  return with_numbers(&cuda::Runtime::scatter, calls, dtype, skipped);
 }
 
 using SquaresFields = std::tuple<Address, std::size_t, float>;
 
-std::vector<double> sum_of_squares(const std::vector<SquaresFields>& fields, const std::string& dtype,
-                                   std::size_t skipped) {
+Launch sum_of_squares(const std::vector<SquaresFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<cuda::SumOfSquares> calls;
   for (const auto& [source, count, scale] : fields) {
     calls.push_back({.source = pointer(source), .count = count, .scale = scale});
   }
-  return run(cuda::sum_of_squares, calls, dtype, skipped);
+  return with_numbers(&cuda::Runtime::sum_of_squares, calls, dtype, skipped);
 }
 
 using StepFields =
     std::tuple<Address, Address, std::string, Address, Address, std::size_t, float, float, float, float, float>;
 
-void momentum_step(const std::vector<StepFields>& fields, const std::string& dtype, std::size_t skipped) {
+Launch momentum_step(const std::vector<StepFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::MomentumStep> calls;
   for (const auto& [weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, weight_decay, factor,
                     inner_rate, outer_rate] : fields) {
@@ -169,13 +213,12 @@ void momentum_step(const std::vector<StepFields>& fields, const std::string& dty
                      .inner_rate = inner_rate,
                      .outer_rate = outer_rate});
   }
-  const Uploaded<compute::MomentumStep> uploaded(calls, dtype, skipped);
-  cuda::momentum_step(uploaded.list(), nullptr);
-  cuda::synchronize(nullptr);
+  const auto uploaded = std::make_shared<const Uploaded<compute::MomentumStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().momentum_step(uploaded->list(), stream); });
 }
 
-void reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
-            const std::string& dtype, const std::string& op, int divisor) {
+Launch reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
+              const std::string& dtype, const std::string& op, int divisor) {
   std::vector<void*> to;
   for (const Address address : destinations) {
     to.push_back(pointer(address));
@@ -184,78 +227,144 @@ void reduce(const std::vector<Address>& destinations, const std::vector<Address>
   for (const Address address : sources) {
     from.push_back(pointer(address));
   }
-  cuda::reduce(to, from, count, {.dtype = dtype_from_name(dtype), .op = reduce_op_from_name(op), .divisor = divisor},
-               nullptr);
-  cuda::synchronize(nullptr);
+  const compute::Reduction reduction{
+      .dtype = dtype_from_name(dtype), .op = reduce_op_from_name(op), .divisor = divisor};
+  return Launch([=] { cuda::runtime().reduce(to, from, count, reduction, stream); });
 }
 
-void cast(Address destination, const std::string& destination_dtype, Address source, const std::string& source_dtype,
-          std::size_t count, float scale) {
-  cuda::cast(pointer(destination), dtype_from_name(destination_dtype), pointer(source), dtype_from_name(source_dtype),
-             count, scale, nullptr);
-  cuda::synchronize(nullptr);
+Launch cast(Address destination, const std::string& destination_dtype, Address source, const std::string& source_dtype,
+            std::size_t count, float scale) {
+  const DType to = dtype_from_name(destination_dtype);
+  const DType from = dtype_from_name(source_dtype);
+  return Launch([=] { cuda::runtime().cast(pointer(destination), to, pointer(source), from, count, scale, stream); });
 }
 
-std::uint64_t count_nonfinite(Address source, const std::string& dtype, std::size_t count) {
-  const OnDevice<std::uint64_t> found(std::vector<std::uint64_t>(1));
-  cuda::count_nonfinite(pointer(source), dtype_from_name(dtype), count, found.data(), nullptr);
-  return found.read().front();
+Launch count_nonfinite(Address source, const std::string& dtype, std::size_t count) {
+  const auto found = std::make_shared<const OnDevice<std::uint64_t>>(std::vector<std::uint64_t>(1));
+  const DType of = dtype_from_name(dtype);
+  return Launch([=] { cuda::runtime().count_nonfinite(pointer(source), of, count, found->data(), stream); },
+                [found] { return Launch::Numbers{static_cast<double>(found->read().front())}; });
 }
 
-void write(const DeviceMemory& memory, const py::bytes& bytes) {
-  const std::string_view text = bytes;
-  if (text.size() != memory.bytes()) {
+Launch copy(Address destination, Address source, std::size_t bytes) {
+  return Launch([=] { cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream); });
+}
+
+// Each kernel twice: `prepared` gives a Launch, `module` runs it.
+void bind_kernels(py::module_& module, py::module_& prepared) {
+  const py::call_guard<py::gil_scoped_release> without_gil;
+  py::class_<Launch>(prepared, "Launch", "A kernel with all that it needs on the device.")
+      .def("run", &Launch::run, without_gil, "Start it, and wait for the numbers that it works out.")
+      .def("microseconds", &Launch::microseconds, py::arg("repeats"), without_gil,
+           "Time so many in a row by the clock of the device, and give that of one.");
+
+  const auto define = [&]<class... Given, class... Names>(const char* name, Launch (*prepare)(Given...), auto give,
+                                                          const Names&... names) {
+    prepared.def(name, prepare, names..., without_gil);
+    module.def(name, [=](Given... given) { return give(prepare(given...).run()); }, names..., without_gil);
+  };
+  const auto numbers = [](Launch::Numbers found) { return found; };
+  const auto number = [](const Launch::Numbers& found) { return static_cast<std::uint64_t>(found.front()); };
+  const auto nothing = [](const Launch::Numbers&) {};
+
+  define("reduce", &reduce, nothing, py::arg("destinations"), py::arg("sources"), py::arg("count"), py::arg("dtype"),
+         py::arg("op"), py::arg("divisor") = 1);
+  define("cast", &cast, nothing, py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
+         py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F);
+  define("count_nonfinite", &count_nonfinite, number, py::arg("source"), py::arg("dtype"), py::arg("count"));
+  const auto define_list = [&](const char* name, auto prepare, auto give, const char* fields) {
+    define(name, prepare, give, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, fields);
+  };
+  define_list("hold_back", &hold_back, numbers,
+              "Of each call: gradient, held, next_held, count, scale, momentum. Gives norms.");
+  define_list("gather", &gather, numbers, "Of each call: gradient, held, buffer, count, scale. Gives norms.");
+  define_list("scatter", &scatter, numbers, "Of each call: gradient, buffer, count, scale. Gives norms.");
+  define_list("sum_of_squares", &sum_of_squares, numbers, "Of each call: source, count, scale. Gives sums.");
+  define_list("momentum_step", &momentum_step, nothing,
+              "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
+              "weight_decay, factor, inner_rate, outer_rate.");
+  prepared.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+// Under a type of its own: arrays of the package's own have the other one.
+class RawMemory : public DeviceMemory {
+ public:
+  using DeviceMemory::DeviceMemory;
+};
+
+// The bytes of a contiguous buffer of the caller's, which has as many as the memory.
+void* bytes_of(const py::buffer_info& buffer, const DeviceMemory& memory) {
+  const auto bytes = static_cast<std::size_t>(buffer.size * buffer.itemsize);
+  if (bytes != memory.bytes()) {
     throw Error(ErrorKind::value,
-                "the memory has " + std::to_string(memory.bytes()) + " bytes, not " + std::to_string(text.size()));
+                "the memory has " + std::to_string(memory.bytes()) + " bytes, not " + std::to_string(bytes));
   }
-  cuda::copy(memory.data(), text.data(), text.size(), nullptr);
-  cuda::synchronize(nullptr);
+  return buffer.ptr;
 }
 
-py::bytes read(const DeviceMemory& memory) {
+void copy_and_wait(void* destination, const void* source, std::size_t bytes) {
+  const py::gil_scoped_release without_gil;
+  cuda::runtime().copy(destination, source, bytes, stream);
+  cuda::runtime().synchronize(stream);
+}
+
+void write(const RawMemory& memory, const py::buffer& values) {
+  const py::buffer_info buffer = values.request();
+  copy_and_wait(memory.data(), bytes_of(buffer, memory), memory.bytes());
+}
+
+py::bytes read(const RawMemory& memory) {
   std::string text(memory.bytes(), '\0');
-  cuda::copy(text.data(), memory.data(), text.size(), nullptr);
-  cuda::synchronize(nullptr);
+  copy_and_wait(text.data(), memory.data(), text.size());
   return text;
 }
 
-void bind_kernels(py::module_& module) {
-  py::class_<DeviceMemory>(module, "Memory", "Memory of the device.")
-      .def(py::init<std::size_t>(), py::arg("bytes"))
-      .def_property_readonly("address", [](const DeviceMemory& memory) { return Address(memory.data()); })
-      .def("write", &write, py::arg("bytes"))
-      .def("read", &read);
-  const py::call_guard<py::gil_scoped_release> without_gil;
-  module.def("reduce", &reduce, py::arg("destinations"), py::arg("sources"), py::arg("count"), py::arg("dtype"),
-             py::arg("op"), py::arg("divisor") = 1, without_gil);
-  module.def("cast", &cast, py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
-             py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
-  module.def("count_nonfinite", &count_nonfinite, py::arg("source"), py::arg("dtype"), py::arg("count"), without_gil);
-  const auto define = [&](const char* name, auto function, const char* fields) {
-    module.def(name, function, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, without_gil, fields);
-  };
-  define("hold_back", &hold_back, "Of each call: gradient, held, next_held, count, scale, momentum. Returns norms.");
-  define("gather", &gather, "Of each call: gradient, held, buffer, count, scale. Returns norms.");
-  define("scatter", &scatter, "Of each call: gradient, buffer, count, scale. Returns norms.");
-  define("sum_of_squares", &sum_of_squares, "Of each call: source, count, scale.");
-  define("momentum_step", &momentum_step,
-         "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, weight_decay, "
-         "factor, inner_rate, outer_rate.");
+void read_into(const RawMemory& memory, const py::buffer& values) {
+  const py::buffer_info buffer = values.request(/*writable=*/true);
+  copy_and_wait(bytes_of(buffer, memory), memory.data(), memory.bytes());
 }
-#endif
+
+void bind_memory(py::module_& module) {
+  py::class_<RawMemory>(module, "Memory", "Memory of the device.")
+      .def(py::init<std::size_t>(), py::arg("bytes"))
+      .def_property_readonly("address", [](const RawMemory& memory) { return Address(memory.data()); })
+      .def("write", &write, py::arg("values"), "Fill it from a contiguous buffer of as many bytes.")
+      .def("read", &read)
+      .def("read_into", &read_into, py::arg("values"), "Copy it to a contiguous buffer of as many bytes.");
+  py::class_<cuda::Pinned>(module, "Pinned", "Pins memory of the host for as long as this is there.")
+      .def(py::init([](Address address, std::size_t bytes) {
+             return std::make_unique<cuda::Pinned>(pointer(address), bytes);
+           }),
+           py::arg("address"), py::arg("bytes"));
+  const py::call_guard<py::gil_scoped_release> without_gil;
+  module.def(
+      "copy",
+      [](Address destination, Address source, std::size_t bytes) {
+        cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream);
+      },
+      py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil,
+      "Put a copy into the default stream: between host and device in either direction, or on the device.");
+  module.def(
+      "synchronize", [] { cuda::runtime().synchronize(stream); }, without_gil,
+      "Wait for all that was put into the default stream.");
+}
 
 }  // namespace
 
 void bind_cuda(py::module_& module) {
   py::module_ submodule = module.def_submodule("cuda", "The CUDA kernels on raw addresses, for tests and benchmarks.");
-#ifdef GRADIENTFLOW_HAS_CUDA
-  submodule.attr("built") = true;
+  submodule.def("built", &cuda::is_built, "Whether the library was built with CUDA.");
+  submodule.def("trouble", &cuda::runtime_trouble, "Why no device can be used; empty where one can.");
   submodule.def("device_count", &cuda::device_count, "How many devices there are; 0 without a driver.");
-  bind_kernels(submodule);
-#else
-  submodule.attr("built") = false;
-  submodule.def("device_count", [] { return 0; }, "How many devices there are; 0 without a driver.");
-#endif
+  submodule.def("device_name", [](int device) { return cuda::runtime().name(device); }, py::arg("device"));
+  submodule.def(
+      "use", [](int device) { cuda::runtime().use(device); }, py::arg("device"),
+      "Make a device the calling thread's current one.");
+  bind_memory(submodule);
+  py::module_ prepared = submodule.def_submodule("prepared", "The kernels, ready to be started again and again.");
+  bind_kernels(submodule, prepared);
 }
 
 }  // namespace gradientflow::bindings

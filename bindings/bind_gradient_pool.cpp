@@ -11,6 +11,7 @@
 
 #include "../kernels/engine/gradient_pool.hpp"
 #include "bindings.hpp"
+#include "pool_memory.hpp"
 #include "reports.hpp"
 
 namespace gradientflow::bindings {
@@ -39,10 +40,12 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
 
 std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
                                    const std::string& dtype, std::optional<std::size_t> fusion_threshold,
-                                   const std::string& wire, const std::string& algorithm) {
+                                   const std::string& wire, const std::string& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
-  GradientPool::Options options{
-      .fusion_threshold = fusion_threshold, .wire = {}, .algorithm = transport::algorithm_from_name(algorithm)};
+  GradientPool::Options options{.fusion_threshold = fusion_threshold,
+                                .wire = {},
+                                .algorithm = transport::algorithm_from_name(algorithm),
+                                .device = device};
   if (!wire.empty()) {
     options.wire = collective::rounding_wire(dtype_from_name(wire), type);
   }
@@ -55,7 +58,7 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
 void bind_gradient_pool(py::module_& module) {
   py::class_<GradientPool, std::shared_ptr<GradientPool>>(module, "GradientPool")
       .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
-           py::arg("wire"), py::arg("algorithm"))
+           py::arg("wire"), py::arg("algorithm"), py::arg("device"))
       .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
@@ -63,13 +66,27 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("ready_count", &GradientPool::ready_count)
       .def_property_readonly("iteration", &GradientPool::iteration)
       .def_property_readonly("closed", &GradientPool::closed)
-      .def_property_readonly("segment", &GradientPool::segment)
+      .def_property_readonly("segment", [](const GradientPool& pool) { return segment_of(pool.memory()); })
       .def("offset", &GradientPool::offset, py::arg("tensor"))
-      .def("ready", &GradientPool::ready, py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
-      .def("ready_all", &GradientPool::ready_all, py::call_guard<py::gil_scoped_release>())
-      .def("wait", &GradientPool::wait, py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
-      .def("abandon", &GradientPool::abandon, py::call_guard<py::gil_scoped_release>())
-      .def("count_nonfinite", &GradientPool::count_nonfinite, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "ready", [](GradientPool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },
+          py::arg("tensor"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "ready_all", [](GradientPool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait",
+          [](GradientPool& pool, std::optional<double> timeout, Number stream) {
+            pool.wait(timeout, stream_of(stream));
+          },
+          py::arg("timeout"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "abandon", [](GradientPool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "count_nonfinite",
+          [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
+          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>());
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,6 +14,7 @@
 #include "../kernels/base/error.hpp"
 #include "../kernels/engine/optimizer.hpp"
 #include "bindings.hpp"
+#include "pool_memory.hpp"
 #include "tensor.hpp"
 
 namespace gradientflow::bindings {
@@ -38,11 +41,19 @@ std::vector<std::optional<Optimizer::Settings>> settings_of(const Settings& sett
   return found;
 }
 
+// Float32 numbers of an optimizer on a device; keeps the optimizer.
+struct DeviceFloats {
+  std::uintptr_t address;
+  std::size_t size;
+  int device;
+  py::object optimizer;
+};
+
 // The optimizer, and the objects in whose memory the weights are.
 class Owner {
  public:
-  Owner(const std::vector<std::size_t>& counts, bool rate_inside)
-      : engine_(counts, rate_inside), owners_(counts.size(), py::none()) {}
+  Owner(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
+      : engine_(counts, rate_inside, device), owners_(counts.size(), py::none()) {}
 
   void set_parameter(std::size_t tensor, const py::object& array, bool keep_master) {
     check(tensor);
@@ -52,21 +63,24 @@ class Owner {
                                         std::to_string(view.count) + " elements, and that of the gradients " +
                                         std::to_string(engine_.count(tensor)));
     }
-    engine_.set_parameter(tensor, view.data, view.dtype, keep_master);
+    engine_.set_parameter(tensor, view.data, view.dtype, keep_master, view.placement);
     owners_[tensor] = std::move(view.owner);
   }
 
-  void step_dense(const GradientPool& pool, const Settings& settings, double gradient_scale) {
+  void step_dense(const GradientPool& pool, const Settings& settings, double gradient_scale, Number stream) {
     const auto converted = settings_of(settings);
     const py::gil_scoped_release release;
-    engine_.step(pool, converted, gradient_scale);
+    engine_.step(pool, converted, gradient_scale, stream_of(stream));
   }
 
-  void step_sparse(const SparsePool& pool, const Settings& settings, double gradient_scale, bool everywhere) {
+  void step_sparse(const SparsePool& pool, const Settings& settings, double gradient_scale, bool everywhere,
+                   Number stream) {
     const auto converted = settings_of(settings);
     const py::gil_scoped_release release;
-    engine_.step(pool, converted, gradient_scale, everywhere);
+    engine_.step(pool, converted, gradient_scale, everywhere, stream_of(stream));
   }
+
+  void order(Number stream) const { engine_.order(stream_of(stream)); }
 
   engine::FloatArray& momentum(std::size_t tensor) {
     check(tensor);
@@ -92,21 +106,35 @@ class Owner {
   std::vector<py::object> owners_;
 };
 
+// A NumPy array, or on a device an address, behind which the default stream sees what steps have written.
 template <engine::FloatArray& (Owner::*member)(std::size_t)>
-py::array_t<float> array_over(const py::object& self, std::size_t tensor) {
-  const engine::FloatArray& memory = (self.cast<Owner&>().*member)(tensor);
+py::object array_over(const py::object& self, std::size_t tensor) {
+  auto& owner = self.cast<Owner&>();
+  const engine::FloatArray& memory = (owner.*member)(tensor);
+  if (memory.device()) {
+    owner.order(0);
+    return py::cast(
+        DeviceFloats{reinterpret_cast<std::uintptr_t>(memory.data()), memory.size(), *memory.device(), self});
+  }
   return py::array_t<float>(static_cast<py::ssize_t>(memory.size()), memory.data(), self);
 }
 
 }  // namespace
 
 void bind_optimizer(py::module_& module) {
+  py::class_<DeviceFloats>(module, "DeviceFloats")
+      .def_readonly("address", &DeviceFloats::address)
+      .def_readonly("size", &DeviceFloats::size)
+      .def_readonly("device", &DeviceFloats::device);
   py::class_<Owner>(module, "Optimizer")
-      .def(py::init<const std::vector<std::size_t>&, bool>(), py::arg("counts"), py::arg("rate_inside"))
+      .def(py::init<const std::vector<std::size_t>&, bool, std::optional<int>>(), py::arg("counts"),
+           py::arg("rate_inside"), py::arg("device") = py::none())
       .def("set_parameter", &Owner::set_parameter, py::arg("tensor"), py::arg("array"), py::arg("keep_master") = false)
-      .def("step", &Owner::step_dense, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"))
+      .def("step", &Owner::step_dense, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
+           py::arg("stream") = 0)
       .def("step", &Owner::step_sparse, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
-           py::arg("everywhere") = false)
+           py::arg("everywhere") = false, py::arg("stream") = 0)
+      .def("order", &Owner::order, py::arg("stream"))
       .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
       .def("round_master", &Owner::round_master, py::arg("tensor"))
       .def("master", &array_over<&Owner::master>, py::arg("tensor"));

@@ -12,6 +12,7 @@
 #include "../kernels/engine/chunk_selection.hpp"
 #include "../kernels/engine/sparse_pool.hpp"
 #include "bindings.hpp"
+#include "pool_memory.hpp"
 #include "reports.hpp"
 
 namespace gradientflow::bindings {
@@ -31,11 +32,12 @@ std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<s
                                  const std::string& dtype, std::size_t chunk_size, float momentum, std::size_t extra,
                                  bool skip_nonfinite, std::uint64_t first_iteration,
                                  std::optional<std::size_t> fusion_threshold, const std::string& wire,
-                                 const std::string& algorithm) {
+                                 const std::string& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
                                        .wire = {},
-                                       .algorithm = transport::algorithm_from_name(algorithm)},
+                                       .algorithm = transport::algorithm_from_name(algorithm),
+                                       .device = device},
                               .chunk_size = chunk_size,
                               .momentum = momentum,
                               .extra = extra,
@@ -99,7 +101,7 @@ void bind_sparse_pool(py::module_& module) {
   py::class_<SparsePool, std::shared_ptr<SparsePool>>(module, "SparsePool")
       .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("chunk_size"),
            py::arg("momentum"), py::arg("extra"), py::arg("skip_nonfinite"), py::arg("first_iteration"),
-           py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"))
+           py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"), py::arg("device"))
       .def_property_readonly("bytes", &SparsePool::bytes)
       .def_property_readonly("fusion_threshold", &SparsePool::fusion_threshold)
       .def_property_readonly("chunk_size", &SparsePool::chunk_size)
@@ -116,17 +118,29 @@ void bind_sparse_pool(py::module_& module) {
       .def_property_readonly("ready_count", &SparsePool::ready_count)
       .def_property_readonly("iteration", &SparsePool::iteration)
       .def_property_readonly("closed", &SparsePool::closed)
-      .def_property_readonly("segment", &SparsePool::segment)
+      .def_property_readonly("segment", [](const SparsePool& pool) { return segment_of(pool.memory()); })
       .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
       .def_property_readonly("held", &held)
       .def("replace_held", &replace_held, py::arg("held"))
       .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
       .def("offset", &SparsePool::offset, py::arg("tensor"))
-      .def("zero", &SparsePool::zero, without_gil)
-      .def("ready", &SparsePool::ready, py::arg("tensor"), without_gil)
-      .def("ready_all", &SparsePool::ready_all, without_gil)
-      .def("wait", &SparsePool::wait, py::arg("timeout"), py::arg("density"), without_gil)
-      .def("abandon", &SparsePool::abandon, without_gil)
+      .def(
+          "zero", [](SparsePool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"), without_gil)
+      .def(
+          "ready", [](SparsePool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },
+          py::arg("tensor"), py::arg("stream"), without_gil)
+      .def(
+          "ready_all", [](SparsePool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
+          without_gil)
+      .def(
+          "wait",
+          [](SparsePool& pool, std::optional<double> timeout, double density, Number stream) {
+            pool.wait(timeout, density, stream_of(stream));
+          },
+          py::arg("timeout"), py::arg("density"), py::arg("stream"), without_gil)
+      .def(
+          "abandon", [](SparsePool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"),
+          without_gil)
       .def("close", &SparsePool::close, py::arg("drain"), without_gil);
   module.def("important_count", &engine::important_count, py::arg("density"), py::arg("chunks"),
              "How many chunks are sent at a density.");

@@ -1,12 +1,12 @@
 // The structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as
-// far as a reader of CPU tensors needs them. Layout and names are those of the specification, versions 0 and 1.
+// far as a reader of tensors on CPUs and CUDA devices needs them. Layout and names are those of the specification, versions 0 and 1.
 #pragma once
 
 #include <cstdint>
 
 namespace gradientflow::bindings::dlpack {
 
-enum DeviceType : std::int32_t { cpu = 1, cuda_host = 3 };
+enum DeviceType : std::int32_t { cpu = 1, cuda = 2, cuda_host = 3, cuda_managed = 13 };
 enum TypeCode : std::uint8_t { code_int = 0, code_uint = 1, code_float = 2, code_bfloat = 4, code_bool = 6 };
 constexpr std::uint64_t flag_read_only = 1;
 

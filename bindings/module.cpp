@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_config(module);
   bind_compute(module);
   bind_cuda(module);
+  bind_device(module);
   bind_collective(module);
   bind_communicator(module);
   bind_gradient_pool(module);

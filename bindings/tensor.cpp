@@ -1,12 +1,17 @@
 #include "tensor.hpp"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "../kernels/base/error.hpp"
+#include "../kernels/compute/cuda/runtime.hpp"
 #include "dlpack.hpp"
 
 namespace gradientflow::bindings {
@@ -100,10 +105,24 @@ TensorView view_numpy(const py::array& array, Access access, const char* name) {
   return view;
 }
 
+constexpr std::uintptr_t default_stream = 1;  // as both protocols call it, and CUDA, too
+
+compute::cuda::Stream stream_from(std::uintptr_t number) {
+  return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
+}
+
+bool is_of_torch(py::handle object) {
+  const py::object module = py::getattr(py::type::of(object), "__module__", py::str(""));
+  const auto name = py::isinstance<py::str>(module) ? module.cast<std::string>() : std::string();
+  return name == "torch" || name.starts_with("torch.");
+}
+
 TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const char* name) {
-  if (tensor.device.type != dlpack::cpu && tensor.device.type != dlpack::cuda_host) {
-    refuse_type(name, "is not in CPU memory (DLPack device type " + std::to_string(tensor.device.type) +
-                          "); this version serves CPU memory only");
+  const std::int32_t device = tensor.device.type;
+  const bool on_device = device == dlpack::cuda || device == dlpack::cuda_managed;
+  if (!on_device && device != dlpack::cpu && device != dlpack::cuda_host) {
+    refuse_type(name, "is neither in memory of the host nor on a CUDA device (DLPack device type " +
+                          std::to_string(device) + ")");
   }
   constexpr std::string_view kinds = "iufVE?b";  // by type code
   const std::size_t code = tensor.dtype.code;
@@ -124,42 +143,136 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   }
   view.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   view.owner = std::move(capsule);
+  if (on_device) {
+    view.placement = collective::Placement{tensor.device.id, stream_from(default_stream)};
+    view.stream_is_known = false;
+  }
   return view;
 }
 
-py::object export_dlpack(py::handle object) {
+// With or without `stream`: PyTorch's tensors of the host refuse one, and its default is what we want.
+py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) {
   const py::object method = object.attr("__dlpack__");
+  py::dict arguments;
+  if (stream) {
+    arguments["stream"] = *stream;
+  }
   try {
-    return method(py::arg("max_version") = py::make_tuple(1, 0));  // says whether the memory is read-only
+    py::dict versioned = arguments.attr("copy")();
+    versioned["max_version"] = py::make_tuple(1, 0);  // says whether the memory is read-only
+    return method(**versioned);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) {
       throw;
     }
-    return method();  // a producer from before version 1
+    return method(**arguments);  // a producer from before version 1
   }
+}
+
+// The stream that DLPack is asked with: behind the default stream where nothing else is known of the producer's.
+std::optional<std::int64_t> stream_to_ask_for(py::handle object, bool known) {
+  if (is_of_torch(object)) {
+    return std::nullopt;
+  }
+  const auto device = py::cast<std::pair<std::int32_t, std::int32_t>>(object.attr("__dlpack_device__")());
+  if (device.first != dlpack::cuda && device.first != dlpack::cuda_managed) {
+    return std::nullopt;
+  }
+  constexpr std::int64_t do_not_wait = -1;
+  return known ? do_not_wait : static_cast<std::int64_t>(default_stream);
 }
 
 // The capsule stays ours: its own destructor calls the deleter once the view is gone.
 TensorView view_dlpack(py::handle object, Access access, const char* name) {
+  std::optional<compute::cuda::Stream> stream;
   py::object capsule;
   try {
-    capsule = export_dlpack(object);
+    stream = is_of_torch(object) ? std::nullopt : current_stream(object);
+    capsule = export_dlpack(object, stream_to_ask_for(object, stream.has_value()));
   } catch (py::error_already_set& error) {
     refuse_type(name, std::string("cannot be shared through DLPack: ") + py::str(error.value()).cast<std::string>());
   }
+  TensorView view;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     const auto* const managed =
         static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     if (access == Access::write && (managed->flags & dlpack::flag_read_only) != 0) {
       refuse_value(name, read_only);
     }
-    return view_dlpack(managed->tensor, std::move(capsule), name);
-  }
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
+    view = view_dlpack(managed->tensor, std::move(capsule), name);
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
     const auto* const managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-    return view_dlpack(managed->tensor, std::move(capsule), name);
+    view = view_dlpack(managed->tensor, std::move(capsule), name);
+  } else {
+    refuse_type(name, "gave something else than a DLPack capsule");
   }
-  refuse_type(name, "gave something else than a DLPack capsule");
+  if (view.placement) {
+    stream = is_of_torch(object) ? current_stream(object) : stream;
+    if (stream) {
+      view.placement->stream = *stream;
+      view.stream_is_known = true;
+    }
+  }
+  return view;
+}
+
+// The stream of version 3 of the CUDA array interface; None says that nothing is under way, and no stream that nobody
+// knows.
+std::optional<compute::cuda::Stream> stream_of_interface(const py::dict& interface) {
+  if (!interface.contains("stream") || py::object(interface["stream"]).is_none()) {
+    return std::nullopt;
+  }
+  return stream_from(interface["stream"].cast<std::uintptr_t>());
+}
+
+bool is_contiguous(const py::dict& interface, const std::vector<std::int64_t>& shape, std::int64_t bytes) {
+  if (!interface.contains("strides") || py::object(interface["strides"]).is_none()) {
+    return true;
+  }
+  auto strides = interface["strides"].cast<std::vector<std::int64_t>>();
+  for (std::int64_t& stride : strides) {
+    if (stride % bytes != 0) {
+      return false;
+    }
+    stride /= bytes;
+  }
+  return strides.size() == shape.size() &&
+         is_contiguous(static_cast<std::int32_t>(shape.size()), shape.data(), strides.data());
+}
+
+TensorView view_cuda_array(py::handle object, Access access, const char* name) {
+  const py::dict interface = object.attr("__cuda_array_interface__");
+  const auto type = interface["typestr"].cast<std::string>();
+  const std::int64_t bytes = type.size() > 2 ? std::stol(type.substr(2)) : 0;
+  const std::optional<DType> known =
+      type.starts_with('>') ? std::nullopt : dtype_of(type.at(1), static_cast<std::size_t>(bytes));
+  if (!known) {
+    refuse_dtype(name, type);
+  }
+  if (interface.contains("mask") && !py::object(interface["mask"]).is_none()) {
+    refuse_type(name, "has a mask");
+  }
+  const auto [address, is_read_only] = interface["data"].cast<std::pair<std::uintptr_t, bool>>();
+  if (access == Access::write && is_read_only) {
+    refuse_value(name, read_only);
+  }
+  const auto shape = interface["shape"].cast<std::vector<std::int64_t>>();
+  if (!is_contiguous(interface, shape, bytes)) {
+    refuse_value(name, not_contiguous);
+  }
+  TensorView view;
+  view.dtype = *known;
+  view.count = 1;
+  for (const std::int64_t size : shape) {
+    view.count *= static_cast<std::size_t>(size);
+  }
+  view.data = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): that is what they give
+  const std::optional<compute::cuda::Stream> stream = stream_of_interface(interface);
+  const int device = view.count == 0 ? compute::cuda::runtime().device() : compute::cuda::runtime().facts(view.data).device;
+  view.placement = collective::Placement{device, stream.value_or(stream_from(default_stream))};
+  view.stream_is_known = stream.has_value();
+  view.owner = py::reinterpret_borrow<py::object>(object);
+  return view;
 }
 
 TensorView view_buffer(py::handle object, Access access, const char* name) {
@@ -177,11 +290,30 @@ TensorView view_tensor(py::handle object, Access access, const char* name) {
   if (py::hasattr(object, "__dlpack__")) {
     return view_dlpack(object, access, name);
   }
+  if (py::hasattr(object, "__cuda_array_interface__")) {
+    return view_cuda_array(object, access, name);
+  }
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     return view_buffer(object, access, name);
   }
   refuse_type(name, "is a " + py::str(py::type::of(object).attr("__name__")).cast<std::string>() +
-                        "; what is needed is a NumPy array, or an object with DLPack or the buffer protocol");
+                        "; what is needed is a NumPy array, or an object with DLPack, the CUDA array interface or the buffer "
+                        "protocol");
+}
+
+std::optional<compute::cuda::Stream> current_stream(py::handle object) {
+  if (is_of_torch(object)) {
+    const py::object device = object.attr("device");
+    if (device.attr("type").cast<std::string>() != "cuda") {
+      return std::nullopt;
+    }
+    const py::object stream = py::module_::import("torch").attr("cuda").attr("current_stream")(device);
+    return stream_from(stream.attr("cuda_stream").cast<std::uintptr_t>());
+  }
+  if (py::hasattr(object, "__cuda_array_interface__")) {
+    return stream_of_interface(object.attr("__cuda_array_interface__"));
+  }
+  return std::nullopt;
 }
 
 }  // namespace gradientflow::bindings

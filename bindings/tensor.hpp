@@ -1,12 +1,18 @@
-// A Python object seen as flat CPU memory, without a copy: NumPy arrays, anything with DLPack, anything with the buffer
-// protocol.
+// A Python object seen as flat memory, of the host or of a CUDA device, without a copy: NumPy arrays, anything with
+// DLPack, with the CUDA array interface (version 2 or 3), or with the buffer protocol.
+//
+// Memory of a device has a stream in which its values are ready: the framework's current one, where it tells (PyTorch,
+// and version 3 of the CUDA array interface, which CuPy and Numba speak), else the default stream, behind which DLPack
+// has the producer put its work; then nobody knows where the values are used next, so the host has to wait.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "../kernels/base/dtype.hpp"
+#include "../kernels/collective/call.hpp"
 
 namespace gradientflow::bindings {
 
@@ -18,10 +24,16 @@ struct TensorView {
   std::size_t count = 0;
   DType dtype = DType::uint8;
   pybind11::object owner = pybind11::none();
+  std::optional<collective::Placement> placement = {};  // on a device
+  bool stream_is_known = true;
 };
 
 // Throws Error(type) where the object, its dtype or its device is not supported, and Error(value) where it is not
 // contiguous or, for Access::write, read-only. `name` is what the argument is called in messages.
 TensorView view_tensor(pybind11::handle object, Access access, const char* name);
+
+// The stream in which what `object` holds on a device would be used now; nothing where it is not known, or where the
+// object is not on a device.
+std::optional<compute::cuda::Stream> current_stream(pybind11::handle object);
 
 }  // namespace gradientflow::bindings

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from .device import DeviceArray, device_number
 from .errors import ArgumentError, ArgumentTypeError
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
@@ -55,8 +56,10 @@ class BasePool:
 
     Attributes
     ----------
-    memory : numpy.ndarray
+    memory : numpy.ndarray or DeviceArray
         The gradients of this rank, as bytes. Keeps the memory as long as it is held.
+    device : int or None
+        The number of the CUDA device that has them; None in memory of the host.
     offsets : tuple of int
         Where each tensor begins in it, in bytes.
     nbytes : int
@@ -70,9 +73,13 @@ class BasePool:
     """
 
     _native: Any
+    device: int | None = None
 
-    def _prepare(self, shapes: Sequence[int | Sequence[int]], dtype: npt.DTypeLike | str) -> list[int]:
-        """Take shapes and dtype; return the number of elements of each tensor."""
+    def _prepare(
+        self, shapes: Sequence[int | Sequence[int]], dtype: npt.DTypeLike | str, device: str | int = "cpu"
+    ) -> list[int]:
+        """Take shapes, dtype and device; return the number of elements of each tensor."""
+        self.device = None if device == "cpu" else device_number(device)
         is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # which NumPy alone does not know
         element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
         self._shapes = [checked_shape(shape) for shape in shapes]
@@ -87,8 +94,13 @@ class BasePool:
         self.nbytes: int = native.bytes
         given: int = native.fusion_threshold
         self.fusion_threshold: int | float = math.inf if given == NO_LIMIT else given
-        self.memory: npt.NDArray[np.uint8] = array_over(native.segment, 0, (self.nbytes,), np.dtype(np.uint8))
+        self.memory: NodeArray | DeviceArray = self._array(0, (self.nbytes,), "uint8")
         self.offsets: tuple[int, ...] = tuple(native.offset(i) for i in range(len(self._shapes)))
+
+    def _array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NodeArray | DeviceArray:
+        if self.device is not None:
+            return DeviceArray(self._native.segment, offset, shape, dtype, self.device)
+        return array_over(self._native.segment, offset, shape, numpy_dtype(dtype))
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -96,16 +108,15 @@ class BasePool:
         return tuple(self._shapes)
 
     @cached_property
-    def views(self) -> tuple[NodeArray, ...]:
+    def views(self) -> tuple[Any, ...]:
         """One array a tensor, in the order given, zero-filled at first.
 
         Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long as they are
-        held. Those of bfloat16 need the package ml_dtypes.
+        held. NumPy arrays in memory of the host, where those of bfloat16 need the package ml_dtypes; on a CUDA device
+        `gradientflow.device.DeviceArray`.
         """
-        element = numpy_dtype(self.dtype)
         return tuple(
-            array_over(self._native.segment, offset, shape, element)
-            for offset, shape in zip(self.offsets, self._shapes, strict=True)
+            self._array(offset, shape, self.dtype) for offset, shape in zip(self.offsets, self._shapes, strict=True)
         )
 
     @property
@@ -113,8 +124,16 @@ class BasePool:
         """One more than the largest index that `ready` takes."""
         return len(self._shapes)
 
-    def ready(self, index: int | None = None) -> None:
+    def ready(self, index: int | None = None, stream: Any = None) -> None:
         """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.
+
+        Parameters
+        ----------
+        index : int, optional
+            Its place in the order given.
+        stream : optional
+            For a pool on a CUDA device: the stream that writes the tensor, which is final once all is done that is in
+            it now. A number, or a stream of CuPy or PyTorch; by default the device's default stream.
 
         Raises
         ------
@@ -123,21 +142,23 @@ class BasePool:
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
+        number_of_stream = stream_number(stream)
         if index is None:
-            self._native.ready_all()
+            self._native.ready_all(number_of_stream)
             return
         number, index = self._ready_limit, operator.index(index)
         if not -number <= index < number:
             message = f"tensor {index} is not in the pool, which has {number}"
             raise ArgumentError(message)
-        self._native.ready(index if index >= 0 else index + number)
+        self._native.ready(index if index >= 0 else index + number, number_of_stream)
 
-    def abandon(self) -> None:
+    def abandon(self, stream: Any = None) -> None:
         """End an iteration that has begun, without its result, for example after an exception.
 
-        The other ranks get zeros for what is not ready here. Does nothing where no tensor is ready.
+        The other ranks get zeros for what is not ready here. Does nothing where no tensor is ready. `stream` is as in
+        `ready`.
         """
-        self._native.abandon()
+        self._native.abandon(stream_number(stream))
 
     @property
     def ready_count(self) -> int:
@@ -172,6 +193,23 @@ class BasePool:
     ) -> None:
         """Close it; after an exception without waiting for what is on its way."""
         self._native.close(kind is None)
+
+
+def stream_number(stream: Any) -> int:
+    """Return CUDA's number of a stream: of a number, of CuPy's and PyTorch's streams, of the default one for None.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it is none of these.
+    """
+    if stream is None:
+        return 0
+    number = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        message = f"a stream is a number, or a stream of CuPy or PyTorch, not a {type(stream).__name__}"
+        raise ArgumentTypeError(message)
+    return number
 
 
 def native_threshold(threshold: Any) -> int | None:

@@ -9,13 +9,15 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from .arrays import new_like, shape_of, size_of
 from .config import Config
+from .device import DeviceArray, device_number, dtype_name
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
@@ -30,8 +32,8 @@ class Communicator:
     get a `gradientflow.errors.MismatchError` that says who differs. All methods may be called from any thread; calls
     are served one at a time, in the order in which they were made.
 
-    A tensor is a NumPy array, or any object in CPU memory with DLPack or the buffer protocol; it must be contiguous in
-    row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
+    A tensor is a NumPy array, or any object with DLPack, the CUDA array interface or the buffer protocol, in memory of
+    the host or on a CUDA device; it must be contiguous in row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
     integers wrap around; 16-bit floats are accumulated in float32 and rounded once inside a node, and again at every
     step between nodes. max and min propagate NaN. All ranks get the same bits, a rerun too.
 
@@ -105,8 +107,20 @@ class Communicator:
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
-    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32") -> NodeArray:
-        """Return a new array in node memory, on which allreduce is fastest: no copy, one pass.
+    @overload
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32", device: Literal["cpu"] = "cpu"
+    ) -> NodeArray: ...
+
+    @overload
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32", *, device: str | int
+    ) -> NodeArray | DeviceArray: ...
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32", device: str | int = "cpu"
+    ) -> NodeArray | DeviceArray:
+        """Return a new array in memory that the ranks of a node share; allreduce is fastest there: no copy, one pass.
 
         Collective: all ranks ask for the same size.
 
@@ -115,11 +129,14 @@ class Communicator:
         shape : int or sequence of int
             Its shape.
         dtype : dtype, default "float32"
-            Its dtype; "bfloat16" needs the package ml_dtypes.
+            Its dtype; in memory of the host "bfloat16" needs the package ml_dtypes.
+        device : str or int, default "cpu"
+            "cpu" for memory of the host; "cuda", "cuda:1" or a number for that of a CUDA device, see
+            `gradientflow.device.DeviceArray`.
 
         Returns
         -------
-        numpy.ndarray
+        numpy.ndarray or DeviceArray
             Zero-filled. The memory is given back when the last array over it is gone, also after `close`.
 
         Raises
@@ -128,6 +145,10 @@ class Communicator:
             If there is not enough memory.
         """
         sizes = checked_shape(shape)
+        if device != "cpu":
+            name, number = dtype_name(dtype), device_number(device)
+            nbytes = checked_bytes(sizes, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name))
+            return DeviceArray(self._native.allocate_on_device(number, nbytes), 0, sizes, name, number)
         element = numpy_dtype(dtype)
         segment = self._native.allocate(checked_bytes(sizes, element))
         return array_over(segment, 0, sizes, element)
@@ -145,9 +166,9 @@ class Communicator:
             Same number of elements and dtype on every rank. Holds the result afterwards, unless `out` is given.
         op : {"sum", "mean", "max", "min", "prod"}
             mean needs a floating dtype; bool has max and min.
-        algorithm : {"auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi"}
-            "shared" works inside one node, "mpi" hands over to the MPI library; the others send messages. An algorithm
-            that cannot serve the call is an error.
+        algorithm : {"auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"}
+            "shared" works inside one node, "mpi" hands over to the MPI library, "nccl" to NCCL (CUDA devices only); the
+            others send messages. An algorithm that cannot serve the call is an error.
         out : array, optional
             Where the result goes instead; must not overlap `x` unless it is `x`.
         wire : {"float32", "float16", "bfloat16"}, optional
@@ -333,13 +354,13 @@ class Communicator:
         array
             `out`: the block from rank 0, then that from rank 1, and so on.
         """
-        out = np.empty_like(_as_numpy(x)) if out is None else out
+        out = new_like(x, shape_of(x)) if out is None else out
         self._native.alltoall(x, "sum", 0, algorithm, "", (), out)
         return out
 
     def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `alltoall` in the background."""
-        out = np.empty_like(_as_numpy(x)) if out is None else out
+        out = new_like(x, shape_of(x)) if out is None else out
         return self._started(self._native.alltoall_async(x, "sum", 0, algorithm, "", (), out), out)
 
     def gather(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
@@ -522,13 +543,12 @@ class Communicator:
     def _started(self, native: tuple[Any, ...], result: Any) -> Handle:
         return Handle(native[0], self._native, result, native[1:])
 
-    def _stacked(self, x: Any) -> npt.NDArray[Any]:
-        like = _as_numpy(x)
-        return np.empty((self.size, *like.shape), like.dtype)
+    def _stacked(self, x: Any) -> Any:
+        return new_like(x, (self.size, *shape_of(x)))
 
-    def _block(self, x: Any) -> npt.NDArray[Any]:
-        like = _as_numpy(x)
-        return np.empty(like.size // self.size + (self.rank < like.size % self.size), like.dtype)
+    def _block(self, x: Any) -> Any:
+        size = size_of(x)
+        return new_like(x, (size // self.size + (self.rank < size % self.size),))
 
     def _on_root(self, x: Any, root: int, out: Any) -> Any:
         if self.rank != root:
@@ -541,16 +561,15 @@ class Communicator:
         if self.rank != root:
             message = f"scatter needs out= on rank {self.rank}: only the root, rank {root}, knows how long a block is"
             raise ArgumentTypeError(message)
-        like = _as_numpy(x)
-        return np.empty(like.size // self.size, like.dtype)
+        return new_like(x, (size_of(x) // self.size,))
 
     def _uneven(self, x: Any, counts: Sequence[int] | None, out: Any) -> tuple[Sequence[int], Any]:
         if counts is None:
-            counts = self.allgather(np.array([_as_numpy(x).size], np.int64)).ravel().tolist()
+            counts = self.allgather(np.array([size_of(x)], np.int64)).ravel().tolist()
         if len(counts) != self.size or any(count < 0 for count in counts):
             message = f"counts must have a number of elements for each of the {self.size} ranks, not {counts}"
             raise ArgumentError(message)
-        return counts, np.empty(sum(counts), _as_numpy(x).dtype) if out is None else out
+        return counts, new_like(x, (sum(counts),)) if out is None else out
 
 
 class _Part(Communicator):
@@ -571,17 +590,6 @@ class _Part(Communicator):
 
         if self.mpi != MPI.COMM_NULL and not MPI.Is_finalized():
             self.mpi.Free()
-
-
-def _as_numpy(x: Any) -> npt.NDArray[Any]:
-    """Return `x` as a NumPy array, for its shape and dtype."""
-    if isinstance(x, np.ndarray):
-        return x
-    try:
-        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
-    except (TypeError, BufferError, RuntimeError) as error:
-        message = f"cannot make a result like a {type(x).__name__} ({error}); give out="
-        raise ArgumentTypeError(message) from error
 
 
 def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:

@@ -16,7 +16,9 @@ class Handle:
     """An asynchronous call under way.
 
     The tensors of the call must not be read or written before it is done. They are kept alive, whether the handle is
-    kept or not.
+    kept or not. Tensors on a CUDA device are kept until `wait` has put a stream of the caller's behind the call, or,
+    where nobody waits, until the device is done with it. After `wait` it is with their memory as if the call had been
+    made in that stream, for which frameworks have rules: PyTorch's ``record_stream``, for example.
     """
 
     def __init__(self, native: Any, communicator: Any, result: Any, tensors: tuple[Any, ...]) -> None:
@@ -29,9 +31,14 @@ class Handle:
             handle._let_go()
         _in_flight.add(self)
 
-    def _let_go(self) -> None:
-        """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them."""
-        if self._native.done and not self._communicator.stuck:
+    def _let_go(self, ordered: bool = False) -> None:
+        """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them.
+
+        `done` is the host's part of a call on a device. A framework that gets its memory back then may give it to
+        somebody else at once, in the stream in which it was allocated. That is right where this stream, or one that the
+        framework knows to have used the memory, is `ordered` behind the call; else the device has to be done.
+        """
+        if (self._native.done if ordered else self._native.device_done) and not self._communicator.stuck:
             self._tensors = ()
             _in_flight.discard(self)
 
@@ -39,6 +46,11 @@ class Handle:
     def done(self) -> bool:
         """Whether the call has ended, well or badly."""
         return bool(self._native.done)
+
+    @property
+    def device_done(self) -> bool:
+        """Whether the call has ended, and a CUDA device is done with it, too, if its tensors are on one."""
+        return bool(self._native.device_done)
 
     @property
     def path(self) -> str | None:
@@ -75,7 +87,9 @@ class Handle:
         Returns
         -------
         array
-            What the blocking form of the call returns.
+            What the blocking form of the call returns. On a CUDA device the call may still be at work then: what is
+            put into the framework's current stream from now on sees the result. Where that stream is not known
+            (DLPack alone does not tell), the host waits for it.
 
         Raises
         ------
@@ -89,8 +103,10 @@ class Handle:
         if self._process != os.getpid():
             message = "the call belongs to the process that this one was forked from"
             raise ClosedError(message)
+        ordered = False
         try:
-            self._native.wait(timeout)
+            self._native.wait(timeout, self._result)
+            ordered = True
         finally:
-            self._let_go()
+            self._let_go(ordered)
         return self._result

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy.typing as npt
 
 from ._location import load_core
-from .base_pool import BasePool, RangeReport, native_threshold
+from .base_pool import BasePool, RangeReport, native_threshold, stream_number
 from .communicator import Communicator
 
 
@@ -60,10 +61,12 @@ class GradientPool(BasePool):
         What values of float32 are rounded to where they travel between nodes, see `Communicator.allreduce`.
     algorithm : str, default "auto"
         As in `Communicator.allreduce`.
+    device : str or int, default "cpu"
+        "cpu" for memory of the host; "cuda", "cuda:1" or a number for that of a CUDA device.
 
     Attributes
     ----------
-    memory : numpy.ndarray
+    memory : numpy.ndarray or DeviceArray
         The whole pool of this rank, as bytes. Keeps the memory as long as it is held.
     offsets : tuple of int
         Where each tensor begins in it, in bytes.
@@ -107,27 +110,31 @@ class GradientPool(BasePool):
         fusion_threshold: float | str = "auto",
         wire: str | None = None,
         algorithm: str = "auto",
+        device: str | int = "cpu",
     ) -> None:
-        counts = self._prepare(shapes, dtype)
+        counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self._adopt(
             load_core().GradientPool(
-                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire or "", algorithm
+                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire or "", algorithm, self.device
             )
         )
         self.ranges: tuple[PoolRange, ...] = tuple(
             PoolRange(range(first, end), offset, nbytes) for first, end, offset, nbytes in self._native.ranges
         )
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank.
+        Tensors that are not ready count as zeros on this rank. On a CUDA device the host does not wait for the device:
+        what is put into `stream` from then on sees the means.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds to wait at most; by default as long as the calls themselves may take.
+        stream : optional
+            As in `ready`.
 
         Raises
         ------
@@ -136,11 +143,14 @@ class GradientPool(BasePool):
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
-        self._native.wait(timeout)
+        self._native.wait(timeout, stream_number(stream))
 
-    def count_nonfinite(self) -> int:
-        """Return how many of the gradients in memory are infinite or NaN; float64 aside."""
-        return int(self._native.count_nonfinite())
+    def count_nonfinite(self, stream: Any = None) -> int:
+        """Return how many of the gradients in memory are infinite or NaN; float64 aside.
+
+        On a CUDA device the host waits for what is in `stream`.
+        """
+        return int(self._native.count_nonfinite(stream_number(stream)))
 
 
 __all__ = ["GradientPool", "PoolRange", "RangeReport"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
-from .base_pool import BasePool, RangeReport, native_threshold
+from .base_pool import BasePool, RangeReport, native_threshold, stream_number
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError
 
@@ -59,10 +59,13 @@ class SparseGradientPool(BasePool):
         error.
     first_iteration : int, default 0
         Number of the first iteration.
+    device : str or int, default "cpu"
+        As in `GradientPool`. All memory of the pool is there, what is held back too, and the results have the same bits
+        as on the host.
 
     Attributes
     ----------
-    memory, offsets, nbytes, dtype, wire, fusion_threshold
+    memory, device, offsets, nbytes, dtype, wire, fusion_threshold
         As in `GradientPool`.
     extra : numpy.ndarray
         The numbers that are averaged along; "tensor" ``len(shapes)`` for `ready`.
@@ -111,8 +114,9 @@ class SparseGradientPool(BasePool):
         algorithm: str = "auto",
         skip_nonfinite: bool = False,
         first_iteration: int = 0,
+        device: str | int = "cpu",
     ) -> None:
-        counts = self._prepare(shapes, dtype)
+        counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self.skip_nonfinite = skip_nonfinite
         self._momentum = _number("momentum", momentum)
@@ -135,6 +139,7 @@ class SparseGradientPool(BasePool):
                 native_threshold(fusion_threshold),
                 wire or "",
                 algorithm,
+                self.device,
             )
         )
         self.chunk_size: int = self._native.chunk_size
@@ -162,15 +167,18 @@ class SparseGradientPool(BasePool):
         load_core().important_count(density, 1)  # which checks it
         return density
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank.
+        Tensors that are not ready count as zeros on this rank. On a CUDA device the host waits, too: it needs the norms
+        to choose chunks by.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds to wait at most; by default as long as the calls themselves may take.
+        stream : optional
+            As in `ready`: where the gradients are used next.
 
         Raises
         ------
@@ -184,11 +192,14 @@ class SparseGradientPool(BasePool):
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
-        self._native.wait(timeout, self.density_at(self.iteration + 1))
+        self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
 
-    def zero(self) -> None:
-        """Zero the gradients that the last iteration has left in the views, between iterations."""
-        self._native.zero()
+    def zero(self, stream: Any = None) -> None:
+        """Zero the gradients that the last iteration has left in the views, between iterations.
+
+        `stream` is as in `ready`.
+        """
+        self._native.zero(stream_number(stream))
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
@@ -212,7 +223,7 @@ class SparseGradientPool(BasePool):
 
     @property
     def held(self) -> tuple[npt.NDArray[np.float32], ...]:
-        """What this rank holds back, by tensor: copies."""
+        """What this rank holds back, by tensor: copies, in memory of the host."""
         flat = np.asarray(self._native.held)
         starts = [offset // self._itemsize for offset in self.offsets]
         return tuple(
@@ -250,7 +261,10 @@ class SparseGradientPool(BasePool):
 
     @property
     def bookkeeping_seconds(self) -> float:
-        """How long this rank took in the last iteration to gather, hold back, scatter and choose chunks."""
+        """How long this rank took in the last iteration to gather, hold back, scatter and choose chunks.
+
+        On a CUDA device it is what the host took to have it done, and to choose.
+        """
         return float(self._native.bookkeeping_seconds)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -311,7 +325,10 @@ class SparseGradientPool(BasePool):
         self._native.restore(flat, important.tolist() if is_same else [], int(state["iteration"]))
 
     def hold(self, held: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Replace what this rank holds back, by tensor, and zero the gradients. Between iterations; not collective."""
+        """Replace what this rank holds back, by tensor, and zero the gradients. Between iterations; not collective.
+
+        On a CUDA device the gradients are zeroed in the default stream.
+        """
         self._native.replace_held(self._flat(held))
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:

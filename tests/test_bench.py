@@ -46,7 +46,7 @@ from gradientflow.launch import Launcher, launch_environment, module_command, mp
 RESULT_FIELDS = [
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
     *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
-    *("link_share", "wrong"),
+    *("launch_us", "link_share", "wrong"),
 ]
 REDUCE: dict[str, Callable[..., Any]] = {
     "sum": np.sum,

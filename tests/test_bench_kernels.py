@@ -17,9 +17,9 @@ import pytest
 from kernel_data import widen
 from rich.console import Console
 
-from gradientflow.bench import kernels_plan, kernels_session
-from gradientflow.bench.kernels import GRADIENTS, KERNELS, Kernel, active_level, item_size, stored
-from gradientflow.bench.kernels_plan import NAMES, KernelsPlan
+from gradientflow.bench import kernels_check, kernels_plan, kernels_session
+from gradientflow.bench.kernels import DEVICE_KERNELS, GRADIENTS, KERNELS, Kernel, active_level, item_size, stored
+from gradientflow.bench.kernels_plan import NAMES, NAMES_OF, KernelsPlan
 from gradientflow.bench.kernels_results import KernelResult, summarise_kernel
 from gradientflow.bench.kernels_session import KernelBench, take_times
 from gradientflow.bench.kernels_table import kernels_legend, print_kernels_table
@@ -27,6 +27,7 @@ from gradientflow.bench.plan import PlanError
 
 BY_NAME = {(kernel.name, kernel.dtype): kernel for kernel in KERNELS}
 IDS = [f"{kernel.name}-{kernel.dtype}" for kernel in KERNELS]
+ALL = list({(kernel.name, kernel.dtype): kernel for kernel in (*KERNELS, *DEVICE_KERNELS)}.values())
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -52,7 +53,17 @@ def test_the_bytes_that_a_kernel_moves_are_counted() -> None:
     assert len(BY_NAME) == len(KERNELS)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=IDS)
+def test_a_device_has_the_same_kernels_and_more_reductions_and_casts() -> None:
+    moved = {(kernel.name, kernel.dtype): kernel.moved for kernel in DEVICE_KERNELS}
+    assert len(moved) == len(DEVICE_KERNELS)
+    own = {"reduce of 4": 20, "reduce of 8": 36}
+    assert {name: moved[name, "float32"] for name in own} == own
+    assert moved["cast to bfloat16", "float16"] == moved["cast to float16", "bfloat16"] == 4
+    assert set(NAMES_OF["cuda"]) == set(NAMES) - {"hold_back streaming"} | set(own)
+    assert all(moved[key] == kernel.moved for key, kernel in BY_NAME.items() if kernel.name != "hold_back streaming")
+
+
+@pytest.mark.parametrize("kernel", ALL, ids=[f"{kernel.name}-{kernel.dtype}" for kernel in ALL])
 def test_all_values_are_exact_in_their_element_type(kernel: Kernel) -> None:
     blocks = kernel.fresh(4096, 1)
     expected = kernel.expect(blocks)
@@ -67,7 +78,7 @@ def test_all_values_are_exact_in_their_element_type(kernel: Kernel) -> None:
 @pytest.mark.parametrize("size", [4, 4 * 257, 4 * 5003])
 def test_every_kernel_is_right(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last size repeats the block of random values, and ends within it."""
-    monkeypatch.setattr(kernels_session, "_BLOCK", 1009)
+    monkeypatch.setattr(kernels_check, "_BLOCK", 1009)
     monkeypatch.setattr(kernels_session, "take_times", lambda contestants, seconds: np.ones((2, 5), np.int64))
     bench = KernelBench(KernelsPlan((size,)), size, active_level())
     for kernel in KERNELS:
@@ -133,6 +144,7 @@ def test_calls_are_timed_side_by_side() -> None:
         ({"names": ("gather", "sort")}, "--kernels does not know 'sort'"),
         ({"names": ()}, "--kernels names nothing"),
         ({"device": "tpu"}, "--device does not know 'tpu'"),
+        ({"device": "cuda", "names": ("hold_back streaming",)}, "--kernels does not know 'hold_back streaming'"),
         ({"seconds": 0.0}, "--seconds needs more than 0"),
         ({"sizes": (1 << 50,)}, "GiB are free: choose smaller --sizes"),
     ],
@@ -230,7 +242,7 @@ def test_a_wrong_kernel_is_an_error_of_the_command() -> None:
     program = (
         "from dataclasses import replace\n"
         f"import {kernels_plan.__name__} as plan\n"
-        "plan.KERNELS = [replace(k, call=lambda level, at, count: None) for k in plan.KERNELS]"
+        "plan.KERNELS_OF['cpu'] = [replace(k, call=lambda level, at, count: None) for k in plan.KERNELS]"
     )
     ended = run_program(program, "bench", "kernels", "--sizes", "4K", "--kernels", "scatter", "--seconds", "0.1")
     assert ended.returncode == 1, ended.stderr

@@ -37,7 +37,7 @@ from gradientflow.launch import (
 RESULT_FIELDS = {
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
     *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
-    *("link_share", "wrong"),
+    *("launch_us", "link_share", "wrong"),
 }
 TAG = "CLI_TEST_TAG"  # a variable of the environment that every process of a test inherits
 BRIEF = ("--iterations", "2")

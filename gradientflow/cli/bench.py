@@ -8,13 +8,15 @@ from typing import Any
 import click
 
 from gradientflow.bench.collectives import COLLECTIVES
+from gradientflow.bench.device import check_device
 from gradientflow.bench.plan import (
-    ALGORITHMS,
+    ALGORITHMS_OF,
     DEFAULT_SIZES,
+    DEVICES,
     DTYPES,
     MEMORIES,
     OPS,
-    PEERS,
+    PEERS_OF,
     WIRES,
     Plan,
     parse_list,
@@ -27,8 +29,10 @@ from gradientflow.cli.bench_kernels import kernels
 from gradientflow.cli.bench_rank import run_rank
 from gradientflow.cli.bench_sparse import sparse
 from gradientflow.cli.bench_train import train
+from gradientflow.cli.library import keep_mpi_unstarted
 
 _SIZED_OPTIONS = (
+    click.Option(["--device"], default="cpu", show_default=True, metavar="NAME", help=f"of {', '.join(DEVICES)}"),
     click.Option(["--sizes"], default=DEFAULT_SIZES, show_default=True, metavar="LIST", help="bytes; K, M, G allowed"),
     click.Option(
         ["--memory"],
@@ -38,7 +42,11 @@ _SIZED_OPTIONS = (
         help="pool: node memory, array: ordinary memory",
     ),
     click.Option(
-        ["--algorithm"], default="auto", show_default=True, metavar="LIST", help=f"of {', '.join(ALGORITHMS)}"
+        ["--algorithm"],
+        default="auto",
+        show_default=True,
+        metavar="LIST",
+        help=f"of {', '.join(ALGORITHMS_OF['cuda'])}",
     ),
     click.Option(["--dtype"], default="float32", show_default=True, metavar="NAME", help=", ".join(DTYPES)),
     click.Option(["--plot", "plot_path"], metavar="FILE.png", help="draw bandwidth against size (needs matplotlib)"),
@@ -51,7 +59,11 @@ _WIRE_OPTION = click.Option(
 )
 _OPTIONS = (
     click.Option(
-        ["--compare"], default="mpi", show_default=True, metavar="LIST", help=f"of {', '.join(PEERS)}, or '' for none"
+        ["--compare"],
+        default="mpi",
+        show_default=True,
+        metavar="LIST",
+        help=f"of {', '.join(PEERS_OF['cuda'])}, or '' for none",
     ),
     click.Option(["--iterations"], type=int, metavar="N", help="timed calls of each contestant (default: what fits)"),
     click.Option(["--seconds"], type=float, default=1.0, show_default=True, help="to spend on each size, roughly"),
@@ -81,7 +93,7 @@ class _CollectiveCommand(click.Command):
         plan = _plan(str(self.name), ctx.params)
         return run_bench(
             ctx.params,
-            lambda ranks, on_this_machine: check_job(plan, ranks, on_this_machine=on_this_machine),
+            lambda ranks, on_this_machine: _check(plan, ranks, on_this_machine=on_this_machine),
             lambda output: run_rank(plan, output, with_cpu=ctx.params["with_cpu"]),
         )
 
@@ -107,6 +119,15 @@ def _plan(name: str, options: Mapping[str, Any]) -> Plan:
         wires=parse_list(options.get("wire") or ""),
         iterations=options["iterations"],
         seconds=options["seconds"],
+        device=options.get("device", "cpu"),
     )
     plan.check_peers()
     return plan
+
+
+def _check(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
+    """Refuse, before anything is started, what could only fail on the way."""
+    check_job(plan, ranks, on_this_machine=on_this_machine)
+    if plan.device != "cpu" and on_this_machine:
+        keep_mpi_unstarted()
+        check_device(plan.device)

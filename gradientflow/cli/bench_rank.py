@@ -184,7 +184,10 @@ def report(
     """
     if comm.rank != 0:
         return
-    environment = describe_environment(comm, output.arguments, outcome.hosts, outcome.load)
+    environment = {
+        **describe_environment(comm, output.arguments, outcome.hosts, outcome.load),
+        **outcome.device,
+    }
     console = open_console(sys.stdout, output.out_columns)
     for line in environment_lines(environment):
         console.print(line, highlight=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields
 from gradientflow.launch import (
+from gradientflow.errors import GradientFlowError
     LaunchError,
     cores,
     find_launcher,
@@ -215,13 +216,16 @@ def _cuda() -> Check:
     name = "CUDA kernels"
     try:
         cuda = load_core().cuda
-    except ImportError as error:
+        built = cuda.built()
+    except (ImportError, GradientFlowError) as error:  # no core, or a setting that is none
         return Check(name, "warn", "not known", str(error))
-    if not cuda.built:
+    if not built:
         return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")
-    count = cuda.device_count()
-    devices = f"{count or 'no'} device{'' if count == 1 else 's'}"
-    return Check(name, "ok", f"built with CUDA {build_info().get('cuda', '?')}, {devices} here")
+    version = f"built with CUDA {build_info().get('cuda', '?')}"
+    if trouble := cuda.trouble():
+        return Check(name, "ok", f"{version}; {trouble}")
+    names = [cuda.device_name(device) for device in range(cuda.device_count())]
+    return Check(name, "ok", f"{version}; {len(names)} device{'' if len(names) == 1 else 's'}: {', '.join(names)}")
 
 
 def _simd_flags() -> list[str]:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from gradientflow._location import load_core
+from gradientflow.base_pool import stream_number
+from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
@@ -16,6 +18,26 @@ from gradientflow.sparse_pool import SparseGradientPool
 from .loss_scale import LossScale
 
 Rate = float | Callable[[int], float]
+
+
+def state_array(native: Any, name: str, index: int) -> Any:
+    """Return "momentum" or "master" weights of a native optimizer: a NumPy array or a `DeviceArray` over its memory."""
+    floats = getattr(native, name)(index)
+    if isinstance(floats, np.ndarray):
+        return floats
+    return DeviceArray(floats, 0, (floats.size,), "float32", floats.device)
+
+
+def _copied(array: Any) -> Any:
+    """Return a copy in memory of the host."""
+    return array.copy() if isinstance(array, np.ndarray) else array.get()
+
+
+def _overwrite(array: Any, values: Any) -> None:
+    if isinstance(array, np.ndarray):
+        array[...] = values
+    else:
+        array.set(values)
 
 
 class _PoolOptimizer:
@@ -60,7 +82,7 @@ class _PoolOptimizer:
         self._rate_inside = trust > 0 or (is_sparse and correction)
         self.rate_at(0)
         counts = [int(np.prod(shape)) for shape in pool.shapes]
-        self._native = load_core().Optimizer(counts, self._rate_inside)
+        self._native = load_core().Optimizer(counts, self._rate_inside, pool.device)
         for index, parameter in enumerate(parameters):
             self._native.set_parameter(index, parameter)
         self.parameters = list(parameters)
@@ -99,13 +121,23 @@ class _PoolOptimizer:
         """How many steps were skipped because a gradient was not finite; only with a loss scale."""
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
-    def step(self) -> bool:
+    def step(self, stream: Any = None) -> bool:
         """Make a step with the gradients for which the pool has waited. Say whether it was made.
 
         With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike.
+
+        On a CUDA device the step is put into a stream, and the host does not wait for it; but it waits for the norms
+        that `LARS` needs, and for the count of what is not finite of a dense pool with a loss scale.
+
+        Parameters
+        ----------
+        stream : optional
+            For a pool on a CUDA device: the stream that the pool was waited for with, or one behind it. A number, or a
+            stream of CuPy or PyTorch; by default the device's default stream.
         """
+        number = stream_number(stream)
         if self.loss_scale is not None:
-            overflowed = self._overflowed()
+            overflowed = self._overflowed(stream)
             scale = self.loss_scale.value
             self.loss_scale.update(overflowed)
             self._scale_pool()
@@ -114,17 +146,20 @@ class _PoolOptimizer:
         else:
             scale = 1.0
         setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
-        self._native.step(self.pool._native, [setting] * len(self.parameters), 1.0 / scale, *self._everywhere)
+        settings = [setting] * len(self.parameters)
+        self._native.step(self.pool._native, settings, 1.0 / scale, *self._everywhere, stream=number)
         self.steps += 1
         return True
 
-    def _overflowed(self) -> bool:
+    def _overflowed(self, stream: Any) -> bool:
         if isinstance(self.pool, SparseGradientPool):
             return self.pool.overflowed
-        return self.pool.count_nonfinite() > 0
+        return self.pool.count_nonfinite(stream) > 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return momentum, master weights of parameters of 16 bits, loss scale and number of steps: copies.
+
+        They are NumPy arrays, also where the optimizer is on a CUDA device.
 
         It is the same on all ranks, and goes with the parameters. What a sparse pool holds back is the pool's state.
         """
@@ -132,8 +167,8 @@ class _PoolOptimizer:
         return {
             "steps": self.steps,
             "rate_inside": self._rate_inside,
-            "momentum": [self._native.momentum(i).copy() for i in range(count)],
-            "master": [self._native.master(i).copy() for i in range(count)],
+            "momentum": [_copied(self._momentum(i)) for i in range(count)],
+            "master": [_copied(self._master(i)) for i in range(count)],
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
 
@@ -147,14 +182,20 @@ class _PoolOptimizer:
         """
         self._check_state_dict(state)
         for index, (momentum, master) in enumerate(zip(state["momentum"], state["master"], strict=True)):
-            self._native.momentum(index)[...] = momentum
+            _overwrite(self._momentum(index), momentum)
             if np.size(master):
-                self._native.master(index)[...] = master
+                _overwrite(self._master(index), master)
                 self._native.round_master(index)
         self.steps = int(state["steps"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
             self._scale_pool()
+
+    def _momentum(self, index: int) -> Any:
+        return state_array(self._native, "momentum", index)
+
+    def _master(self, index: int) -> Any:
+        return state_array(self._native, "master", index)
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
         if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(state):
@@ -163,7 +204,7 @@ class _PoolOptimizer:
         if state["rate_inside"] != self._rate_inside:
             message = "the state is that of an optimiser whose momentum has the learning rate on the other side"
             raise ArgumentError(message)
-        for what, mine in (("momentum", self._native.momentum), ("master", self._native.master)):
+        for what, mine in (("momentum", self._momentum), ("master", self._master)):
             sizes = [np.size(each) for each in state[what]]
             if sizes != [mine(index).size for index in range(len(self.parameters))]:
                 message = f"the state is that of another model: its {what} has other sizes"
@@ -183,9 +224,10 @@ class SGD(_PoolOptimizer):
     pool : GradientPool or SparseGradientPool
         Whose gradients it takes.
     parameters : sequence of arrays
-        The weights, in the order of the pool's tensors: NumPy arrays, or whatever has DLPack or the buffer protocol, in
-        CPU memory, contiguous, of float32, float16 or bfloat16. They are changed in place. Those of 16 bits get master
-        weights of float32, with which the steps are made.
+        The weights, in the order of the pool's tensors: NumPy arrays, or whatever has DLPack, the CUDA array interface
+        or the buffer protocol, contiguous, of float32, float16 or bfloat16, all where the pool is: in CPU memory, or on
+        its CUDA device. They are changed in place. Those of 16 bits get master weights of float32, with which the steps
+        are made.
     lr : float or callable
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
@@ -208,9 +250,9 @@ class SGD(_PoolOptimizer):
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the parameters are not those of the pool, or a number is out of range.
+        If the parameters are not those of the pool, or not where it is, or a number is out of range.
     gradientflow.errors.ArgumentTypeError
-        If a parameter is of another dtype or not in CPU memory.
+        If a parameter is of another dtype.
     """
 
     def __init__(

@@ -98,6 +98,7 @@ class CSC(Strategy):
         shapes: Sequence[int | Sequence[int]],
         dtype: npt.DTypeLike | str = "float32",
         *,
+        device: str | int = "cpu",
         momentum: float = 0.0,
         extra: int = 0,
         skip_nonfinite: bool = False,
@@ -123,6 +124,7 @@ class CSC(Strategy):
             algorithm=self.algorithm,
             skip_nonfinite=skip_nonfinite,
             first_iteration=first_iteration,
+            device=device,
         )
         self._remember(pool)
         return pool

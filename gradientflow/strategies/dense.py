@@ -29,13 +29,14 @@ class Dense(Strategy):
         shapes: Sequence[int | Sequence[int]],
         dtype: npt.DTypeLike | str = "float32",
         *,
+        device: str | int = "cpu",
         momentum: float = 0.0,
         extra: int = 0,
         skip_nonfinite: bool = False,
         first_iteration: int = 0,
     ) -> GradientPool:
         """Make a `gradientflow.GradientPool`; the arguments that it does not have are ignored. Collective."""
-        pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm)
+        pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm, device)
         self._remember(pool)
         return pool
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
+from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
@@ -161,6 +162,8 @@ class Subject:
         Of the allreduce.
     sparsity : Sparsity or None
         What is sent, if not everything.
+    device : str or int
+        Where the gradients are.
     """
 
     strategy: str
@@ -169,6 +172,7 @@ class Subject:
     wire: str | None
     algorithm: str
     sparsity: Sparsity | None = None
+    device: str | int = "cpu"
 
 
 def measure(
@@ -202,9 +206,10 @@ def measure(
     sent = parameters
     if sparsity is not None:
         sent = min(parameters, load_core().important_count(sparsity.density, chunks) * sparsity.chunk_size)
-    dense = _Link.measure(comm, "float32", None, algorithm)
+    device = subject.device
+    dense = _Link.measure(comm, "float32", None, algorithm, device)
     travels = wire if dtype == "float32" and wire is not None and comm.nodes > 1 else dtype
-    own = dense if travels == "float32" else _Link.measure(comm, dtype, wire, algorithm)
+    own = dense if travels == "float32" else _Link.measure(comm, dtype, wire, algorithm, device)
     width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
     norms = 0 if sparsity is None else 8 * (chunks + 3)
@@ -221,7 +226,7 @@ def measure(
         seconds_per_byte=dense.seconds_per_element / _FLOAT,
         communication_seconds=own.seconds(sent) + dense.seconds(norms / _FLOAT),
         dense_communication_seconds=dense.seconds(parameters),
-        bookkeeping_seconds=_bookkeeping(comm, sparsity) * parameters if sparsity else 0.0,
+        bookkeeping_seconds=_bookkeeping(comm, sparsity, device) * parameters if sparsity else 0.0,
         compute_seconds=compute,
         backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
     )
@@ -235,10 +240,10 @@ class _Link:
     seconds_per_element: float
 
     @classmethod
-    def measure(cls, comm: Communicator, dtype: str, wire: str | None, algorithm: str) -> _Link:
+    def measure(cls, comm: Communicator, dtype: str, wire: str | None, algorithm: str, device: str | int) -> _Link:
         times = []
         for count in (_SMALL, _LARGE):
-            with GradientPool(comm, [count], dtype, wire=wire, algorithm=algorithm) as pool:
+            with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
                 times.append(_median(comm, pool))
         slope = max(0.0, (times[1] - times[0]) / (_LARGE - _SMALL))
         return cls(max(0.0, times[0] - slope * _SMALL), slope)
@@ -255,18 +260,24 @@ def _median(comm: Communicator, pool: GradientPool) -> float:
         begin = time.perf_counter()
         pool.ready()
         pool.wait()
+        if pool.device is not None:  # the host waits for it, behind which a byte is read
+            DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
         times[i] = time.perf_counter() - begin
     comm.allreduce(times, "max")
     return float(np.median(times[1:]))
 
 
-def _bookkeeping(comm: Communicator, sparsity: Sparsity) -> float:
+def _bookkeeping(comm: Communicator, sparsity: Sparsity, device: str | int) -> float:
     """Return the seconds of bookkeeping for one parameter, on the slowest rank."""
     count = max(_LARGE, sparsity.chunk_size)
     times = np.zeros(_REPETITIONS + 2)
-    with SparseGradientPool(comm, [count], density=sparsity.density, chunk_size=sparsity.chunk_size) as pool:
+    density, chunk_size = sparsity.density, sparsity.chunk_size
+    with SparseGradientPool(comm, [count], density=density, chunk_size=chunk_size, device=device) as pool:
         for i in range(len(times)):
-            pool.views[0][...] = 1.0 + i
+            if pool.device is None:
+                pool.views[0][...] = 1.0 + i
+            else:
+                pool.views[0].set(1.0 + i)
             pool.ready()
             pool.wait()
             times[i] = pool.bookkeeping_seconds

@@ -52,6 +52,7 @@ class Strategy(ABC):
         shapes: Sequence[int | Sequence[int]],
         dtype: npt.DTypeLike | str = "float32",
         *,
+        device: str | int = "cpu",
         momentum: float = 0.0,
         extra: int = 0,
         skip_nonfinite: bool = False,
@@ -65,6 +66,8 @@ class Strategy(ABC):
             Whose ranks take part.
         shapes, dtype
             As in `gradientflow.GradientPool`.
+        device : str or int
+            As in `gradientflow.GradientPool`.
         momentum : float
             That of the optimiser.
         extra, skip_nonfinite, first_iteration
@@ -77,6 +80,7 @@ class Strategy(ABC):
         parameters: int,
         *,
         dtype: str = "float32",
+        device: str | int = "cpu",
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
@@ -90,6 +94,8 @@ class Strategy(ABC):
             How many the model has.
         dtype : {"float32", "float16", "bfloat16"}
             Of the gradients.
+        device : str or int
+            Where they are, as in `gradientflow.GradientPool`.
         compute_seconds : float, optional
             What a step takes without communication. Without it the gain is that of communication alone.
         backward_seconds : float, optional
@@ -100,7 +106,7 @@ class Strategy(ABC):
         gradientflow.errors.ArgumentError
             If a number is negative.
         """
-        subject = Subject(type(self).__name__, parameters, dtype, self.wire, self.algorithm, self._sparsity)
+        subject = Subject(type(self).__name__, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
         return measure(comm, subject, compute_seconds, backward_seconds)
 
     @property

@@ -11,9 +11,11 @@ import torch
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers import LossScale
+from gradientflow.optimizers.optimizer import state_array
 from gradientflow.strategies import CSC, Strategy
 
-from .gradients import PooledGradients
+from . import devices
+from .gradients import PooledGradients, pool_device
 from .lars import LARS
 
 _Settings = tuple[float, float, float, float]  # learning rate, momentum, weight decay, trust
@@ -37,9 +39,10 @@ class _Weights:
     momentum: torch.Tensor | None = None
     master: torch.Tensor | None = None  # float32, of a parameter of 16 bits
 
-    def array(self, values: Any) -> torch.Tensor:
-        """Return float32 numbers of the core in the form of the parameter."""
-        return torch.from_numpy(values).as_strided(self.parameter.shape, self.strides)
+    def numbers(self, what: str) -> torch.Tensor:
+        """Return the core's "momentum" or "master" weights in the form of the parameter."""
+        array = state_array(self.native, what, self.index)
+        return devices.tensor_over(array, torch.float32).as_strided(self.parameter.shape, self.strides)
 
 
 class FusedStep:
@@ -78,7 +81,9 @@ class FusedStep:
         before = {id(weights.parameter): weights for weights in self._all()}
         self._parts, self._natives, self._weights = parts, [], []
         for part in parts:
-            native = load_core().Optimizer([parameter.numel() for parameter in part.parameters], self._rate_inside)
+            counts = [parameter.numel() for parameter in part.parameters]
+            device = pool_device(part.device)
+            native = load_core().Optimizer(counts, self._rate_inside, None if device == "cpu" else device)
             all_weights = []
             for index, (name, parameter, view) in enumerate(zip(part.names, part.parameters, part.views, strict=True)):
                 weights = _Weights(name, parameter, view.stride(), native, index)
@@ -169,7 +174,7 @@ class FusedStep:
 
     def _momentum_of(self, weights: _Weights) -> torch.Tensor:
         if weights.momentum is None:
-            weights.momentum = weights.array(weights.native.momentum(weights.index))
+            weights.momentum = weights.numbers("momentum")
         return weights.momentum
 
     # ---- weights -------------------------------------------------------------------------------------------------
@@ -191,10 +196,11 @@ class FusedStep:
                 message = f"{weights.name} is not dense in memory, or not as it was: the core cannot make its step"
                 raise ArgumentError(message)
         flat = parameter.as_strided((parameter.numel(),), (1,))
-        weights.native.set_parameter(weights.index, flat, keep_master=True)
+        with devices.within(devices.current_stream(devices.device_of(parameter))):
+            weights.native.set_parameter(weights.index, devices.shared(flat), keep_master=True)
         weights.address = parameter.data_ptr()
         if parameter.dtype is not torch.float32 and weights.master is None:
-            weights.master = weights.array(weights.native.master(weights.index))
+            weights.master = weights.numbers("master")
 
     def _set_master(self, weights: _Weights, master: torch.Tensor) -> None:
         self._set_parameter(weights)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import CSC, Strategy
 
+from . import devices
+
 
 class PooledGradients:
     """Where the gradients of parameters lie, one place in the pool for each.
@@ -21,14 +24,15 @@ class PooledGradients:
     Behind the gradients comes the status: the last tensor of a dense pool, the extra numbers of a sparse one. It has an
     element for each parameter, 1 if it has a gradient on this rank; then 1 if some have none; then 1 unless this rank
     is out of batches. Its mean says on every rank what is so on any of them, without a call of its own: a mean of zeros
-    is exactly 0, and no other is.
+    is exactly 0, and no other is. Where a dense pool is on a device, the status is in a small pool of its own on the
+    host, because the host reads it in every iteration, and must not wait for the device to do so.
 
     Parameters
     ----------
     comm : Communicator
         Whose ranks take part.
     parameters : sequence of (str, torch.Tensor)
-        Names and parameters of one dtype, in the order in which they shall lie in memory.
+        Names and parameters of one dtype and on one device, in the order in which they shall lie in memory.
     strategy : gradientflow.strategies.Dense or CSC
         Makes the pool.
     momentum : float
@@ -46,6 +50,10 @@ class PooledGradients:
         Of the parameters, in their order.
     views : list of torch.Tensor
         Their gradients.
+    device : torch.device
+        Where they are.
+    ready : callable
+        ``ready(index)`` says that a gradient is final, once all is done that is in the current stream.
     order : list of int
         Indices of the pool's tensors that are ready in this iteration, in the order in which they became so.
     used : list of bool
@@ -67,17 +75,25 @@ class PooledGradients:
         self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
         self._dtype = self.parameters[0].dtype
+        self.device = devices.device_of(self.parameters[0])
         self._strategy, self._momentum, self._skip_nonfinite = strategy, momentum, skip_nonfinite
         self.pool = self._make_pool(comm, first_iteration)
-        flat = torch.frombuffer(self.pool.memory, dtype=self._dtype) if self.pool.nbytes else torch.empty(0)
+        flat = devices.tensor_over(self.pool.memory, self._dtype)
         places = [offset // self._dtype.itemsize for offset in self.pool.offsets]
         count = len(self.parameters)
         self.views = [
             flat.as_strided(parameter.shape, _strides(parameter), place)
             for parameter, place in zip(self.parameters, places, strict=False)
         ]
+        self._status_pool: GradientPool | None = None
+        self.ready: Callable[[int], None] = self.pool.ready
+        if self.device != devices.HOST:
+            self.ready = self._ready_in_stream
         if isinstance(self.pool, SparseGradientPool):
             self._gradients, self._status = flat, torch.from_numpy(self.pool.extra)
+        elif self.device != devices.HOST:
+            self._status_pool = GradientPool(comm, [count + 2])
+            self._gradients, self._status = flat, torch.from_numpy(self._status_pool.views[0])
         else:
             self._gradients, self._status = flat[: places[-1]], flat[places[-1] : places[-1] + count + 2]
         self._addresses = [view.data_ptr() for view in self.views]
@@ -106,10 +122,30 @@ class PooledGradients:
                 self.parameters[i].grad = place
         new.used[:] = [self.used[i] for i in order]
         new.bytes_copied = self.bytes_copied
-        self.pool.close()
+        self.close()
         return new
 
+    def close(self) -> None:
+        """End the pool, after what is on its way."""
+        self.end(None, None, None)
+
+    def end(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the pool; after an exception without waiting for what is on its way."""
+        self.pool.__exit__(kind, value, traceback)
+        if self._status_pool is not None:
+            self._status_pool.__exit__(kind, value, traceback)
+
     # ---- from backpropagation ------------------------------------------------------------------------------------
+
+    def _ready_in_stream(self, index: int) -> None:
+        self.pool.ready(index, self._stream)
+
+    @property
+    def _stream(self) -> int:
+        """The current stream of the device, in which gradients are written and read."""
+        return devices.stream_number(self.device)
 
     def store(self, index: int) -> None:
         """Write a gradient that lies elsewhere to its place, which becomes the parameter's ``grad``."""
@@ -181,7 +217,9 @@ class PooledGradients:
                 elif not self.used[index]:
                     self.used[index] = bool(view.any())  # written to by hand
             self._write_status(active)
-        self.pool.ready()
+        self.pool.ready(stream=self._stream)
+        if self._status_pool is not None:
+            self._status_pool.ready()
         self.order.append(len(self.parameters))
 
     def wait(self) -> bool:
@@ -190,7 +228,9 @@ class PooledGradients:
         Parameters that have a gradient on no rank get none, unless some was held back of them and has been sent now.
         """
         try:
-            self.pool.wait()
+            self.pool.wait(stream=self._stream)
+            if self._status_pool is not None:
+                self._status_pool.wait()
         except NonFiniteError as error:
             raise self._naming(error) from None
         finally:
@@ -208,7 +248,7 @@ class PooledGradients:
         """Whether the means of the last iteration were not finite, which all ranks see alike."""
         if isinstance(self.pool, SparseGradientPool):
             return self.pool.overflowed
-        return self.pool.count_nonfinite() > 0
+        return self.pool.count_nonfinite(self._stream) > 0
 
     def scale(self, factor: float) -> None:
         """Multiply the means."""
@@ -221,9 +261,9 @@ class PooledGradients:
     def step(self, native: Any, settings: list[Any], gradient_scale: float, everywhere: bool) -> None:
         """Have an optimizer of the core make a step with the means."""
         if isinstance(self.pool, SparseGradientPool):
-            native.step(self.pool._native, settings, gradient_scale, everywhere)
+            native.step(self.pool._native, settings, gradient_scale, everywhere, stream=self._stream)
         else:
-            native.step(self.pool._native, settings, gradient_scale)
+            native.step(self.pool._native, settings, gradient_scale, stream=self._stream)
 
     @property
     def is_under_way(self) -> bool:
@@ -232,11 +272,25 @@ class PooledGradients:
 
     def abandon(self) -> None:
         """End an iteration that backpropagation has begun, here or in the pool of another dtype, and not ended."""
+        if self._status_pool is not None:
+            self._abandon_both(self._status_pool)
+            return
         if len(self.parameters) not in self.order and self.pool.ready_count <= len(self.parameters):
             self._write_status(True)
             self.pool.ready(len(self.parameters))
         self.order.clear()
-        self.pool.abandon()
+        self.pool.abandon(self._stream)
+
+    def _abandon_both(self, status_pool: GradientPool) -> None:
+        if status_pool.ready_count == 0:
+            self._write_status(True)
+            status_pool.ready()
+        self.order.clear()
+        if self.pool.ready_count > 0:
+            self.pool.abandon(self._stream)
+        else:
+            self.pool.wait(stream=self._stream)  # zeros of this rank, which the other ranks wait for
+        status_pool.abandon()
 
     def attach(self) -> None:
         """Make the places in the pool the parameters' gradients, and write to them what gradients there are."""
@@ -263,7 +317,7 @@ class PooledGradients:
     def zero(self, forget: bool) -> None:
         """Zero all gradients at once; forget which parameters had some, or let these count as used."""
         if isinstance(self.pool, SparseGradientPool) and self._gradients._version == self._version:
-            self.pool.zero()
+            self.pool.zero(self._stream)
         else:
             self._gradients.zero_()
             self._version = self._gradients._version
@@ -285,13 +339,15 @@ class PooledGradients:
     def hold(self, held: Mapping[int, Any]) -> None:
         """Take over what another pool has held back, of the parameters that are here. Zeroes the gradients."""
         if isinstance(self.pool, SparseGradientPool) and any(each.any() for each in held.values()):
-            self.pool.hold([held.get(id(p), own) for p, own in zip(self.parameters, self.pool.held, strict=True)])
+            with devices.as_default(self.device):
+                self.pool.hold([held.get(id(p), own) for p, own in zip(self.parameters, self.pool.held, strict=True)])
             self._version = self._gradients._version
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of a sparse pool. Zeroes the gradients."""
         if isinstance(self.pool, SparseGradientPool):
-            self.pool.load_state_dict(state)
+            with devices.as_default(self.device):
+                self.pool.load_state_dict(state)
             self._version = self._gradients._version
 
     def begin_anew(self) -> None:
@@ -309,8 +365,9 @@ class PooledGradients:
         if isinstance(self.pool, SparseGradientPool) and not self.pool.overflowed:
             held = [each.copy() for each in self.pool.held]
             for each, view in zip(held, self.views, strict=True):
-                each += view.as_strided((view.numel(),), (1,)).float().div(self.pool.loss_scale).numpy()
-            self.pool.hold(held)
+                each += view.as_strided((view.numel(),), (1,)).float().div(self.pool.loss_scale).cpu().numpy()
+            with devices.as_default(self.device):
+                self.pool.hold(held)
             self._version = self._gradients._version
 
     # ---- helpers -------------------------------------------------------------------------------------------------
@@ -319,12 +376,15 @@ class PooledGradients:
         counts = [parameter.numel() for parameter in self.parameters]
         status = len(counts) + 2
         dtype = str(self._dtype).removeprefix("torch.")
+        device = pool_device(self.device)
         if not self._strategy.is_sparse:
-            return self._strategy.make_pool(comm, [*counts, status], dtype)
+            on_host = [status] if device == "cpu" else []
+            return self._strategy.make_pool(comm, [*counts, *on_host], dtype, device=device)
         return self._strategy.make_pool(
             comm,
             counts,
             dtype,
+            device=device,
             momentum=self._momentum,
             extra=status,
             skip_nonfinite=self._skip_nonfinite,
@@ -335,8 +395,8 @@ class PooledGradients:
         self._status.copy_(torch.tensor([*self.used, True, active], dtype=self._status.dtype))
 
     def _spans(self) -> list[list[int]]:
-        """Return where the means are, in elements."""
-        if isinstance(self.pool, SparseGradientPool):
+        """Return where the means are, in elements; on a device everywhere, where one launch costs more than zeros."""
+        if isinstance(self.pool, SparseGradientPool) and self.device == devices.HOST:
             return list(self.pool.spans.tolist())
         return [[0, self._gradients.numel()]]
 
@@ -361,6 +421,11 @@ class PooledGradients:
             "it first, or close the optimizer and make a new one"
         )
         raise ArgumentError(message)
+
+
+def pool_device(device: torch.device) -> str | int:
+    """Return a device as pools take it."""
+    return "cpu" if device == devices.HOST else int(device.index)
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:

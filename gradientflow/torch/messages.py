@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from gradientflow.errors import ArgumentError, ClosedError, CommunicationTimeoutError, MismatchError, MPIError
 
+from . import devices
 from .work import Work, untraced
 
 _POLLS = 100  # how often a waiting thread looks at a message before it sleeps between looks
@@ -62,6 +63,11 @@ class Message:
             finally:
                 self._lock.release()
         return self._ended.is_set()
+
+    @property
+    def device_done(self) -> bool:
+        """Whether it has ended: what is sent and received is on the host."""
+        return self.done
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
@@ -147,8 +153,9 @@ class MessageWork(Work):
         message: Message,
         finish: Sequence[Callable[[], object]],
         limit: float,
+        stream: devices.Stream = None,
     ) -> None:
-        super().__init__([tensor], [message], finish, limit)
+        super().__init__([tensor], [message], finish, limit, stream)
         self._message = message
         self._mailbox = mailbox
 
@@ -161,18 +168,21 @@ class MessageWork(Work):
     def get_future(self) -> Any:
         """Return a future whose value is a list of the tensor."""
         with self._lock:
-            known, self._future = self._future, self._future or torch.futures.Future()
+            known = self._future
+            if known is None:
+                self._future = torch.futures.Future(devices=devices.for_future(self._device))
         if known is None:
             self._mailbox.watch(self)
         return self._future
 
     def settle(self) -> None:
         """Complete the future as the message has ended, or as given up."""
-        try:
-            self.wait(_AT_ONCE)
-            self._future.set_result(self._outputs)
-        except Exception as error:
-            self._future.set_exception(error)
+        with devices.within(self._stream):
+            try:
+                self.wait(_AT_ONCE)
+                self._future.set_result(self._outputs)
+            except Exception as error:
+                self._future.set_exception(error)
 
 
 class Mailbox:

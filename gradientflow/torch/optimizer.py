@@ -27,10 +27,10 @@ from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import CSC, Dense, Explanation, Strategy
 
-from . import checkpoint
+from . import checkpoint, devices
 from .agreement import raise_together, require_same
 from .fused_step import FusedStep, check_can_step, momentum_of, why_fused
-from .gradients import PooledGradients
+from .gradients import PooledGradients, pool_device
 from .parameters import broadcast_optimizer_state, broadcast_parameters
 from .trained import trained_parameters
 
@@ -63,6 +63,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool. What
     is complete travels while backpropagation goes on, and when ``backward()`` returns, the gradients are the means. So
     clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process.
+    Where the parameters are on a CUDA device, so are the pools, and all that is in the order of PyTorch's current
+    streams: when ``backward()`` returns, what is put into the stream around it from then on sees the means.
 
     It takes the place of the optimizer it is made of: parameter groups, state and state dict are that one's. With one
     rank it does nothing of its own, unless it makes the step itself. Collective: all ranks make it with the same
@@ -108,11 +110,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the optimizer and the model do not have the same parameters, or belong to another one of these; or if the
-        core shall make the step and has none like it.
+        If the optimizer and the model do not have the same parameters, or belong to another one of these, or are on
+        several devices; or if the core shall make the step and has none like it.
     gradientflow.errors.ArgumentTypeError
-        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or not in CPU memory. Where the
-        core makes the step, float64 is not possible.
+        If a parameter is of another dtype than float16, bfloat16, float32 and float64, or neither in CPU memory nor on
+        a CUDA device. Where the core makes the step, float64 is not possible.
     gradientflow.errors.MismatchError
         On every rank, if the models differ in names, shapes or dtypes.
 
@@ -335,7 +337,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         parameters = sum(parameter.numel() for parameter in trained)
         widest = max((parameter.dtype for parameter in trained), key=lambda dtype: dtype.itemsize)
         dtype = "float32" if widest is torch.float64 else str(widest).removeprefix("torch.")
-        explanation: Explanation = self.strategy.explain(self.comm, parameters, dtype=dtype, **times)
+        device = pool_device(devices.device_of(trained[0]))
+        explanation: Explanation = self.strategy.explain(self.comm, parameters, dtype=dtype, device=device, **times)
         return explanation
 
     def __repr__(self) -> str:
@@ -508,7 +511,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _hook(self, part: PooledGradients, index: int) -> Callable[[torch.Tensor], None]:
         """Return what is called when a parameter has got its gradient in a backward pass."""
-        view, ready, order, used = part.views[index], part.pool.ready, part.order, part.used
+        view, ready, order, used = part.views[index], part.ready, part.order, part.used
 
         def has_gradient(parameter: torch.Tensor) -> None:
             if _current_task() != self._task:
@@ -643,6 +646,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """Make pools and hooks for the parameters, in place of those there were."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
         settings = {
+            "the device": devices.common_device(trained.values()).type,
             "accumulation_steps": str(self.accumulation_steps),
             "strategy": type(self.strategy).__name__,
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
@@ -687,7 +691,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             hook.remove()
         for part in self._parts:
             part.detach_unused()
-            part.pool.close()
+            part.close()
             self._bytes_copied += part.bytes_copied
         self._hooks, self._parts = [], []
         self._flushed = self._synchronized = False
@@ -769,7 +773,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._fused_step is None:
             return
         for parameter, momentum in checkpoint.momentum_buffers(self._inner, state_dict):
-            self._inner.state[parameter]["momentum_buffer"] = momentum.to(torch.float32, copy=True)
+            buffer = momentum.to(parameter.device, torch.float32, copy=True)
+            self._inner.state[parameter]["momentum_buffer"] = buffer
         own = state_dict.get(checkpoint.KEY)
         self._fused_step.load(own if own is not None else {"momentum": {}, "master_weights": {}})
         if own is not None and own["loss_scale"] is not None and self.loss_scale is not None:
@@ -805,7 +810,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._fused_step is not None:
             self._fused_step.close()
         for part in self._parts:
-            part.pool.__exit__(kind, value, traceback)
+            part.end(kind, value, traceback)
         self._drop_pools()
         for key in [key for key, owner in _owners.items() if owner is self]:
             del _owners[key]

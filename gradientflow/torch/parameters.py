@@ -13,6 +13,7 @@ import torch
 from gradientflow.communicator import Communicator, init
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
+from . import devices
 from .agreement import require_same
 
 is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
@@ -27,8 +28,8 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
     Parameters
     ----------
     module_or_state_dict : torch.nn.Module or mapping of str to torch.Tensor
-        A model, with all its parameters and buffers, or named tensors such as a state dict. Of any dtype and layout in
-        CPU memory.
+        A model, with all its parameters and buffers, or named tensors such as a state dict. Of any dtype and layout, in
+        CPU memory and on one CUDA device.
     root : int
         The rank whose values everybody gets.
     comm : Communicator, optional
@@ -37,9 +38,11 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
     Raises
     ------
     gradientflow.errors.MismatchError
-        On every rank, before anything is sent, if names, shapes or dtypes differ between ranks.
+        On every rank, before anything is sent, if names, shapes, dtypes or kinds of devices differ between ranks.
+    gradientflow.errors.ArgumentError
+        If there are tensors on several CUDA devices.
     gradientflow.errors.ArgumentTypeError
-        If something is not a dense tensor in CPU memory.
+        If something is not a dense tensor in CPU memory or on a CUDA device.
     """
     tensors = _named_tensors(module_or_state_dict)
     with _communicator(comm) as comm:
@@ -47,10 +50,12 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
         require_same(
             comm,
             "tensors to broadcast",
-            {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()},
+            {name: _description(tensor) for name, tensor in tensors.items()},
         )
-        if comm.size > 1:
-            _broadcast_tensors(comm, tensors.values(), root)
+        for device in _devices_of(tensors):
+            if comm.size > 1:
+                there = [tensor for tensor in tensors.values() if devices.device_of(tensor) == device]
+                _broadcast_tensors(comm, there, root)
 
 
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
@@ -93,7 +98,8 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         data = bytearray(stream.getbuffer()) if comm.rank == root else bytearray(size[0])
         comm.broadcast(data, root)
         if comm.rank != root:
-            load(torch.load(io.BytesIO(data), weights_only=False))
+            # To the host: the root's device may be that of another rank. From there the optimizer takes it to its own.
+            load(torch.load(io.BytesIO(data), weights_only=False, map_location="cpu"))
 
 
 @contextmanager
@@ -128,10 +134,26 @@ def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
         if is_lazy(tensor):
             message = f"{name} has no shape yet: run the model once first"
             raise ArgumentTypeError(message)
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            message = f"{name} is a {tensor.layout} tensor on {tensor.device}: only dense tensors in CPU memory can go"
+        if devices.device_of(tensor).type not in devices.KINDS or tensor.layout is not torch.strided:
+            where = f"a {tensor.layout} tensor on {tensor.device}"
+            message = f"{name} is {where}: only dense tensors in CPU memory and on a CUDA device can go"
             raise ArgumentTypeError(message)
+    places = _devices_of(tensors)
+    if len(places) > 1 and places[-2] != devices.HOST:
+        message = f"there are tensors on {' and '.join(map(str, places))}: a rank has one CUDA device"
+        raise ArgumentError(message)
     return tensors
+
+
+def _devices_of(tensors: Mapping[str, torch.Tensor]) -> list[torch.device]:
+    """Return the devices that have these tensors, the host first."""
+    return sorted({devices.device_of(tensor) for tensor in tensors.values()}, key=str)
+
+
+def _description(tensor: torch.Tensor) -> str:
+    """Say what all ranks have to have alike; the numbers of their devices may differ."""
+    device = devices.device_of(tensor)
+    return f"{tensor.dtype} {tuple(tensor.shape)}" + ("" if device == devices.HOST else f" on {device.type}")
 
 
 def _broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int) -> None:
@@ -152,13 +174,13 @@ def _broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root
 def _broadcast_pack(comm: Communicator, tensors: list[torch.Tensor], root: int) -> None:
     """Broadcast some tensors in one call: a single one where it lies, if it can, the others side by side."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
-        comm.broadcast(tensors[0].view(-1).view(torch.uint8), root)
+        _broadcast_bytes(comm, tensors[0].view(-1).view(torch.uint8), root)
         torch.autograd.graph.increment_version(tensors[0])
         return
     offsets = [0]
     for tensor in tensors:
         offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    data = torch.empty(offsets[-1], dtype=torch.uint8)
+    data = devices.empty((offsets[-1],), torch.uint8, devices.device_of(tensors[0]))
     places = [
         data[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for offset, tensor in zip(offsets, tensors, strict=False)
@@ -166,7 +188,12 @@ def _broadcast_pack(comm: Communicator, tensors: list[torch.Tensor], root: int) 
     if comm.rank == root:
         for place, tensor in zip(places, tensors, strict=True):
             place.copy_(tensor)
-    comm.broadcast(data, root)
+    _broadcast_bytes(comm, data, root)
     if comm.rank != root:
         for place, tensor in zip(places, tensors, strict=True):
             tensor.copy_(place)
+
+
+def _broadcast_bytes(comm: Communicator, data: torch.Tensor, root: int) -> None:
+    with devices.within(devices.current_stream(devices.device_of(data))):
+        comm.broadcast(devices.shared(data), root)

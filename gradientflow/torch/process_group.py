@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import weakref
 import zlib
@@ -21,15 +22,15 @@ from gradientflow.communicator import Communicator
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationTimeoutError
 
+from . import devices
 from .messages import Mailbox, Message, MessageWork
 from .monitored_barrier import monitored_barrier
 from .names import BACKEND
 from .reduce_ops import combine_bits, is_bitwise, reduction_of
 from .rendezvous import position
 from .tensors import (
-    Memory,
     as_bytes,
-    check_same_dtype,
+    check_alike,
     checked,
     is_plain,
     joined,
@@ -46,17 +47,29 @@ from .work import CollectiveWork, FutureThread, Work, seconds, timed_out, untrac
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # has the options of all calls
 
-_CPU = torch.device("cpu")
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call on the communicator, and what to do when it is done."""
+    """A call on the communicator, with plain tensors, and what to do when it is done."""
 
     name: str
     arguments: dict[str, Any]
     finish: Callable[[], object] | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that it reads and writes."""
+        return [value for value in self.arguments.values() if isinstance(value, torch.Tensor)]
+
+    def make(self, communicator: Communicator, form: str = "") -> Any:
+        """Make the call in one of its forms: "", or "_async"."""
+        arguments = {
+            name: devices.shared(value) if isinstance(value, torch.Tensor) else value
+            for name, value in self.arguments.items()
+        }
+        return getattr(communicator, self.name + form)(**arguments)
 
     def then(self, store: Callable[[], object]) -> _Call:
         """Return the same call, with one thing more to do in the end."""
@@ -74,8 +87,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """Collectives and messages among the ranks of a group, for ``torch.distributed``.
 
     Collectives go to a `gradientflow.Communicator` of the group's own, on the memory of the tensors where it is
-    contiguous. Messages between two ranks, and all-to-all exchanges of uneven parts, are MPI's non-blocking sends and
-    receives.
+    contiguous, on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts,
+    are MPI's non-blocking sends and receives, of copies on the host where the tensors are on a device.
 
     Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
     ``torch.distributed.ProcessGroup``.
@@ -102,6 +115,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._limit: float | None = None  # the communicator has its own
         self._calls = 0
         self._barriers = 0
+        self._device = devices.HOST  # of the last collective on tensors of a device
         self._process = os.getpid()
         self._settings = _settings(timeout)
         self._mpi = mpi
@@ -162,11 +176,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [_CPU]
+        return devices.kinds()
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        if device.type != _CPU.type:
-            message = f"the process group {BACKEND} serves tensors in CPU memory, not on {device}"
+        if device.type not in devices.KINDS:
+            message = f"the process group {BACKEND} serves tensors in CPU memory and on CUDA, not on {device}"
             raise ArgumentTypeError(message)
         return self
 
@@ -199,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             target = tensor if self._rank == root else plain_like(tensor)
             return self._run([self._combine(source, target, options.reduceOp)], [tensor], options)
         reduction = reduction_of(source, options.reduceOp, self._size)
-        call = _Call("reduce", {"x": Memory(reduction.operand), "root": root, "op": reduction.op})
+        call = _Call("reduce", {"x": reduction.operand, "root": root, "op": reduction.op})
         if self._rank == root and not _same_memory(reduction.operand, tensor):
             call = call.then(partial(reduction.store, tensor, reduction.operand))
         return self._run([call], [tensor], options)
@@ -211,7 +225,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         options = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
         output = checked(only(output_tensors, "reduce_scatter"))
         parts = self._parts(_list_of(input_tensors), "reduce_scatter")
-        check_same_dtype("reduce_scatter", output, *parts)
+        check_alike("reduce_scatter", output, *parts)
         if all(part.numel() == output.numel() for part in parts):
             calls = [self._reduce_scatter(output, side_by_side(parts), options.reduceOp)]
             return self._run(calls, [output], options)
@@ -241,7 +255,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         calls = []
         for target, tensor in zip(targets, inputs, strict=True):
             source = checked(tensor)
-            check_same_dtype("reduce_scatter_single", target, source)
+            check_alike("reduce_scatter_single", target, source)
             if source.numel() != target.numel() * self._size:
                 _refuse_count("reduce_scatter_single", source, target.numel() * self._size)
             calls.append(self._reduce_scatter(target, plain(source).reshape(-1), options.reduceOp))
@@ -255,7 +269,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if is_bitwise(source, op):
             return self._combine(source, tensor, op)
         reduction = reduction_of(source, op, self._size)
-        arguments = {"x": Memory(reduction.operand), "op": reduction.op}
+        arguments = {"x": reduction.operand, "op": reduction.op}
         if _same_memory(reduction.operand, tensor):
             return _Call("allreduce", arguments)
         return _Call("allreduce", arguments, partial(reduction.store, tensor, reduction.operand))
@@ -269,21 +283,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         reduction = reduction_of(row, op, self._size)
         operand = reduction.operand
         if operand.dtype is target.dtype and is_plain(target) and not overlap(operand, target):
-            return _Call("reduce_scatter", {"x": Memory(operand), "op": reduction.op, "out": Memory(target)})
-        result = torch.empty((*target.shape, *operand.shape[1:]), dtype=operand.dtype)
+            return _Call("reduce_scatter", {"x": operand, "op": reduction.op, "out": target})
+        result = devices.empty((*target.shape, *operand.shape[1:]), operand.dtype, devices.device_of(target))
         return _Call(
             "reduce_scatter",
-            {"x": Memory(operand), "op": reduction.op, "out": Memory(result)},
+            {"x": operand, "op": reduction.op, "out": result},
             partial(reduction.store, target, result),
         )
 
     def _combine(self, source: torch.Tensor, target: torch.Tensor, op: Any) -> _Call:
         """Reduce bitwise: gather everything, then combine."""
         bits = as_bytes(source)
-        rows = torch.empty((self._size, bits.numel()), dtype=torch.uint8)
+        rows = devices.empty((self._size, bits.numel()), torch.uint8, devices.device_of(bits))
         return _Call(
             "allgather",
-            {"x": Memory(bits), "out": Memory(rows)},
+            {"x": bits, "out": rows},
             partial(combine_bits, rows, op, target),
         )
 
@@ -295,7 +309,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         tensor = checked(only(tensors, "broadcast"))
         root = self._root(options)
         memory = plain(tensor)
-        arguments = {"x": Memory(movable(memory)), "root": root}
+        arguments = {"x": movable(memory), "root": root}
         finish = None if memory is tensor or self._rank == root else partial(tensor.copy_, memory)
         return self._run([_Call("broadcast", arguments, finish)], [tensor], options)
 
@@ -338,11 +352,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         calls = []
         for target, tensor in zip(targets, inputs, strict=True):
             source = checked(tensor)
-            check_same_dtype("all_gather_single", target, source)
+            check_alike("all_gather_single", target, source)
             if target.numel() != source.numel() * self._size:
                 _refuse_count("all_gather_single", target, source.numel() * self._size)
             row, finish = _memory_for(target)
-            arguments = {"x": Memory(movable(_apart(plain(source), row))), "out": Memory(movable(row))}
+            arguments = {"x": movable(_apart(plain(source), row)), "out": movable(row)}
             calls.append(_Call("allgather", arguments, finish))
         return self._run(calls, targets, options)
 
@@ -357,14 +371,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         source, root = checked(only(input_tensors, "gather")), self._root(options)
         memory = movable(plain(source))
         if self._rank != root:
-            return self._run([_Call("gather", {"x": Memory(memory), "root": root})], [], options)
+            return self._run([_Call("gather", {"x": memory, "root": root})], [], options)
         outputs = self._parts(_list_of(output_tensors), "gather")
-        check_same_dtype("gather", source, *outputs)
+        check_alike("gather", source, *outputs)
         for output in outputs:
             if output.numel() != source.numel():
                 _refuse_count("gather", output, source.numel())
         row, finish = _row_for(outputs)
-        arguments = {"x": Memory(_apart(memory, row)), "root": root, "out": Memory(movable(row))}
+        arguments = {"x": _apart(memory, row), "root": root, "out": movable(row)}
         return self._run([_Call("gather", arguments, finish)], outputs, options)
 
     def scatter(
@@ -374,14 +388,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         options = _options(c10d.ScatterOptions, opts, timeout, rootRank=opts)
         target, root = checked(only(output_tensors, "scatter")), self._root(options)
         memory, finish = _memory_for(target)
-        arguments = {"root": root, "out": Memory(movable(memory))}
+        arguments = {"root": root, "out": movable(memory)}
         if self._rank == root:
             parts = self._parts(_list_of(input_tensors), "scatter")
-            check_same_dtype("scatter", target, *parts)
+            check_alike("scatter", target, *parts)
             for part in parts:
                 if part.numel() != target.numel():
                     _refuse_count("scatter", part, target.numel())
-            arguments["x"] = Memory(movable(_apart(side_by_side(parts), memory)))
+            arguments["x"] = movable(_apart(side_by_side(parts), memory))
         return self._run([_Call("scatter", arguments, finish)], [target], options)
 
     def alltoall(
@@ -411,7 +425,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         options = _options(c10d.AllToAllOptions, opts, timeout)
         target, source = checked(output), plain(checked(input))
-        check_same_dtype("all_to_all_single", target, source)
+        check_alike("all_to_all_single", target, source)
         memory, finish = _memory_for(target)
         # Every rank has to take the same path: sizes, even equal ones, always mean messages.
         if output_split_sizes or input_split_sizes:
@@ -420,24 +434,24 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return self._exchange(outputs, inputs, [target], finish, options)
         if source.numel() != target.numel() or source.numel() % self._size:
             _refuse_count("all_to_all_single", source, target.numel() // self._size * self._size)
-        arguments = {"x": Memory(movable(_apart(source, memory))), "out": Memory(movable(memory))}
+        arguments = {"x": movable(_apart(source, memory)), "out": movable(memory)}
         return self._run([_Call("alltoall", arguments, finish)], [target], options)
 
     alltoall_base = all_to_all_single
 
     def _allgather(self, outputs: list[torch.Tensor], tensor: torch.Tensor) -> _Call:
         source = plain(checked(tensor))
-        check_same_dtype("allgather", source, *outputs)
+        check_alike("allgather", source, *outputs)
         if outputs[self._rank].numel() != source.numel():
             _refuse_count("allgather", outputs[self._rank], source.numel())
         row, finish = _row_for(outputs)
         source = _apart(source, row)
         x, out = movable(source), movable(row)
         if all(output.numel() == source.numel() for output in outputs):
-            return _Call("allgather", {"x": Memory(x), "out": Memory(out)}, finish)
+            return _Call("allgather", {"x": x, "out": out}, finish)
         scale = out.element_size()
         counts = [output.nbytes // scale for output in outputs]
-        return _Call("allgatherv", {"x": Memory(x), "counts": counts, "out": Memory(out)}, finish)
+        return _Call("allgatherv", {"x": x, "counts": counts, "out": out}, finish)
 
     def _exchange(
         self,
@@ -448,7 +462,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         options: Any,
     ) -> Work:
         """Exchange tensors of any sizes with all ranks, in messages."""
-        check_same_dtype("alltoall", *outputs, *inputs)
+        check_alike("alltoall", *outputs, *inputs)
         if outputs[self._rank].numel() != inputs[self._rank].numel():
             _refuse_count("alltoall", outputs[self._rank], inputs[self._rank].numel())
         sources = [plain(tensor) for tensor in inputs]
@@ -460,6 +474,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         messages: list[Message] = []
         tag = self._mailbox.alltoall_tags[self._thread.is_current]
         others = [(self._rank + step) % self._size for step in range(1, self._size)]
+        stream = devices.current_stream(devices.device_of(outputs[0]))
+        if stream is not None:
+            memories = [
+                output if rank == self._rank else devices.host_like(output) for rank, output in enumerate(outputs)
+            ]
+            for rank, copy in zip(others, devices.to_host([sources[rank] for rank in others]), strict=True):
+                sources[rank] = copy
         messages += [self._mailbox.receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
         messages += [self._mailbox.send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
 
@@ -467,19 +488,22 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             memories[self._rank].copy_(sources[self._rank].view(memories[self._rank].shape))
             for output, memory in zip(outputs, memories, strict=True):
                 if memory is not output:
-                    output.copy_(memory)
+                    output.copy_(memory, non_blocking=True)
             if finish is not None:
                 finish()
 
         if not messages:
             store()
-        return CollectiveWork(self._thread, results, messages, [store], self._limit_of(options, messages=True))
+        limit = self._limit_of(options, messages=True)
+        return CollectiveWork(self._thread, results, messages, [store], limit, stream)
 
     # ---- synchronisation -----------------------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until all ranks are here."""
+        """Wait until all ranks are here, and have done what was in the current stream of the group's CUDA device."""
         options = _options(c10d.BarrierOptions, opts, timeout)
+        if not options.asyncOp:
+            devices.synchronize(self._device)
         return self._run([_Call("barrier", {})], [], options)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -508,7 +532,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._mailbox.check_tag(tag)
         self._check_rank(dst)
         tensor = checked(only(tensors, "send"))
-        return self._message_work(tensor, self._mailbox.send(plain(tensor), dst, tag), None)
+        message = self._mailbox.send(devices.to_host([plain(tensor)])[0], dst, tag)
+        return MessageWork(tensor, self._mailbox, message, [], self._timeout.total_seconds())
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Start to receive a tensor from a rank."""
@@ -522,31 +547,40 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Work:
         self._mailbox.check_tag(tag)
         tensor = checked(only(tensors, "recv"))
-        memory, finish = _memory_for(tensor)
-        return self._message_work(tensor, self._mailbox.receive(memory, src, tag), finish)
-
-    def _message_work(self, tensor: torch.Tensor, message: Message, finish: Callable[[], object] | None) -> Work:
-        return MessageWork(tensor, self._mailbox, message, [finish] if finish else [], self._timeout.total_seconds())
+        stream = devices.current_stream(devices.device_of(tensor))
+        if stream is None:
+            memory, store = _memory_for(tensor)
+        else:
+            memory = devices.host_like(tensor)
+            store = partial(tensor.copy_, memory, non_blocking=True)
+        message = self._mailbox.receive(memory, src, tag)
+        finish = [] if store is None else [store]
+        return MessageWork(tensor, self._mailbox, message, finish, self._timeout.total_seconds(), stream)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _run(self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any) -> Work:
         """Make the calls: in this thread if the caller would wait for them at once, else in the background."""
+        device = devices.common_device(itertools.chain(outputs, *(call.tensors for call in calls)))
+        stream = devices.current_stream(device)
         self._calls += 1
+        if stream is not None:
+            self._device = device
         limit = self._limit_of(options)
         communicator = self._own_communicator()
-        if options.asyncOp or limit is not None:
-            handles = [getattr(communicator, f"{call.name}_async")(**call.arguments) for call in calls]
-            finishing = [call.finish for call in calls if call.finish is not None]
-            return CollectiveWork(self._thread, outputs, handles, finishing, limit)
-        try:
-            for call in calls:
-                getattr(communicator, call.name)(**call.arguments)
-                if call.finish is not None:
-                    call.finish()
-        except CommunicationTimeoutError as error:
-            raise timed_out(error) from error
-        return CollectiveWork(self._thread, outputs)
+        with devices.within(stream):
+            if options.asyncOp or limit is not None:
+                handles = [call.make(communicator, "_async") for call in calls]
+                finishing = [call.finish for call in calls if call.finish is not None]
+                return CollectiveWork(self._thread, outputs, handles, finishing, limit, stream)
+            try:
+                for call in calls:
+                    call.make(communicator)
+                    if call.finish is not None:
+                        call.finish()
+            except CommunicationTimeoutError as error:
+                raise timed_out(error) from error
+            return CollectiveWork(self._thread, outputs, stream=stream)
 
     def _own_communicator(self) -> Communicator:
         """Return the communicator for the calls of this thread.
@@ -677,7 +711,8 @@ def _row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[]
     row = joined(outputs)
     if row is not None:
         return row, None
-    row = torch.empty(sum(output.numel() for output in outputs), dtype=outputs[0].dtype)
+    size = sum(output.numel() for output in outputs)
+    row = devices.empty((size,), outputs[0].dtype, devices.device_of(outputs[0]))
     return row, partial(scatter_row, row, outputs)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 
@@ -28,7 +27,11 @@ _NAMES = {
     ReduceOp.MIN: "min",
     ReduceOp.MAX: "max",
 }
-_BITWISE = {ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor}
+_BITWISE: dict[Any, Callable[..., object]] = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
 # A bool is one bit: a sum, as PyTorch counts it, is true if any is.
 _ON_BOOL = {
     ReduceOp.SUM: "max",
@@ -79,7 +82,9 @@ def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
 def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
     """Combine the rows of a matrix of bytes, and write them to a tensor."""
     combined = plain_like(target)
-    _BITWISE[op.op].reduce(rows.numpy(), axis=0, out=as_bytes(combined).numpy())
+    bits = as_bytes(combined).copy_(rows[0])
+    for row in rows[1:]:
+        _BITWISE[op.op](bits, row, out=bits)
     target.copy_(combined)
 
 

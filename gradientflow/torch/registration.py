@@ -23,7 +23,7 @@ def register() -> None:
     dist: Any = torch.distributed
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     distributed = dist.distributed_c10d
     dist.init_process_group = distributed.init_process_group = _finding_ranks(distributed.init_process_group)
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+
+from . import devices
 
 CORE_DTYPES = frozenset(
     {
@@ -25,26 +26,13 @@ CORE_DTYPES = frozenset(
 )
 
 
-class Memory:
-    """The memory of a contiguous tensor, as the core takes it: through DLPack, at the least expense."""
-
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __dlpack__(self, **_: Any) -> Any:
-        """Return a capsule that keeps the memory alive."""
-        return to_dlpack(self._tensor)
-
-
 def checked(tensor: Any) -> torch.Tensor:
     """Return a tensor, without its history, if it can be sent or received at all.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        Unless it is a dense tensor in CPU memory.
+        Unless it is a dense tensor in CPU memory or on a CUDA device.
     """
     if not isinstance(tensor, torch.Tensor):
         message = f"a process group takes tensors, not a {type(tensor).__name__}"
@@ -52,8 +40,8 @@ def checked(tensor: Any) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         message = f"a {tensor.layout} tensor cannot be sent or reduced: make it dense with to_dense() first"
         raise ArgumentTypeError(message)
-    if not tensor.is_cpu:
-        message = f"the process group gradientflow serves tensors in CPU memory, not on {tensor.device}"
+    if not (tensor.is_cpu or tensor.is_cuda):
+        message = f"the process group gradientflow serves tensors in CPU memory and on CUDA, not on {tensor.device}"
         raise ArgumentTypeError(message)
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -69,8 +57,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of the same shape and dtype that is plain."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    """Return an empty tensor of the same shape and dtype, on the same device, that is plain."""
+    return devices.empty(tensor.shape, tensor.dtype, devices.device_of(tensor))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -125,7 +113,7 @@ def only(tensors: Any, call: str) -> Any:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there are more or none: a rank has one device, its CPU.
+        If there are more or none: a rank has one device.
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
@@ -135,8 +123,9 @@ def only(tensors: Any, call: str) -> Any:
     return tensors[0]
 
 
-def check_same_dtype(call: str, *tensors: torch.Tensor) -> None:
-    """Raise unless all tensors of a call have one dtype."""
+def check_alike(call: str, *tensors: torch.Tensor) -> None:
+    """Raise unless all tensors of a call have one dtype, and are on one device."""
+    devices.common_device(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         message = f"{call} takes tensors of one dtype, not of {' and '.join(sorted(map(str, dtypes)))}"

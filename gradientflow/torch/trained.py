@@ -9,6 +9,7 @@ import torch
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
+from . import devices
 from .parameters import is_lazy
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,9 +41,9 @@ def trained_parameters(optimizer: Any, model: torch.nn.Module) -> dict[str, torc
 
 def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
-        if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+        if devices.device_of(parameter).type not in devices.KINDS or parameter.layout is not torch.strided:
             where = f"a {parameter.layout} tensor on {parameter.device}"
-            message = f"{name} is {where}: only dense ones in CPU memory can go"
+            message = f"{name} is {where}: only dense ones in CPU memory and on a CUDA device can go"
             raise ArgumentTypeError(message)
         if is_lazy(parameter):
             message = f"{name} has no shape yet: run the model once first"
@@ -50,3 +51,12 @@ def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
         if parameter.dtype not in _DTYPES:
             message = f"{name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be averaged"
             raise ArgumentTypeError(message)
+    places = {name: devices.device_of(parameter) for name, parameter in parameters.items()}
+    first = next(iter(places.values()))
+    others = [f"{name} on {place}" for name, place in places.items() if place != first]
+    if others:
+        message = (
+            f"{next(iter(places))} is on {first}, but there are also {', '.join(others)}: the parameters that an "
+            "optimizer trains have to be on one device"
+        )
+        raise ArgumentError(message)

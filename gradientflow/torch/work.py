@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -14,6 +15,8 @@ import torch
 import torch.distributed
 
 from gradientflow.errors import CommunicationTimeoutError
+
+from . import devices
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 _Future: Any = torch.futures.Future
@@ -36,6 +39,10 @@ class Call(Protocol):
     def done(self) -> bool:
         """Whether it has ended, well or badly."""
 
+    @property
+    def device_done(self) -> bool:
+        """Whether the device of its tensors, if they are on one, is done with it, too."""
+
     def wait(self, timeout: float | None = None) -> object:
         """Wait for the end; raise what it ended with, or `CommunicationTimeoutError` if the timeout passes first."""
 
@@ -46,10 +53,14 @@ class FutureThread:
     A callback may itself make collective calls and wait for them. All ranks have to make them in the same order, so
     callbacks run in the order in which they were registered, never in the thread that registers them. The thread
     starts with the first task, and sleeps while there is nothing to do.
+
+    What it puts on a device is in a stream of its own: the default stream, in which a thread begins, may have the work
+    that shall go on while the thread's waits.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._streams: dict[torch.device, devices.Stream] = {}
         self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -59,11 +70,13 @@ class FutureThread:
         """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
-    def run(self, task: Callable[[], object]) -> None:
-        """Run a task after all those before it; at once if the caller is one of them."""
+    def run(self, task: Callable[[], object], device: torch.device = devices.HOST) -> None:
+        """Run a task, on tensors of a device, after all those before it; at once if the caller is one of them."""
         if self.is_current:
             task()
             return
+        if device != devices.HOST:
+            task = partial(self._run_on, device, task)
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -80,6 +93,12 @@ class FutureThread:
             thread.join()
             self._thread = None
 
+    def _run_on(self, device: torch.device, task: Callable[[], object]) -> None:
+        if device not in self._streams:
+            self._streams[device] = devices.new_stream(device)
+        with devices.within(self._streams[device]):
+            task()
+
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
@@ -88,16 +107,21 @@ class FutureThread:
 
 @untraced
 class Future(_Future):  # type: ignore[misc]
-    """A future whose callbacks run in the thread of the process group."""
+    """A future whose callbacks run in the thread of the process group.
 
-    def __init__(self, thread: FutureThread) -> None:
-        super().__init__()
+    Its value may have tensors of one device. Who waits for it has the current stream put behind them; a callback may
+    use them in the stream in which it runs.
+    """
+
+    def __init__(self, thread: FutureThread, device: torch.device = devices.HOST) -> None:
+        super().__init__(devices=devices.for_future(device))
         self._thread = thread
+        self._device = device
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future of what the callback returns, which gets this one once it is completed."""
-        result = Future(self._thread)
-        self._thread.run(lambda: result.complete(lambda: callback(self)))
+        result = Future(self._thread, self._device)
+        self._thread.run(lambda: result.complete(lambda: callback(self)), self._device)
         return result
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
@@ -110,29 +134,41 @@ class Future(_Future):  # type: ignore[misc]
             self.set_result(value())
         except Exception as error:
             self._set_unwrap_func(_Failure.raise_error)
-            self.set_result(_Failure(error))
+            failure = _Failure(error)
+            self.set_result(failure)
+            failure.is_set = True
 
 
 class _Failure:
     """An error as the value of a future.
 
     To Python, the future raises it. C++, in which DistributedDataParallel is written, sees the value, and pickles it
-    to find the tensors in it: then it is raised as well.
+    to find the tensors in it: then it is raised as well. Not while it is being set: a future with devices looks for
+    tensors then, too, in the same thread.
     """
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+        self.is_set = False
+        self._thread = threading.get_ident()
 
     def raise_error(self) -> NoReturn:
         raise self.error
 
-    def __reduce__(self) -> NoReturn:
-        raise self.error.with_traceback(None)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_set or threading.get_ident() != self._thread:
+            raise self.error.with_traceback(None)
+        return str, ()
 
 
 @untraced
 class Work(dist.Work):  # type: ignore[misc]
     """Something that a process group does, under way or done.
+
+    On tensors of a CUDA device a wait is one of the current stream: what is put into it from then on sees the results,
+    and the host goes on once it is known that they will come. What the work itself has to do there, it does in the
+    stream that was the current one when the call was made, where its own tensors were made, too: so that PyTorch does
+    not give their memory to others too early.
 
     Parameters
     ----------
@@ -144,6 +180,8 @@ class Work(dist.Work):  # type: ignore[misc]
         They write results to where they belong, once the calls are done.
     limit : float, optional
         Seconds after which a wait ends with an error; by default the calls set a limit themselves.
+    stream : torch.cuda.Stream, optional
+        Of tensors on a CUDA device: the current stream of the call.
     """
 
     def __init__(
@@ -152,8 +190,13 @@ class Work(dist.Work):  # type: ignore[misc]
         calls: Sequence[Call] = (),
         finish: Sequence[Callable[[], object]] = (),
         limit: float | None = None,
+        stream: devices.Stream = None,
     ) -> None:
         super().__init__()
+        self._stream = stream
+        self._device = devices.HOST if stream is None else stream.device
+        # On a device: what happens once the results are there, if this is later than the end of the calls.
+        self._end: devices.Event = None if stream is None or calls else devices.mark(stream)
         self._outputs = outputs
         self._calls = calls
         self._finish = finish
@@ -164,7 +207,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._future: Any = None  # made when it is asked for
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call is done.
+        """Wait until the call is done; on a CUDA device, have the current stream wait.
 
         Parameters
         ----------
@@ -178,20 +221,30 @@ class Work(dist.Work):  # type: ignore[misc]
         gradientflow.errors.GradientFlowError
             What the call ended with.
         """
-        if not self._ended:
-            self._await(seconds(timeout, self._limit))
+        ended = self._ended
+        if not ended:
+            with devices.within(self._stream if self._finish else None):
+                self._await(seconds(timeout, self._limit))
         if self._error is not None:
             raise self._error
+        if self._end is not None:
+            devices.wait_for(self._end, self._device)
+        elif ended and self._stream is not None:
+            for call in self._calls:
+                call.wait()  # which has ended; the current stream may be another one than that of the first wait
         return True
 
     def synchronize(self) -> None:
-        """Wait until the call is done."""
+        """Wait until the call is done, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Tell whether the call has ended, well or badly."""
+        """Tell whether the call has ended, well or badly; on a CUDA device, whether the results are there."""
         if not self._ended and all(call.done for call in self._calls):
-            self._await(None)
+            with devices.within(self._stream):
+                self._await(None)
+        if self._ended and self._error is None and self._stream is not None:
+            return self._end.query() if self._end is not None else all(call.device_done for call in self._calls)
         return self._ended
 
     def is_success(self) -> bool:
@@ -220,6 +273,8 @@ class Work(dist.Work):  # type: ignore[misc]
                 try:
                     for store in self._finish:
                         store()
+                    if self._finish and self._stream is not None:
+                        self._end = devices.mark(self._stream)
                 except Exception as reason:
                     error = reason
             self._finish = ()
@@ -250,20 +305,21 @@ class CollectiveWork(Work):
         calls: Sequence[Call] = (),
         finish: Sequence[Callable[[], object]] = (),
         limit: float | None = None,
+        stream: devices.Stream = None,
     ) -> None:
-        super().__init__(outputs, calls, finish, limit)
+        super().__init__(outputs, calls, finish, limit, stream)
         self._thread = thread
 
     def get_future(self) -> Future:
         """Return a future whose value is the list of result tensors."""
         with self._lock:
-            known, future = self._future, self._future or Future(self._thread)
+            known, future = self._future, self._future or Future(self._thread, self._device)
             self._future = future
         if known is None:
             if self._ended:
                 future.complete(self._value)
             else:
-                self._thread.run(lambda: future.complete(self._value))
+                self._thread.run(lambda: future.complete(self._value), self._device)
         return future
 
     def _value(self) -> list[torch.Tensor]:

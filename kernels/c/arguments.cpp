@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../base/error.hpp"
+#include "../compute/cuda/runtime.hpp"
 #include "options.hpp"
 #include "status.hpp"
 
@@ -25,10 +27,10 @@ constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, 
 constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
 constexpr std::array algorithms = {
     Algorithm::automatic,          Algorithm::ring,   Algorithm::hierarchical, Algorithm::hierarchical_lanes,
-    Algorithm::recursive_doubling, Algorithm::shared, Algorithm::mpi};
+    Algorithm::recursive_doubling, Algorithm::shared, Algorithm::mpi,          Algorithm::nccl};
 static_assert(dtypes[GF_BOOL - GF_FLOAT16] == DType::boolean && dtypes.size() == dtype_count);
 static_assert(ops[GF_PROD] == ReduceOp::prod && ops.size() == reduce_op_count);
-static_assert(algorithms[GF_ALGORITHM_MPI] == Algorithm::mpi && algorithms.size() == transport::algorithm_count);
+static_assert(algorithms[GF_ALGORITHM_NCCL] == Algorithm::nccl && algorithms.size() == transport::algorithm_count);
 
 ReduceOp op_of(int op) {
   if (op < GF_SUM || op > GF_PROD) {
@@ -38,7 +40,7 @@ ReduceOp op_of(int op) {
 }
 
 Algorithm algorithm_of(int algorithm) {
-  if (algorithm < GF_ALGORITHM_AUTO || algorithm > GF_ALGORITHM_MPI) {
+  if (algorithm < GF_ALGORITHM_AUTO || algorithm > GF_ALGORITHM_NCCL) {
     throw Error(ErrorKind::value, std::to_string(algorithm) + " is not a gf_algorithm");
   }
   return algorithms.at(static_cast<std::size_t>(algorithm));
@@ -49,10 +51,14 @@ struct Options {
   std::size_t size = sizeof(gf_call_options);
   int algorithm = GF_ALGORITHM_AUTO;
   int wire = GF_NO_DTYPE;
+  int device = GF_HOST;
+  void* stream = nullptr;
 };
 static_assert(sizeof(Options) == sizeof(gf_call_options) &&
               offsetof(Options, algorithm) == offsetof(gf_call_options, algorithm) &&
-              offsetof(Options, wire) == offsetof(gf_call_options, wire));
+              offsetof(Options, wire) == offsetof(gf_call_options, wire) &&
+              offsetof(Options, device) == offsetof(gf_call_options, device) &&
+              offsetof(Options, stream) == offsetof(gf_call_options, stream));
 
 // gf_pool_options, the same way.
 struct PoolOptions {
@@ -60,11 +66,13 @@ struct PoolOptions {
   std::size_t fusion_threshold = GF_AUTO_THRESHOLD;
   int wire = GF_NO_DTYPE;
   int algorithm = GF_ALGORITHM_AUTO;
+  int device = GF_HOST;
 };
 static_assert(sizeof(PoolOptions) == sizeof(gf_pool_options) &&
               offsetof(PoolOptions, fusion_threshold) == offsetof(gf_pool_options, fusion_threshold) &&
               offsetof(PoolOptions, wire) == offsetof(gf_pool_options, wire) &&
-              offsetof(PoolOptions, algorithm) == offsetof(gf_pool_options, algorithm));
+              offsetof(PoolOptions, algorithm) == offsetof(gf_pool_options, algorithm) &&
+              offsetof(PoolOptions, device) == offsetof(gf_pool_options, device));
 
 // gf_sparse_pool_options, the same way.
 struct SparsePoolOptions {
@@ -85,6 +93,22 @@ static_assert(sizeof(SparsePoolOptions) == sizeof(gf_sparse_pool_options) &&
               offsetof(SparsePoolOptions, fusion_threshold) == offsetof(gf_sparse_pool_options, fusion_threshold) &&
               offsetof(SparsePoolOptions, wire) == offsetof(gf_sparse_pool_options, wire) &&
               offsetof(SparsePoolOptions, algorithm) == offsetof(gf_sparse_pool_options, algorithm));
+
+// None for the host.
+std::optional<int> device_of(int device) {
+  if (device == GF_HOST) {
+    return std::nullopt;
+  }
+  const int devices = compute::cuda::device_count();
+  if (devices == 0) {
+    throw Error(ErrorKind::system, compute::cuda::runtime_trouble());
+  }
+  if (device < 0 || device >= devices) {
+    throw Error(ErrorKind::value, std::to_string(device) + " is not the number of a CUDA device: they are 0 to " +
+                                      std::to_string(devices - 1) + ", or GF_HOST");
+  }
+  return device;
+}
 
 // What both kinds of pools have.
 template <class Given>
@@ -178,7 +202,10 @@ std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t te
 }
 
 engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype) {
-  return pool_options(options_of(PoolOptions(), given, "gf_pool_options", "GF_POOL_OPTIONS_INIT"), dtype);
+  const auto options = options_of(PoolOptions(), given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
+  engine::GradientPool::Options made = pool_options(options, dtype);
+  made.device = device_of(options.device);
+  return made;
 }
 
 engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given, DType dtype) {
@@ -205,6 +232,10 @@ Call make_call(const engine::Communicator& communicator, const Request& request)
                .algorithm = algorithm_of(options.algorithm)};
   if (options.wire != GF_NO_DTYPE) {
     signature.wire = collective::rounding_wire(dtype_of(options.wire), signature.dtype);
+  }
+  if (const auto device = device_of(options.device)) {
+    signature.memory = transport::Memory::device;
+    call.placement = collective::Placement{*device, options.stream};
   }
   if (request.kind == CallKind::allgatherv) {
     call.counts = counts_of(request, ranks);

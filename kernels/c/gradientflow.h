@@ -135,6 +135,7 @@ typedef enum gf_algorithm {
   GF_ALGORITHM_RECURSIVE_DOUBLING = 4,  // allreduce
   GF_ALGORITHM_SHARED = 5,              // all ranks on one node
   GF_ALGORITHM_MPI = 6,                 // the MPI library's own
+  GF_ALGORITHM_NCCL = 7,                // NCCL's own, for arrays on CUDA devices
 } gf_algorithm;
 
 // How a call is served. Begin with GF_CALL_OPTIONS_INIT and change what matters; NULL stands for just that.
@@ -142,9 +143,13 @@ typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
   gf_dtype wire;  // allreduce of FLOAT32: FLOAT16 or BFLOAT16, to which values are rounded between nodes
+  int device;     // the CUDA device that has the arrays, the same in all calls of a communicator; or GF_HOST
+  void* stream;   // a cudaStream_t of that device. The call sees what was put into it before, and what is put into it
+                  // afterwards sees the result; the host does not wait for the device
 } gf_call_options;
 
-#define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE}
+#define GF_HOST (-1)
+#define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE, GF_HOST, NULL}
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
 // For P ranks an array has this many elements:
@@ -221,7 +226,8 @@ gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
 gf_status gf_handle_test(const gf_handle* handle, int* done);
 
 // Waits until the call has ended, and returns how, as often as it is asked. A `timeout` in seconds that passes first is
-// GF_ERROR_TIMEOUT, and breaks nothing: the call goes on. Negative: no limit but that of the call itself.
+// GF_ERROR_TIMEOUT, and breaks nothing: the call goes on. Negative: no limit but that of the call itself. For arrays on
+// a device it waits for the device, too.
 gf_status gf_handle_wait(gf_handle* handle, double timeout);
 
 // How many elements of the result are infinite or NaN, where values were rounded for the wire; -1 where none were, and
@@ -270,9 +276,10 @@ typedef struct gf_pool_options {
   size_t fusion_threshold;  // bytes from which on tensors are sent; SIZE_MAX: all together, at the end
   gf_dtype wire;            // for FLOAT32, as in gf_call_options
   gf_algorithm algorithm;
+  int device;  // the CUDA device that has the tensors, or GF_HOST
 } gf_pool_options;
 
-#define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO}
+#define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO, GF_HOST}
 
 // `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating one. Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
@@ -283,6 +290,11 @@ gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, si
 void* gf_pool_tensor(const gf_pool* pool, size_t tensor);
 size_t gf_pool_tensors(const gf_pool* pool);  // how many
 size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with what lies between them
+
+// For a pool on a device: the cudaStream_t in which gradients are written and used, from now on; the default stream
+// (NULL) at first. A tensor is final once what is in the stream when gf_pool_ready is called is done; what is put into it
+// after gf_pool_wait sees the means. The host does not wait for the device.
+gf_status gf_pool_set_stream(gf_pool* pool, void* stream);
 
 // Tensor `tensor` is final for this iteration. Once an iteration, from any thread.
 gf_status gf_pool_ready(gf_pool* pool, size_t tensor);

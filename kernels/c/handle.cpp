@@ -41,6 +41,7 @@ gf_status gf_handle_wait(gf_handle* handle, double timeout) {
       throw gradientflow::Error(gradientflow::ErrorKind::value, "timeout is not a number");
     }
     handle->engine->wait(timeout < 0 ? std::nullopt : std::optional(timeout));
+    handle->engine->synchronize();
   });
 }
 

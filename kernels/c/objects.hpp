@@ -29,6 +29,7 @@ struct gf_memory {
 
 struct gf_pool {
   gradientflow::engine::GradientPool engine;
+  gradientflow::compute::cuda::Stream stream;  // for ready and wait
 };
 
 struct gf_sparse_pool {

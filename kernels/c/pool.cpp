@@ -16,7 +16,7 @@ gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, si
     const gf_communicator& owner = given(communicator, "communicator");
     const gradientflow::DType type = dtype_of(number);
     const auto of_each = tensor_counts(counts, tensors, size_of(type));
-    result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options, type))};
+    result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options, type)), nullptr};
   });
 }
 
@@ -28,27 +28,33 @@ size_t gf_pool_tensors(const gf_pool* pool) { return pool == nullptr ? 0 : pool-
 
 size_t gf_pool_bytes(const gf_pool* pool) { return pool == nullptr ? 0 : pool->engine.bytes(); }
 
+gf_status gf_pool_set_stream(gf_pool* pool, void* stream) {
+  return guarded([&] { given(pool, "pool").stream = stream; });
+}
+
 gf_status gf_pool_ready(gf_pool* pool, size_t tensor) {
-  return guarded([&] { given(pool, "pool").engine.ready(tensor); });
+  return guarded([&] { given(pool, "pool").engine.ready(tensor, pool->stream); });
 }
 
 gf_status gf_pool_ready_all(gf_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.ready_all(); });
+  return guarded([&] { given(pool, "pool").engine.ready_all(pool->stream); });
 }
 
 gf_status gf_pool_wait(gf_pool* pool, double timeout) {
-  return guarded([&] { given(pool, "pool").engine.wait(timeout < 0 ? std::nullopt : std::optional(timeout)); });
+  return guarded([&] {
+    given(pool, "pool").engine.wait(timeout < 0 ? std::nullopt : std::optional(timeout), pool->stream);
+  });
 }
 
 gf_status gf_pool_abandon(gf_pool* pool) {
-  return guarded([&] { given(pool, "pool").engine.abandon(); });
+  return guarded([&] { given(pool, "pool").engine.abandon(pool->stream); });
 }
 
 gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count) {
   return guarded([&] {
     int64_t& result = given(count, "count");
     result = -1;
-    result = static_cast<int64_t>(given(pool, "pool").engine.count_nonfinite());
+    result = static_cast<int64_t>(given(pool, "pool").engine.count_nonfinite(pool->stream));
   });
 }
 

@@ -126,9 +126,56 @@ void Communicator::check(const collective::Call& call) const {
       break;
   }
   check_wire(signature);
+  if (call.placement) {
+    check_device(call.placement->device);
+    return;
+  }
   if (uses_mpi(group_->choose(signature, false).path)) {  // throws where the algorithm cannot serve it
     group_->mpi().check_not_finalized();
   }
+}
+
+void Communicator::check_device(int device) const {
+  const std::lock_guard lock(mutex_);
+  if (device_group_ != nullptr && device_group_->device() != device) {
+    throw Error(ErrorKind::value, "the tensor is on CUDA device " + std::to_string(device) +
+                                      ", but this communicator has served device " +
+                                      std::to_string(device_group_->device()) +
+                                      " before; a rank has one device, another communicator may have another");
+  }
+}
+
+const collective::DeviceGroup* Communicator::device_group() const {
+  const std::lock_guard lock(mutex_);
+  return device_group_.get();
+}
+
+// So that no stream waits for ranks that do not come any more.
+void Communicator::abort_on_device() noexcept {
+  collective::DeviceGroup* devices = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    devices = device_group_.get();
+  }
+  if (devices != nullptr) {
+    devices->abort();
+  }
+}
+
+// In turn. Making it is collective, so that all have to agree on the call for which it is made: others may be in one on
+// memory of the host.
+collective::DeviceGroup& Communicator::device_group(int device, const collective::Call& call) {
+  check_device(device);
+  if (device_group_ == nullptr) {
+    if (size() > 1) {
+      group_->agree_on(call);
+    }
+    const compute::cuda::UseDevice use(device);
+    auto made = std::make_unique<collective::DeviceGroup>(*group_, device);
+    const std::lock_guard lock(mutex_);
+    device_group_ = std::move(made);
+  }
+  return *device_group_;
 }
 
 void Communicator::check_rank(int rank, const char* what) const {
@@ -160,10 +207,13 @@ auto Communicator::guarded(Work work) {
   } catch (const Error& error) {
     if (breaks(error.kind())) {
       group_->fail(error);
-      const std::lock_guard lock(mutex_);
-      if (!broken_) {
-        broken_ = error;
+      {
+        const std::lock_guard lock(mutex_);
+        if (!broken_) {
+          broken_ = error;
+        }
       }
+      abort_on_device();
     }
     throw;
   }
@@ -207,12 +257,38 @@ collective::Outcome Communicator::run(const collective::Call& call) {
   return in_turn([&] { return serve(call, queued).outcome; });
 }
 
+// Records when the device is at it, too.
+collective::Outcome Communicator::run_on_device(const collective::Call& call) {
+  const collective::Placement& placement = *call.placement;
+  const auto timeline = device_timeline(placement.device);
+  if (timeline == nullptr) {
+    return device_group(placement.device, call).run(call);
+  }
+  timeline->begin(placement.stream);
+  const collective::Outcome outcome = device_group(placement.device, call).run(call);
+  timeline->end(placement.stream, describe(call.signature),
+                "\"bytes\": " + std::to_string(call.bytes()) + ", \"path\": \"" + std::string(name_of(outcome.path)) +
+                    "\"");
+  return outcome;
+}
+
+std::shared_ptr<DeviceTimeline> Communicator::device_timeline(int device) {
+  const std::lock_guard lock(mutex_);
+  if (timeline_ == nullptr) {
+    return nullptr;
+  }
+  if (device_timeline_ == nullptr) {
+    device_timeline_ = std::make_shared<DeviceTimeline>(timeline_, device, name_);
+  }
+  return device_timeline_;
+}
+
 // Runs the call, and records it.
 Communicator::Served Communicator::serve(const collective::Call& call, Times::Clock::time_point queued) {
-  Served served{{}, {queued, Times::Clock::now(), {}}};
+  Served served{{}, {queued, Times::Clock::now(), {}}, {}};
   std::optional<Error> failure;
   try {
-    served.outcome = group_->run(call);
+    served.outcome = call.placement ? run_on_device(call) : group_->run(call);
   } catch (const Error& error) {
     failure = error;
   }
@@ -287,7 +363,9 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
 
 void Communicator::follow(const std::shared_ptr<Timeline>& timeline) {
   const int track = timeline == nullptr ? 0 : timeline->add_track(name_);
+  std::shared_ptr<DeviceTimeline> former;  // ends when it is not locked any more
   const std::lock_guard lock(mutex_);
+  former = std::exchange(device_timeline_, nullptr);
   timeline_ = timeline;
   track_ = track;
 }
@@ -353,12 +431,30 @@ void Communicator::apart(int peer, Work work) {
   guarded(std::move(work));
 }
 
-void Communicator::send(int to, const void* data, std::size_t count, DType dtype) {
-  apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
+void Communicator::send(int to, const void* data, std::size_t count, DType dtype,
+                        const std::optional<collective::Placement>& placement) {
+  if (!placement) {
+    apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
+    return;
+  }
+  const compute::cuda::UseDevice use(placement->device);
+  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
+  compute::cuda::runtime().copy(copy.data(), data, count * size_of(dtype), placement->stream);
+  compute::cuda::runtime().synchronize(placement->stream);
+  apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
 }
 
-void Communicator::receive(int from, void* data, std::size_t count, DType dtype) {
-  apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
+void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
+                           const std::optional<collective::Placement>& placement) {
+  if (!placement) {
+    apart(from, [&] { point_to_point_.receive(from, data, count, dtype); });
+    return;
+  }
+  const compute::cuda::UseDevice use(placement->device);
+  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
+  apart(from, [&] { point_to_point_.receive(from, copy.data(), count, dtype); });
+  compute::cuda::runtime().copy(data, copy.data(), count * size_of(dtype), placement->stream);
+  compute::cuda::runtime().synchronize(placement->stream);
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
@@ -366,26 +462,64 @@ std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
   return in_turn([&] { return group_->allocate(bytes); });
 }
 
+std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
+  check_process();
+  const collective::Call call{
+      .signature = {.count = bytes, .kind = CallKind::allocate, .memory = transport::Memory::device}};
+  return in_turn([&] { return device_group(device, call).allocate(bytes); });
+}
+
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   check(call);
+  if (call.placement) {
+    const auto after = std::make_shared<StreamMarks>(call.placement->device);
+    after->mark(call.placement->stream);
+    return enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
+      serve_in_background(call, *after, queued, served);
+    });
+  }
   if (uses_mpi(group_->choose(call.signature, false).path) && !transport::mpi_thread_multiple()) {
     throw Error(ErrorKind::value,
                 "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
   }
-  return enqueue([this, call, queued = Times::Clock::now()] { return serve(call, queued); });
+  return enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
+}
+
+std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const StreamMarks& after) {
+  check(call);
+  return enqueue([this, call, &after, queued = Times::Clock::now()](Served& served) {
+    serve_in_background(call, after, queued, served);
+  });
+}
+
+// A call that fails may have left work in the stream: its tensors are in use until that has ended, too.
+void Communicator::serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
+                                       Served& served) {
+  const compute::cuda::UseDevice use(call.placement->device);
+  call.placement->stream = device_group(call.placement->device, call).stream();
+  after.hold(call.placement->stream);
+  const auto end = std::make_shared<compute::cuda::OwnedEvent>();
+  try {
+    served = serve(call, queued);
+  } catch (const Error&) {
+    compute::cuda::runtime().record(end->get(), call.placement->stream);
+    served.end = end;
+    throw;
+  }
+  compute::cuda::runtime().record(end->get(), call.placement->stream);
+  served.end = end;
 }
 
 std::shared_ptr<Handle> Communicator::submit(std::function<void(collective::Group&)> work) {
   check_process();
-  return enqueue([this, work = std::move(work), queued = Times::Clock::now()] {
-    Served served{{}, {queued, Times::Clock::now(), {}}};
+  return enqueue([this, work = std::move(work), queued = Times::Clock::now()](Served& served) {
+    served.times = {queued, Times::Clock::now(), {}};
     work(*group_);
     served.times.ended = Times::Clock::now();
-    return served;
   });
 }
 
-std::shared_ptr<Handle> Communicator::enqueue(const std::function<Served()>& work) {
+std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>& work) {
   auto handle = std::make_shared<Handle>();
   const std::lock_guard lock(mutex_);
   check_usable();
@@ -414,7 +548,7 @@ void Communicator::progress() {
     try {
       check_usable();
       lock.unlock();
-      served = guarded([&] { return next.work(); });
+      guarded([&] { next.work(served); });
       lock.lock();
     } catch (const Error& error) {
       failure = error;
@@ -424,7 +558,7 @@ void Communicator::progress() {
     }
     ++serving_;
     turn_.notify_all();
-    next.handle->finish(served.outcome, served.times, std::move(failure));
+    next.handle->finish(served.outcome, served.times, std::move(served.end), std::move(failure));
   }
 }
 
@@ -452,6 +586,9 @@ void Communicator::close(bool drain) noexcept {
     turn_.notify_all();
     finished = std::move(progress_thread_);
   }
+  if (!drain) {
+    abort_on_device();
+  }
   if (finished.joinable()) {
     finished.join();
   }
@@ -460,6 +597,8 @@ void Communicator::close(bool drain) noexcept {
   turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });  // blocking calls of other threads
   --waiting_;
   timeline_.reset();
+  const std::shared_ptr<DeviceTimeline> device_timeline = std::exchange(device_timeline_, nullptr);
+  lock.unlock();
   group_->close();
 }
 

@@ -19,9 +19,12 @@
 #include <vector>
 
 #include "../base/timeline.hpp"
+#include "../collective/device_group.hpp"
 #include "../collective/group.hpp"
 #include "../collective/point_to_point.hpp"
+#include "device_timeline.hpp"
 #include "handle.hpp"
+#include "stream_marks.hpp"
 
 namespace gradientflow::engine {
 
@@ -45,19 +48,27 @@ class Communicator {
   void check(const collective::Call& call) const;
   void check_open() const;
 
-  // Serves the call. The tensors must stay as they are until then.
+  // Serves the call. The tensors must stay as they are until then. Those on a device may still be at work when it
+  // returns: whatever is put into the call's stream afterwards sees the result.
   collective::Outcome run(const collective::Call& call);
 
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
+  // The same for tensors on a device, in a stream of the communicator's own, once what is marked is done: so a call can
+  // wait for several streams. The marks must stay as they are until the handle is done.
+  std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
+
   // Several calls, and what lies between them, in the background, as one.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
 
   // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
-  // for each other, where the MPI library can be called from several threads at once.
-  void send(int to, const void* data, std::size_t count, DType dtype);
-  void receive(int from, void* data, std::size_t count, DType dtype);
+  // for each other, where the MPI library can be called from several threads at once. Tensors on
+  // devices pass through memory of the host, and are waited for.
+  void send(int to, const void* data, std::size_t count, DType dtype,
+            const std::optional<collective::Placement>& placement = {});
+  void receive(int from, void* data, std::size_t count, DType dtype,
+               const std::optional<collective::Placement>& placement = {});
 
   // A communicator of the ranks with the same color, in the order of `key`; MPI_COMM_NULL for a negative color. The
   // caller frees it. Collective.
@@ -72,12 +83,21 @@ class Communicator {
   void start_timeline(const std::string& path);
   void stop_timeline();
   [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
+
+  // The same of a device: nullptr where nothing is recorded.
+  [[nodiscard]] std::shared_ptr<DeviceTimeline> device_timeline(int device);
   void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
               const std::optional<Error>& failure = {}) const;
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+
+  // The same of a CUDA device, where the ranks of the node map each other's if they can.
+  std::shared_ptr<collective::DeviceSegment> allocate_on_device(int device, std::size_t bytes);
+
+  // What serves calls on tensors of devices; nullptr before the first. For people to read.
+  [[nodiscard]] const collective::DeviceGroup* device_group() const;
 
   // Ends it. `drain` waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is
   // harmless. Not collective: the others find out when they wait for this rank.
@@ -88,10 +108,11 @@ class Communicator {
   struct Served {
     collective::Outcome outcome;
     Times times;
+    DeviceEnd end;
   };
   struct Pending {
     std::uint64_t ticket;
-    std::function<Served()> work;
+    std::function<void(Served&)> work;  // what it has noted is kept where it throws, too
     std::shared_ptr<Handle> handle;
   };
 
@@ -107,12 +128,19 @@ class Communicator {
   void apart(int peer, Work work);
   void progress();
   void leave_turn();
-  std::shared_ptr<Handle> enqueue(const std::function<Served()>& work);
+  std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
+  void check_device(int device) const;
+  collective::DeviceGroup& device_group(int device, const collective::Call& call);
+  void abort_on_device() noexcept;
+  collective::Outcome run_on_device(const collective::Call& call);
+  void serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
+                           Served& served);
   void follow(const std::shared_ptr<Timeline>& timeline);
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
 
   std::unique_ptr<collective::Group> group_;
+  std::unique_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
   collective::PointToPoint point_to_point_;
   int forks_;  // how often the process had forked when this was made
   mutable std::mutex mutex_;
@@ -129,6 +157,7 @@ class Communicator {
   std::string name_ = "collectives";  // in the timeline
   std::shared_ptr<Timeline> timeline_;
   int track_ = 0;
+  std::shared_ptr<DeviceTimeline> device_timeline_;
 };
 
 }  // namespace gradientflow::engine

@@ -33,13 +33,13 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       ready_(counts.size(), false) {
   check_reducible(dtype, ReduceOp::mean);
   lay_out_ranges();
-  communicator.check({.signature = call_for(0).signature, .input = nullptr, .output = nullptr, .counts = {}});
+  communicator.check(call_for(0));
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
-  segment_ = communicator_->allocate(bytes() + collective::PooledSlices::extra_bytes);
+  memory_.emplace(*communicator_, options.device, bytes(), collective::PooledSlices::extra_bytes);
   if (progress_ == Progress::caller) {
-    slices_ =
-        std::make_unique<collective::PooledSlices>(segment_, communicator_->local_size(), communicator_->local_rank());
+    slices_ = std::make_unique<collective::PooledSlices>(memory_->on_host(), communicator_->local_size(),
+                                                         communicator_->local_rank());
   }
 }
 
@@ -57,13 +57,17 @@ void GradientPool::lay_out_ranges() {
     left_.push_back(ranges_[r].end - ranges_[r].begin);
   }
   complete_.resize(ranges_.size());
+  marks_.clear();
+  for (std::size_t r = 0; options_.device && r < ranges_.size(); ++r) {
+    marks_.emplace_back(*options_.device);
+  }
 }
 
 GradientPool::Progress GradientPool::progress_of(const Communicator& communicator, const Options& options) {
   if (communicator.size() == 1) {
     return Progress::in_wait;
   }
-  if (communicator.nodes() > 1 ||
+  if (communicator.nodes() > 1 || options.device ||
       (options.algorithm != transport::Algorithm::automatic && options.algorithm != transport::Algorithm::shared)) {
     return transport::mpi_thread_multiple() ? Progress::thread : Progress::in_wait;
   }
@@ -82,6 +86,9 @@ std::string GradientPool::description(const std::vector<std::size_t>& counts) co
                      std::to_string(collective::hash_of(counts));
   if (options_.wire) {
     text += ", wire " + std::string(name_of(*options_.wire));
+  }
+  if (options_.device) {
+    text += ", on CUDA devices";
   }
   return text;
 }
@@ -103,7 +110,7 @@ void GradientPool::limit(std::size_t tensors) {
   lay_out_ranges();
 }
 
-void GradientPool::ready(std::size_t tensor) {
+void GradientPool::ready(std::size_t tensor, Stream stream) {
   check_open();
   const auto now = Clock::now();
   {
@@ -115,25 +122,35 @@ void GradientPool::ready(std::size_t tensor) {
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
     }
-    mark(tensor, now);
+    record_ready(tensor, now, stream);
+    mark(tensor, now, stream);
     start_due_ranges();
-  }
-  if (const auto timeline = communicator_->timeline()) {
-    timeline->instant(timeline->thread_track(), "tensor " + std::to_string(tensor) + " ready", now);
   }
   if (slices_ != nullptr) {
     reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));  // or another thread does it already
   }
 }
 
-void GradientPool::ready_all() {
+void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const {
+  const auto timeline = communicator_->timeline();
+  if (timeline == nullptr) {
+    return;
+  }
+  const std::string what = "tensor " + std::to_string(tensor) + " ready";
+  timeline->instant(timeline->thread_track(), what, now);
+  if (const auto on_device = options_.device ? communicator_->device_timeline(*options_.device) : nullptr) {
+    on_device->instant(stream, what);
+  }
+}
+
+void GradientPool::ready_all(Stream stream) {
   check_open();
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t tensor = 0; tensor < active_; ++tensor) {
       if (!ready_[tensor]) {
-        mark(tensor, now);
+        mark(tensor, now, stream);
       }
     }
     start_due_ranges();
@@ -143,7 +160,10 @@ void GradientPool::ready_all() {
   }
 }
 
-void GradientPool::mark(std::size_t tensor, Clock::time_point now) {
+void GradientPool::mark(std::size_t tensor, Clock::time_point now, Stream stream) {
+  if (options_.device && !ranges_.empty()) {
+    marks_[range_of_[tensor]].mark(stream);
+  }
   ready_[tensor] = true;
   ++ready_count_;
   if (!ranges_.empty() && --left_[range_of_[tensor]] == 0) {
@@ -151,26 +171,29 @@ void GradientPool::mark(std::size_t tensor, Clock::time_point now) {
   }
 }
 
-collective::Call GradientPool::call_for(std::size_t range) const {
+collective::Call GradientPool::call_for(std::size_t range, Stream stream) const {
   const std::size_t begin = ranges_.empty() ? 0 : offsets_[ranges_[range].begin];
   const std::size_t size = ranges_.empty() ? 0 : bytes_of(ranges_[range]);
-  std::byte* const memory = segment_ == nullptr ? nullptr : segment_->mine() + begin;
+  std::byte* const memory = memory_ ? memory_->data() + begin : nullptr;
   return {.signature = {.count = size / size_of(dtype_),
                         .kind = transport::CallKind::allreduce,
                         .dtype = dtype_,
                         .op = ReduceOp::mean,
                         .algorithm = options_.algorithm,
                         .detail = transport::pool_detail(range),
-                        .wire = options_.wire},
+                        .wire = options_.wire,
+                        .memory = options_.device ? transport::Memory::device : transport::Memory::host},
           .input = memory,
           .output = memory,
-          .counts = {}};
+          .counts = {},
+          .placement = options_.device ? std::optional(collective::Placement{*options_.device, stream}) : std::nullopt};
 }
 
 void GradientPool::start_due_ranges() {
   while (due_ < ranges_.size() && left_[due_] == 0) {
     if (progress_ == Progress::thread) {
-      under_way_.push_back(communicator_->submit(call_for(due_)));
+      under_way_.push_back(options_.device ? communicator_->submit(call_for(due_), marks_[due_])
+                                           : communicator_->submit(call_for(due_)));
     }
     ++due_;
   }
@@ -201,15 +224,15 @@ void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducin
 }
 
 // Zeros for what is not ready, and everything on its way.
-void GradientPool::finish_what_is_left() {
+void GradientPool::finish_what_is_left(Stream stream) {
   if (finishing_) {
     return;
   }
   const auto now = Clock::now();
   for (std::size_t tensor = 0; tensor < active_; ++tensor) {
     if (!ready_[tensor]) {
-      std::memset(data() + offsets_[tensor], 0, offsets_[tensor + 1] - offsets_[tensor]);
-      mark(tensor, now);
+      memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
+      mark(tensor, now, stream);
     }
   }
   start_due_ranges();
@@ -225,6 +248,9 @@ std::optional<Error> GradientPool::start_next_iteration() {
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     left_[r] = ranges_[r].end - ranges_[r].begin;
   }
+  for (StreamMarks& marks : marks_) {
+    marks.forget();
+  }
   due_ = 0;
   reduced_ = 0;
   ranges_before_ += ranges_.size();
@@ -239,36 +265,37 @@ std::optional<Error> GradientPool::start_next_iteration() {
   return std::exchange(failure_, {});
 }
 
-void GradientPool::wait(std::optional<double> timeout) {
+void GradientPool::wait(std::optional<double> timeout, Stream stream) {
   check_timeout(timeout);
   check_open();
   wait_for_end(
-      waiting_, timeout, [this] { return iteration(); }, [this](Deadline deadline) { end_iteration(deadline); });
+      waiting_, timeout, [this] { return iteration(); },
+      [this, stream](Deadline deadline) { end_iteration(deadline, stream); });
 }
 
 std::shared_ptr<Handle> GradientPool::submit(const collective::Call& call) {
   return progress_ == Progress::thread ? communicator_->submit(call) : nullptr;
 }
 
-void GradientPool::abandon() {
+void GradientPool::abandon(Stream stream) {
   const std::uint64_t abandoned = iteration();
   const std::lock_guard one_at_a_time(waiting_);
   if (iteration() == abandoned && ready_count() > 0) {
     check_open();
-    end_iteration({});
+    end_iteration({}, stream);
   }
 }
 
-void GradientPool::end_iteration(Deadline deadline) {
+void GradientPool::end_iteration(Deadline deadline, Stream stream) {
   const auto begin = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    finish_what_is_left();
+    finish_what_is_left(stream);
   }
   if (slices_ != nullptr && !ranges_.empty()) {
     noting_failure([&] { await(*under_way_.front(), deadline); });
   } else {
-    finish_ranges(deadline);
+    finish_ranges(deadline, stream);
   }
   const std::optional<Error> failure = start_next_iteration();
   if (const auto timeline = communicator_->timeline()) {
@@ -279,7 +306,7 @@ void GradientPool::end_iteration(Deadline deadline) {
   }
 }
 
-void GradientPool::finish_ranges(Deadline deadline) {
+void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
   for (; collected_ < ranges_.size(); ++collected_) {
     noting_failure([&] {
       Report report{
@@ -288,8 +315,12 @@ void GradientPool::finish_ranges(Deadline deadline) {
         await(*under_way_[collected_], deadline);
         report.outcome = under_way_[collected_]->outcome();
         report.times = under_way_[collected_]->times();
+        under_way_[collected_]->order(stream);
       } else {
-        report.outcome = communicator_->run(call_for(collected_));
+        if (options_.device) {
+          marks_[collected_].hold(stream);
+        }
+        report.outcome = communicator_->run(call_for(collected_, stream));
         report.times.ended = Clock::now();
       }
       current_.push_back(report);
@@ -342,7 +373,17 @@ std::uint64_t GradientPool::iteration() const {
   return iteration_;
 }
 
-std::size_t GradientPool::count_nonfinite() const {
+std::size_t GradientPool::count_nonfinite(Stream stream) const {
+  if (options_.device) {
+    const compute::cuda::UseDevice use(*options_.device);
+    const compute::cuda::DeviceMemory found(sizeof(std::uint64_t));
+    std::uint64_t number = 0;
+    compute::cuda::runtime().count_nonfinite(data(), dtype_, bytes() / size_of(dtype_),
+                                             reinterpret_cast<std::uint64_t*>(found.data()), stream);
+    compute::cuda::runtime().copy(&number, found.data(), sizeof number, stream);
+    compute::cuda::runtime().synchronize(stream);
+    return number;
+  }
   return compute::count_nonfinite(data(), dtype_, bytes() / size_of(dtype_));
 }
 

@@ -1,10 +1,12 @@
-// The gradient pool: all gradient tensors of a model in one stretch of node memory, reduced there without a copy while
-// backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce).
+// The gradient pool: all gradient tensors of a model in one stretch of memory, of the host or of a CUDA device, reduced
+// there without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce).
 //
 // Tensors are put together into ranges, by the layout and a threshold alone. A range is due when all of its tensors are
 // ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever the order in
 // which tensors become ready, and without asking each other. What is due is reduced by a progress thread; or, inside a
 // node without cores to spare for one, by the threads that call `ready` and `wait`, see collective::PooledSlices.
+// On a device, ranges are reduced in a stream of the pool's own, behind what the streams of their tensors had to do when
+// these became ready; nobody waits for the device.
 // An iteration goes from the first tensor that is ready to the end of `wait` or `abandon`.
 #pragma once
 
@@ -21,6 +23,8 @@
 #include "../collective/pooled_slices.hpp"
 #include "communicator.hpp"
 #include "fusion.hpp"
+#include "pool_memory.hpp"
+#include "stream_marks.hpp"
 #include "waiting.hpp"
 
 namespace gradientflow::engine {
@@ -31,7 +35,9 @@ class GradientPool {
     std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; by default as fits who reduces the ranges
     std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
+    std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
   };
+  using Stream = compute::cuda::Stream;  // of the device; not used where there is none
 
   // How a range went in the last iteration.
   struct Report {
@@ -52,9 +58,9 @@ class GradientPool {
   [[nodiscard]] std::size_t tensors() const { return tensors_; }
   [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
   [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return segment_->mine(); }
+  [[nodiscard]] std::byte* data() const { return memory_->data(); }
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const std::shared_ptr<transport::Segment>& segment() const { return segment_; }
+  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
   [[nodiscard]] std::size_t fusion_threshold() const { return fusion_threshold_; }
   [[nodiscard]] const std::vector<TensorRange>& ranges() const { return ranges_; }
   [[nodiscard]] std::size_t bytes_of(const TensorRange& range) const {
@@ -64,29 +70,30 @@ class GradientPool {
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
-  // Tensor `tensor` is final for this iteration. From any thread. Throws Error(value) for an index out of range, or
-  // said twice in one iteration.
-  void ready(std::size_t tensor);
-  void ready_all();  // all that are not yet
+  // Tensor `tensor` is final for this iteration; on a device, once what is in the stream now is done. From any thread.
+  // Throws Error(value) for an index out of range, or said twice in one iteration.
+  void ready(std::size_t tensor, Stream stream = nullptr);
+  void ready_all(Stream stream = nullptr);  // all that are not yet
   [[nodiscard]] std::size_t ready_count() const;
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
   // not ready count as zeros. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on
-  // and can be waited for again.
-  void wait(std::optional<double> timeout = {});
+  // and can be waited for again. On a device: what is put into the stream from then on sees the means.
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
 
   // Has a call made behind the ranges that are due, by the thread that reduces them; nothing where there is none.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
   // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
-  void abandon();
+  void abandon(Stream stream = nullptr);
 
   // Of the last iteration that was waited for, by range.
   [[nodiscard]] std::vector<Report> reports() const;
   [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
 
-  // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64.
-  [[nodiscard]] std::size_t count_nonfinite() const;
+  // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
+  // what is in the stream.
+  [[nodiscard]] std::size_t count_nonfinite(Stream stream = nullptr) const;
 
   // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
   void close(bool drain) noexcept;
@@ -100,17 +107,18 @@ class GradientPool {
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
   void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
   void finish_slices(collective::Group& group);
-  void finish_ranges(Deadline deadline);
-  void end_iteration(Deadline deadline);
+  void finish_ranges(Deadline deadline, Stream stream);
+  void end_iteration(Deadline deadline, Stream stream);
   static void await(Handle& handle, Deadline deadline);
   template <class Work>
   void noting_failure(Work work);
   std::optional<Error> start_next_iteration();
   void lay_out_ranges();
-  void mark(std::size_t tensor, Times::Clock::time_point now);  // with mutex_ held, as all that follow
+  void record_ready(std::size_t tensor, Times::Clock::time_point now, Stream stream) const;
+  void mark(std::size_t tensor, Times::Clock::time_point now, Stream stream);  // with mutex_ held, as all that follow
   void start_due_ranges();
-  void finish_what_is_left();
-  [[nodiscard]] collective::Call call_for(std::size_t range) const;
+  void finish_what_is_left(Stream stream);
+  [[nodiscard]] collective::Call call_for(std::size_t range, Stream stream = nullptr) const;
 
   std::shared_ptr<Communicator> communicator_;  // its own
   Progress progress_;
@@ -120,9 +128,10 @@ class GradientPool {
   std::size_t tensors_;
   std::size_t active_;                // the first of them, which take part
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
-  std::shared_ptr<transport::Segment> segment_;
+  std::optional<PoolMemory> memory_;
   std::vector<TensorRange> ranges_;
   std::vector<std::size_t> range_of_;  // by tensor
+  std::vector<StreamMarks> marks_;     // by range, on a device: where the streams stood when its tensors became ready
   std::atomic<bool> closed_{false};
 
   std::unique_ptr<collective::PooledSlices> slices_;  // where the callers reduce

@@ -45,8 +45,37 @@ Times Handle::times() const {
   return times_;
 }
 
-void Handle::finish(const collective::Outcome& outcome, const Times& times, std::optional<Error> error) {
+bool Handle::ends_on_device() const {
   const std::lock_guard lock(mutex_);
+  return end_ != nullptr;
+}
+
+void Handle::order(compute::cuda::Stream stream) const {
+  const std::lock_guard lock(mutex_);
+  if (end_ != nullptr) {
+    compute::cuda::runtime().wait(stream, end_->get());
+  }
+}
+
+void Handle::synchronize() const {
+  DeviceEnd end;
+  {
+    const std::lock_guard lock(mutex_);
+    end = end_;
+  }
+  if (end != nullptr) {
+    compute::cuda::runtime().synchronize_event(end->get());
+  }
+}
+
+bool Handle::device_done() const {
+  const std::lock_guard lock(mutex_);
+  return done() && (end_ == nullptr || compute::cuda::runtime().happened(end_->get()));
+}
+
+void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error) {
+  const std::lock_guard lock(mutex_);
+  end_ = std::move(end);
   times_ = times;
   outcome_ = outcome;
   error_ = std::move(error);

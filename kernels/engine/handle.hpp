@@ -4,11 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 
 #include "../base/error.hpp"
 #include "../collective/group.hpp"
+#include "../compute/cuda/owned.hpp"
 
 namespace gradientflow::engine {
 
@@ -19,6 +21,9 @@ struct Times {
   Clock::time_point started;
   Clock::time_point ended;
 };
+
+// Of a call on tensors of a device: what happens there once the result is there. nullptr for other calls.
+using DeviceEnd = std::shared_ptr<compute::cuda::OwnedEvent>;
 
 class Handle {
  public:
@@ -31,12 +36,21 @@ class Handle {
   // Waits until the call is done, or the time has come: says which. The error that it ended with is thrown by `wait`.
   bool done_by(std::optional<Times::Clock::time_point> deadline);
 
+  // After `wait`, for tensors of a device, on which the call may still be at work: what is put into the stream from now
+  // on sees the result; or the host waits for it.
+  [[nodiscard]] bool ends_on_device() const;
+  void order(compute::cuda::Stream stream) const;
+  void synchronize() const;
+
+  // Whether the call has ended, on the device, too: nothing of it reads or writes the tensors any more.
+  [[nodiscard]] bool device_done() const;
+
   // Of a call that has ended: how it was served, and when.
   [[nodiscard]] collective::Outcome outcome() const;
   [[nodiscard]] Times times() const;
 
   // By the engine, once.
-  void finish(const collective::Outcome& outcome, const Times& times, std::optional<Error> error);
+  void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error);
 
  private:
   mutable std::mutex mutex_;
@@ -45,6 +59,7 @@ class Handle {
   std::optional<Error> error_;
   collective::Outcome outcome_{};
   Times times_{};
+  DeviceEnd end_;
 };
 
 }  // namespace gradientflow::engine

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "../compute/kernels.hpp"
@@ -35,7 +36,44 @@ struct Optimizer::Gradients {
   }
 };
 
+// The step of one tensor.
+struct Optimizer::Task {
+  const Parameter& parameter;
+  const Settings& settings;
+  const Gradients& gradients;
+  std::size_t tensor;
+  float scale;
+
+  [[nodiscard]] bool has_master() const { return parameter.master.data() != nullptr; }
+  [[nodiscard]] bool is_local() const { return settings.trust > 0.0F; }  // its rate: that of LARS
+  [[nodiscard]] float* weights() const {
+    return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
+  }
+  [[nodiscard]] const std::byte* gradient(std::size_t element) const {
+    return gradients.at(gradients.offsets[tensor] + element);
+  }
+  template <class Work>
+  void each_part(Work work) const {
+    gradients.each_part(tensor, parameter.count, work);
+  }
+
+  // Where it is a local one, for gradients and weights with these sums of squares.
+  [[nodiscard]] float local_rate(double gradient_squares, double weight_squares) const {
+    const double weight = std::sqrt(weight_squares);
+    const double gradient = std::sqrt(gradient_squares);
+    if (weight > 0.0 && gradient > 0.0) {
+      return static_cast<float>(static_cast<double>(settings.rate) * static_cast<double>(settings.trust) * weight /
+                                (gradient + static_cast<double>(settings.weight_decay) * weight));
+    }
+    return settings.rate;
+  }
+};
+
 namespace {
+
+std::string place_of(std::optional<int> device) {
+  return device ? "on CUDA device " + std::to_string(*device) : std::string("in memory of the host");
+}
 
 template <class Pool>
 std::vector<std::size_t> offsets_of(const Pool& pool, std::size_t tensors) {
@@ -48,6 +86,10 @@ std::vector<std::size_t> offsets_of(const Pool& pool, std::size_t tensors) {
 
 template <class Pool>
 void check_fits(const Optimizer& optimizer, const Pool& pool) {
+  if (pool.memory().device() != optimizer.device()) {
+    throw Error(ErrorKind::value, "the gradients of the pool are " + place_of(pool.memory().device()) +
+                                      ", and those of the optimizer " + place_of(optimizer.device()));
+  }
   bool fits = pool.tensors() >= optimizer.tensors();  // a pool may have more, of another use
   for (std::size_t tensor = 0; fits && tensor < optimizer.tensors(); ++tensor) {
     const std::size_t end = tensor + 1 < pool.tensors() ? pool.offset(tensor + 1) : pool.bytes();
@@ -63,23 +105,39 @@ void check_fits(const Optimizer& optimizer, const Pool& pool) {
 
 }  // namespace
 
-Optimizer::Optimizer(const std::vector<std::size_t>& counts, bool rate_inside) : rate_inside_(rate_inside) {
+Optimizer::Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
+    : rate_inside_(rate_inside), device_(device) {
   for (const std::size_t count : counts) {
     parameters_.push_back({.count = count, .momentum = {}, .master = {}});
+  }
+  if (device_) {
+    on_device_ = std::make_unique<DeviceSteps>(*device_);
+  }
+}
+
+void Optimizer::order(Stream stream) const {
+  if (on_device_ != nullptr) {
+    on_device_->order(stream);
   }
 }
 
 FloatArray& Optimizer::momentum(std::size_t tensor) {
   Parameter& parameter = parameters_[tensor];
   if (parameter.momentum.size() != parameter.count) {
-    parameter.momentum = FloatArray(parameter.count);
+    parameter.momentum = FloatArray(parameter.count, device_);
   }
   return parameter.momentum;
 }
 
-void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master) {
+void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
+                              const std::optional<collective::Placement>& placement) {
   if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
     throw Error(ErrorKind::type, "weights are float32, float16 or bfloat16, not " + std::string(name_of(dtype)));
+  }
+  const std::optional<int> device = placement ? std::optional(placement->device) : std::nullopt;
+  if (device != device_) {
+    throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are " + place_of(device) +
+                                      ", and the gradients of the optimizer " + place_of(device_));
   }
   Parameter& parameter = parameters_[tensor];
   parameter.data = data;
@@ -87,41 +145,56 @@ void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, 
   if (dtype == DType::float32) {
     parameter.master = FloatArray();
   } else if (!keep_master || parameter.master.size() != parameter.count) {
-    parameter.master = FloatArray(parameter.count);
-    compute::cast(parameter.master.data(), DType::float32, data, dtype, parameter.count, 1.0F);
+    parameter.master = FloatArray(parameter.count, device_);
+    cast(parameter.master.data(), DType::float32, data, dtype, parameter.count,
+         placement ? placement->stream : nullptr);
   }
 }
 
 void Optimizer::round_master(std::size_t tensor) {
   const Parameter& parameter = parameters_[tensor];
   if (parameter.master.data() != nullptr && parameter.data != nullptr) {
-    compute::cast(parameter.data, parameter.dtype, parameter.master.data(), DType::float32, parameter.count, 1.0F);
+    order(nullptr);
+    cast(parameter.data, parameter.dtype, parameter.master.data(), DType::float32, parameter.count, nullptr);
   }
 }
 
-void Optimizer::step(const GradientPool& pool, std::span<const std::optional<Settings>> settings,
-                     double gradient_scale) {
+void Optimizer::cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
+                     std::size_t count, Stream stream) const {
+  if (!device_) {
+    compute::cast(destination, destination_dtype, source, source_dtype, count, 1.0F);
+    return;
+  }
+  const compute::cuda::UseDevice use(*device_);
+  compute::cuda::runtime().cast(destination, destination_dtype, source, source_dtype, count, 1.0F, stream);
+  compute::cuda::runtime().synchronize(stream);
+}
+
+void Optimizer::step(const GradientPool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
+                     Stream stream) {
   check_fits(*this, pool);
   const std::size_t elements = pool.bytes() / size_of(pool.dtype());
   step({.data = pool.data(), .dtype = pool.dtype(), .offsets = offsets_of(pool, tensors()), .spans = {{0, elements}}},
-       settings, static_cast<float>(gradient_scale));
+       settings, static_cast<float>(gradient_scale), stream);
 }
 
 void Optimizer::step(const SparsePool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
-                     bool everywhere) {
+                     bool everywhere, Stream stream) {
   check_fits(*this, pool);
   step({.data = pool.data(),
         .dtype = pool.dtype(),
         .offsets = offsets_of(pool, tensors()),
         .spans = everywhere ? std::vector<SparsePool::Span>{{0, pool.elements()}} : pool.spans()},
-       settings, static_cast<float>(gradient_scale));
+       settings, static_cast<float>(gradient_scale), stream);
 }
 
-void Optimizer::step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale) {
+void Optimizer::step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale,
+                     Stream stream) {
   if (settings.size() != tensors()) {
     throw Error(ErrorKind::value, "there are settings for " + std::to_string(settings.size()) + " tensors, and " +
                                       std::to_string(tensors()) + " tensors");
   }
+  std::vector<Task> tasks;
   for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
     const std::optional<Settings>& given = settings[tensor];
     if (given && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
@@ -130,48 +203,88 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
     if (given && given->momentum != 0.0F) {
       (void)momentum(tensor);  // memory may be what is missing: before anything is changed
     }
-  }
-  for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
-    if (const std::optional<Settings>& given = settings[tensor]) {
-      step_of(parameters_[tensor], *given, gradients, tensor, scale);
+    if (given) {
+      tasks.push_back({parameters_[tensor], *given, gradients, tensor, scale});
     }
+  }
+  if (device_) {
+    step_on_device(tasks, gradients.dtype, stream);
+    return;
+  }
+  for (const Task& task : tasks) {
+    step_on_host(task);
   }
 }
 
-void Optimizer::step_of(Parameter& parameter, const Settings& settings, const Gradients& gradients, std::size_t tensor,
-                        float scale) {
-  const bool has_master = parameter.master.data() != nullptr;
-  float* const weights = has_master ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
+std::vector<compute::MomentumStep> Optimizer::calls_of(const Task& task, float rate) const {
+  const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
+  const Parameter& parameter = task.parameter;
   float* const momentum = parameter.momentum.data();
-  const std::size_t first = gradients.offsets[tensor];
-  float rate = settings.rate;
-  if (settings.trust > 0.0F) {
+  std::vector<compute::MomentumStep> calls;
+  task.each_part([&](std::size_t begin, std::size_t end) {
+    calls.push_back({.weight = task.weights() + begin,
+                     .parameter = task.has_master() ? parameter.data + begin * size_of(parameter.dtype) : nullptr,
+                     .parameter_dtype = parameter.dtype,
+                     .gradient = task.gradient(begin),
+                     .gradient_dtype = task.gradients.dtype,
+                     .momentum = momentum == nullptr ? nullptr : momentum + begin,
+                     .count = end - begin,
+                     .gradient_scale = task.scale,
+                     .weight_decay = task.settings.weight_decay,
+                     .factor = task.settings.momentum,
+                     .inner_rate = inside ? rate : 1.0F,
+                     .outer_rate = inside ? 1.0F : rate});
+  });
+  return calls;
+}
+
+void Optimizer::step_on_host(const Task& task) const {
+  float rate = task.settings.rate;
+  if (task.is_local()) {
     double squares = 0.0;
-    gradients.each_part(tensor, parameter.count, [&](std::size_t begin, std::size_t end) {
-      squares += compute::sum_of_squares(gradients.at(first + begin), gradients.dtype, end - begin, scale);
+    task.each_part([&](std::size_t begin, std::size_t end) {
+      squares += compute::sum_of_squares(task.gradient(begin), task.gradients.dtype, end - begin, task.scale);
     });
-    const double weight = std::sqrt(compute::sum_of_squares(weights, DType::float32, parameter.count));
-    const double gradient = std::sqrt(squares);
-    if (weight > 0.0 && gradient > 0.0) {
-      rate = static_cast<float>(static_cast<double>(rate) * static_cast<double>(settings.trust) * weight /
-                                (gradient + static_cast<double>(settings.weight_decay) * weight));
+    rate = task.local_rate(squares, compute::sum_of_squares(task.weights(), DType::float32, task.parameter.count));
+  }
+  for (const compute::MomentumStep& call : calls_of(task, rate)) {
+    compute::momentum_step(call);
+  }
+}
+
+// The norms of all tensors are asked for at once, and so the host waits once.
+void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream) {
+  std::vector<DeviceSteps::SumOfSquares> gradients;
+  std::vector<DeviceSteps::SumOfSquares> weights;
+  std::vector<std::size_t> parts(tasks.size(), 0);  // of the gradients, by task
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const Task& task = tasks[i];
+    if (task.is_local()) {
+      task.each_part([&](std::size_t begin, std::size_t end) {
+        gradients.push_back({task.gradient(begin), end - begin, task.scale});
+        ++parts[i];
+      });
+      weights.push_back({task.weights(), task.parameter.count});
     }
   }
-  const bool inside = rate_inside_ || settings.trust > 0.0F;  // a local rate changes from step to step
-  gradients.each_part(tensor, parameter.count, [&](std::size_t begin, std::size_t end) {
-    compute::momentum_step({.weight = weights + begin,
-                            .parameter = has_master ? parameter.data + begin * size_of(parameter.dtype) : nullptr,
-                            .parameter_dtype = parameter.dtype,
-                            .gradient = gradients.at(first + begin),
-                            .gradient_dtype = gradients.dtype,
-                            .momentum = momentum == nullptr ? nullptr : momentum + begin,
-                            .count = end - begin,
-                            .gradient_scale = scale,
-                            .weight_decay = settings.weight_decay,
-                            .factor = settings.momentum,
-                            .inner_rate = inside ? rate : 1.0F,
-                            .outer_rate = inside ? 1.0F : rate});
-  });
+  std::vector<double> sums;
+  if (!weights.empty()) {
+    sums = on_device_->sums_of_squares(gradients, dtype, weights, stream);
+  }
+  auto of_gradients = sums.cbegin();
+  auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());
+  std::vector<compute::MomentumStep> calls;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    float rate = tasks[i].settings.rate;
+    if (tasks[i].is_local()) {
+      const auto end = of_gradients + static_cast<std::ptrdiff_t>(parts[i]);
+      rate = tasks[i].local_rate(std::accumulate(of_gradients, end, 0.0), *of_weights++);
+      of_gradients = end;
+    }
+    const auto more = calls_of(tasks[i], rate);
+    calls.insert(calls.end(), more.begin(), more.end());
+  }
+  on_device_->run(calls, dtype, stream);
 }
 
 }  // namespace gradientflow::engine

@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "../base/text.hpp"
-#include "../compute/chunks.hpp"
-#include "../compute/kernels.hpp"
 #include "chunk_selection.hpp"
 #include "layout.hpp"
 #include "same_on_all_ranks.hpp"
@@ -21,7 +18,6 @@ namespace {
 
 constexpr std::size_t trailer_size = 3;           // numbers that travel behind the norms
 constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
-constexpr std::size_t beyond_caches = mib;        // from here on, what is held back leaves the caches
 
 void check_options(DType dtype, const SparsePool::Options& options) {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
@@ -74,11 +70,11 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   }
   send_ =
       std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype, options_.pool);
-  segment_ = communicator_->allocate(bytes());
-  store_ = elements() * sizeof(float) >= beyond_caches ? compute::Store::streaming : compute::Store::cached;
+  memory_.emplace(*communicator_, options_.pool.device, bytes());
+  work_ = ChunkWork::make(options_.pool.device, dtype, number, chunk_size_, options_.momentum);
   if (options.momentum > 0.0F) {
     for (FloatArray& held : held_) {
-      held = FloatArray(elements());
+      held = FloatArray(elements(), options_.pool.device);
     }
   }
   slot_.resize(number);
@@ -102,7 +98,7 @@ std::string SparsePool::description(const std::vector<std::size_t>& counts) cons
          std::string(name_of(dtype_)) + ", chunks of " + std::to_string(options_.chunk_size) + " elements, momentum " +
          format_number(static_cast<double>(options_.momentum)) + ", " + std::to_string(extra_.size()) +
          " extra numbers, " + (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite, layout " +
-         std::to_string(collective::hash_of(counts));
+         std::to_string(collective::hash_of(counts)) + (options_.pool.device ? ", on CUDA devices" : "");
 }
 
 void SparsePool::check_open() const {
@@ -140,7 +136,7 @@ std::pair<std::size_t, std::size_t> SparsePool::tensors_of(std::size_t chunk) co
 
 // ---- from backpropagation -------------------------------------------------------------------------------------------
 
-void SparsePool::ready(std::size_t tensor) {
+void SparsePool::ready(std::size_t tensor, Stream stream) {
   check_open();
   std::vector<std::size_t> full;
   {
@@ -153,31 +149,31 @@ void SparsePool::ready(std::size_t tensor) {
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
     }
-    full = mark(tensor);
+    full = mark(tensor, stream);
     ++busy_;
   }
   const Busy busy(*this);
-  process(full);
+  process(full, stream);
 }
 
-void SparsePool::ready_all() {
+void SparsePool::ready_all(Stream stream) {
   check_open();
   std::vector<std::size_t> full;
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t tensor = 0; tensor < tensors() + (extra_.empty() ? 0 : 1); ++tensor) {
       if (!ready_[tensor]) {
-        const auto more = mark(tensor);
+        const auto more = mark(tensor, stream);
         full.insert(full.end(), more.begin(), more.end());
       }
     }
     ++busy_;
   }
   const Busy busy(*this);
-  process(full);
+  process(full, stream);
 }
 
-std::vector<std::size_t> SparsePool::mark(std::size_t tensor) {
+std::vector<std::size_t> SparsePool::mark(std::size_t tensor, Stream stream) {
   ready_[tensor] = true;
   ++ready_count_;
   std::vector<std::size_t> full;
@@ -187,29 +183,43 @@ std::vector<std::size_t> SparsePool::mark(std::size_t tensor) {
     for (std::size_t chunk = offsets_[tensor] / chunk_bytes; chunk <= last; ++chunk) {
       if (--left_[chunk] == 0) {
         full.push_back(chunk);
+      } else {
+        work_->note_ready(chunk, stream);
       }
     }
   }
   return full;
 }
 
-void SparsePool::process(const std::vector<std::size_t>& full) {
+ChunkJob SparsePool::job_for(std::size_t chunk) const {
+  const Span span = span_of(chunk);
+  float* const next = held_[1 - side_[chunk]].data();
+  return {.chunk = chunk,
+          .count = span.end - span.begin,
+          .gradient = at(span.begin),
+          .held = held_of(chunk),
+          .next_held = next == nullptr ? nullptr : next + span.begin,
+          .slot = important_[chunk] != 0 ? slot_of(chunk) : nullptr};
+}
+
+void SparsePool::process(const std::vector<std::size_t>& full, Stream stream) {
   const auto begin = Clock::now();
   auto sending = Clock::duration::zero();
+  std::vector<ChunkJob> jobs;
   for (const std::size_t chunk : full) {
     done_[chunk] = 1;
-    if (important_[chunk] != 0) {
-      gather(chunk);
-      const auto gathered = Clock::now();
-      send_->ready(slot_[chunk]);
-      sending += Clock::now() - gathered;
-    } else {
-      hold_back(chunk);
-    }
-    if (!std::isfinite(own_norms_[chunk])) {
-      note_nonfinite(chunk);
-    }
+    jobs.push_back(job_for(chunk));
   }
+  work_->process(
+      jobs,
+      [&](const ChunkJob& job) {
+        if (job.slot != nullptr) {
+          const auto gathered = Clock::now();
+          send_->ready(slot_[job.chunk], stream);
+          sending += Clock::now() - gathered;
+        }
+      },
+      stream);
   const auto end = Clock::now();
   bookkeeping_ += std::chrono::nanoseconds(end - begin - sending).count();
   if (const auto timeline = communicator_->timeline(); timeline != nullptr && !full.empty()) {
@@ -217,30 +227,118 @@ void SparsePool::process(const std::vector<std::size_t>& full) {
   }
 }
 
-void SparsePool::gather(std::size_t chunk) {
-  const Span span = span_of(chunk);
-  const std::size_t count = span.end - span.begin;
-  std::byte* const slot = send_->data() + send_->offset(slot_[chunk]);
-  own_norms_[chunk] = compute::gather({.gradient = at(span.begin),
-                                       .dtype = dtype_,
-                                       .held = held_of(chunk),
-                                       .buffer = slot,
-                                       .count = count,
-                                       .scale = scale_});
-  std::memset(slot + count * size_of(dtype_), 0, (chunk_size_ - count) * size_of(dtype_));  // of a short last chunk
+void SparsePool::zero_extra_if_not_ready() {
+  if (!ready_.back()) {
+    ready_.back() = true;
+    std::fill(extra_.begin(), extra_.end(), 0.0);
+  }
 }
 
-void SparsePool::hold_back(std::size_t chunk) {
-  const Span span = span_of(chunk);
-  float* const next = held_[1 - side_[chunk]].data();
-  own_norms_[chunk] = compute::hold_back({.gradient = at(span.begin),
-                                          .dtype = dtype_,
-                                          .held = held_of(chunk),
-                                          .next_held = next == nullptr ? nullptr : next + span.begin,
-                                          .count = span.end - span.begin,
-                                          .scale = scale_,
-                                          .momentum = options_.momentum,
-                                          .store = store_});
+// Zeros for tensors that are not ready, and everything on its way.
+void SparsePool::finish_what_is_left(Stream stream) {
+  std::vector<std::size_t> full;
+  {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return busy_ == 0; });
+    zero_extra_if_not_ready();
+    for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
+      if (!ready_[tensor]) {
+        memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
+        const auto more = mark(tensor, stream);
+        full.insert(full.end(), more.begin(), more.end());
+      }
+    }
+  }
+  process(full, stream);
+}
+
+// Of an abandoned iteration: zeros for chunks that are not full, which keep what was held back.
+void SparsePool::send_nothing_of_what_is_left(Stream stream) {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return busy_ == 0; });
+  zero_extra_if_not_ready();
+  work_->order(stream);
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (done_[chunk] == 0 && important_[chunk] != 0) {
+      send_->memory().clear(slot_of(chunk), chunk_size_ * size_of(dtype_), stream);
+      send_->ready(slot_[chunk], stream);
+    }
+  }
+  std::fill(left_.begin(), left_.end(), 0);
+  ready_.assign(ready_.size(), true);
+}
+
+// ---- the end of an iteration ----------------------------------------------------------------------------------------
+
+void SparsePool::wait(std::optional<double> timeout, double density, Stream stream) {
+  check_timeout(timeout);
+  const std::size_t next = important_count(density, chunks());
+  check_open();
+  wait_for_end(
+      waiting_, timeout, [this] { return iteration(); },
+      [this, next, stream](Deadline deadline) { end_iteration(deadline, next, stream); });
+}
+
+void SparsePool::abandon(Stream stream) {
+  const std::uint64_t given_up = iteration();
+  const std::lock_guard one_at_a_time(waiting_);
+  if (iteration() == given_up && ready_count() > 0) {
+    check_open();
+    abandoned_ = true;
+    try {
+      end_iteration({}, 0, stream);
+    } catch (const Error& error) {  // what the others are told of their iteration is not for who has given it up
+      if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
+        throw;
+      }
+    }
+  }
+}
+
+void SparsePool::end_iteration(Deadline deadline, std::size_t next, Stream stream) {
+  const auto begin = Clock::now();
+  if (abandoned_) {
+    send_nothing_of_what_is_left(stream);
+  } else {
+    finish_what_is_left(stream);
+  }
+  std::optional<Error> failure;
+  try {
+    learn_own_norms(deadline);
+    exchange_norms(deadline, next);
+    receive_means(deadline, stream);
+    receive_norms(deadline);
+    scatter_means(deadline, stream);
+    failure = conclude(next, stream);
+  } catch (const Error& error) {
+    failure = error;
+    give_up(stream);
+  }
+  start_next_iteration();
+  if (const auto timeline = communicator_->timeline()) {
+    timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
+  }
+  if (failure) {
+    throw Error(*failure);
+  }
+}
+
+void SparsePool::learn_own_norms(Deadline deadline) {
+  if (learned_) {
+    return;
+  }
+  if (!work_->finish(deadline)) {
+    throw TimeOver();
+  }
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (done_[chunk] != 0) {
+      own_norms_[chunk] = work_->norm(chunk);
+      if (!std::isfinite(own_norms_[chunk])) {
+        note_nonfinite(chunk);
+      }
+    }
+  }
+  learned_ = true;
 }
 
 // Finds out which tensor it is: from the gradients where they still are, else from what is held back of them.
@@ -253,110 +351,15 @@ void SparsePool::note_nonfinite(std::size_t chunk) {
     const std::size_t begin = std::max(span.begin, offsets_[tensor] / size_of(dtype_));
     const std::size_t end = std::min(span.end, offsets_[tensor + 1] / size_of(dtype_));
     const std::size_t found = important_[chunk] != 0
-                                  ? compute::count_nonfinite(at(begin), dtype_, end - begin)
-                                  : compute::count_nonfinite(next + begin, DType::float32, end - begin);
+                                  ? work_->count_nonfinite(at(begin), dtype_, end - begin)
+                                  : work_->count_nonfinite(next + begin, DType::float32, end - begin);
     if (found > 0) {
       first = last = tensor;
       break;
     }
   }
-  const std::lock_guard lock(mutex_);
   if (!found_nonfinite_ || first < found_nonfinite_->first) {
     found_nonfinite_ = {communicator_->rank(), first, last};
-  }
-}
-
-void SparsePool::zero_extra_if_not_ready() {
-  if (!ready_.back()) {
-    ready_.back() = true;
-    std::fill(extra_.begin(), extra_.end(), 0.0);
-  }
-}
-
-// Zeros for tensors that are not ready, and everything on its way.
-void SparsePool::finish_what_is_left() {
-  std::vector<std::size_t> full;
-  {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return busy_ == 0; });
-    zero_extra_if_not_ready();
-    for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
-      if (!ready_[tensor]) {
-        std::memset(data() + offsets_[tensor], 0, offsets_[tensor + 1] - offsets_[tensor]);
-        const auto more = mark(tensor);
-        full.insert(full.end(), more.begin(), more.end());
-      }
-    }
-  }
-  process(full);
-}
-
-// Of an abandoned iteration: zeros for chunks that are not full, which keep what was held back.
-void SparsePool::send_nothing_of_what_is_left() {
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return busy_ == 0; });
-  zero_extra_if_not_ready();
-  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (done_[chunk] == 0 && important_[chunk] != 0) {
-      std::memset(send_->data() + send_->offset(slot_[chunk]), 0, chunk_size_ * size_of(dtype_));
-      send_->ready(slot_[chunk]);
-    }
-  }
-  std::fill(left_.begin(), left_.end(), 0);
-  ready_.assign(ready_.size(), true);
-}
-
-// ---- the end of an iteration ----------------------------------------------------------------------------------------
-
-void SparsePool::wait(std::optional<double> timeout, double density) {
-  check_timeout(timeout);
-  const std::size_t next = important_count(density, chunks());
-  check_open();
-  wait_for_end(
-      waiting_, timeout, [this] { return iteration(); },
-      [this, next](Deadline deadline) { end_iteration(deadline, next); });
-}
-
-void SparsePool::abandon() {
-  const std::uint64_t given_up = iteration();
-  const std::lock_guard one_at_a_time(waiting_);
-  if (iteration() == given_up && ready_count() > 0) {
-    check_open();
-    abandoned_ = true;
-    try {
-      end_iteration({}, 0);
-    } catch (const Error& error) {  // what the others are told of their iteration is not for who has given it up
-      if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
-        throw;
-      }
-    }
-  }
-}
-
-void SparsePool::end_iteration(Deadline deadline, std::size_t next) {
-  const auto begin = Clock::now();
-  if (abandoned_) {
-    send_nothing_of_what_is_left();
-  } else {
-    finish_what_is_left();
-  }
-  std::optional<Error> failure;
-  try {
-    exchange_norms(deadline, next);
-    receive_means(deadline);
-    receive_norms(deadline);
-    failure = conclude(next);
-  } catch (const Error& error) {
-    failure = error;
-    drop_gradients();
-    end_sending();
-  }
-  start_next_iteration();
-  if (const auto timeline = communicator_->timeline()) {
-    timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
-  }
-  if (failure) {
-    throw Error(*failure);
   }
 }
 
@@ -411,7 +414,7 @@ void SparsePool::receive_norms(Deadline deadline) {
   exchanged_ = true;
 }
 
-void SparsePool::receive_means(Deadline deadline) {
+void SparsePool::receive_means(Deadline deadline, Stream stream) {
   if (received_) {
     return;
   }
@@ -421,7 +424,7 @@ void SparsePool::receive_means(Deadline deadline) {
   }
   const std::uint64_t before = send_->iteration();
   try {
-    send_->wait(left);
+    send_->wait(left, stream);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::timeout && send_->iteration() == before) {
       throw TimeOver();
@@ -431,19 +434,42 @@ void SparsePool::receive_means(Deadline deadline) {
   received_ = true;
 }
 
-void SparsePool::end_sending() noexcept {
+void SparsePool::scatter_means(Deadline deadline, Stream stream) {
+  const auto begin = Clock::now();
+  if (!scattered_) {
+    std::vector<ChunkJob> jobs;
+    for (const std::size_t chunk : chunk_of_) {
+      jobs.push_back(job_for(chunk));
+    }
+    work_->scatter(jobs, stream);
+    scattered_ = true;
+    bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+  }
+  if (!work_->finish(deadline)) {
+    throw TimeOver();
+  }
+}
+
+void SparsePool::give_up(Stream stream) noexcept {
   try {
-    send_->abandon();
+    send_->abandon(stream);
   } catch (const Error&) {  // what failed first is told
+  }
+  try {
+    work_->finish({});
+    drop_gradients(stream);
+  } catch (const Error&) {  // likewise: nothing can be done with a device that has failed
   }
 }
 
 // Every rank gets the same from the same numbers: the iteration is kept, or dropped.
-std::optional<Error> SparsePool::conclude(std::size_t next) {
+std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
   const auto begin = Clock::now();
   const auto ranks = static_cast<double>(communicator_->size());
   std::vector<double> norms(message_.begin(), message_.begin() + static_cast<std::ptrdiff_t>(chunks()));
-  scatter(norms, ranks);
+  for (const std::size_t chunk : chunk_of_) {
+    norms[chunk] = ranks * work_->norm(chunk);
+  }
   const double* const trailer = message_.data() + chunks();
   const double wanting = trailer[2];
   const double wanted = wanting > 0.0 ? std::round(trailer[0] / wanting) : 0.0;
@@ -453,17 +479,17 @@ std::optional<Error> SparsePool::conclude(std::size_t next) {
   std::optional<Error> failure;
   if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
     dropped_ = true;
-    drop_gradients();
+    drop_gradients(stream);
     if (!options_.skip_nonfinite) {
       failure = find_nonfinite(norms);
     }
   } else if (wanted * wanting != trailer[0] || wanted * wanted * wanting != trailer[1]) {
-    drop_gradients();
+    drop_gradients(stream);
     failure = Error(ErrorKind::mismatch, "the ranks have different densities: this one wants to send " +
                                              std::to_string(next) + " of " + std::to_string(chunks()) +
                                              " chunks next, and others do not");
   } else {
-    keep(!abandoned_);
+    keep(!abandoned_, stream);
     if (wanting > 0.0) {
       choose(choose_important(norms, static_cast<std::size_t>(wanted)));
     }
@@ -472,18 +498,6 @@ std::optional<Error> SparsePool::conclude(std::size_t next) {
   norms_ = std::move(norms);
   bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
   return failure;
-}
-
-void SparsePool::scatter(std::vector<double>& norms, double ranks) {
-  for (std::size_t slot = 0; slot < chunk_of_.size(); ++slot) {
-    const std::size_t chunk = chunk_of_[slot];
-    const Span span = span_of(chunk);
-    norms[chunk] = ranks * compute::scatter({.gradient = at(span.begin),
-                                             .dtype = dtype_,
-                                             .buffer = send_->data() + send_->offset(slot),
-                                             .count = span.end - span.begin,
-                                             .scale = scale_});
-  }
 }
 
 // The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was
@@ -519,15 +533,15 @@ Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
           which + " is not finite " + where + ": the iteration is dropped, and what is held back is as before"};
 }
 
-void SparsePool::drop_gradients() {
-  std::memset(data(), 0, bytes());
+void SparsePool::drop_gradients(Stream stream) {
+  memory_->clear(data(), bytes(), stream);
   const std::lock_guard lock(mutex_);
   sent_.clear();
 }
 
 // What this iteration sent is held back no longer, and what it held back is. Without a result nothing is held back, and
 // chunks that had not been full sent nothing.
-void SparsePool::keep(bool result) {
+void SparsePool::keep(bool result, Stream stream) {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] != 0) {
       holds_[chunk] = done_[chunk] != 0 ? 0 : holds_[chunk];
@@ -537,7 +551,7 @@ void SparsePool::keep(bool result) {
     }
   }
   if (!result) {
-    drop_gradients();
+    drop_gradients(stream);
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -576,7 +590,7 @@ void SparsePool::start_next_iteration() {
   abandoned_ = false;
   found_nonfinite_.reset();
   exchange_.reset();
-  exchanged_ = received_ = false;
+  learned_ = exchanged_ = received_ = scattered_ = false;
   last_bookkeeping_ = static_cast<double>(bookkeeping_.exchange(0)) * 1e-9;
   reports_ = send_->reports();
   reports_.push_back(exchange_report_);
@@ -592,27 +606,32 @@ void SparsePool::set_loss_scale(double scale) {
     throw Error(ErrorKind::value, "a loss scale is a power of two, not " + format_number(scale));
   }
   scale_ = static_cast<float>(1.0 / scale);
+  work_->set_scale(scale_);
 }
 
-void SparsePool::zero() {
+void SparsePool::zero(Stream stream) {
   check_open();
   check_between_iterations("gradients are zeroed");
   for (const Span& span : spans()) {
-    std::memset(at(span.begin), 0, (span.end - span.begin) * size_of(dtype_));
+    memory_->clear(at(span.begin), (span.end - span.begin) * size_of(dtype_), stream);
   }
 }
 
 void SparsePool::copy_held(std::span<float> destination) const {
   check_between_iterations("what is held back is read");
-  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-    const Span span = span_of(chunk);
-    const float* const held = held_of(chunk);
-    const auto part = destination.subspan(span.begin, span.end - span.begin);
-    if (held == nullptr) {
-      std::fill(part.begin(), part.end(), 0.0F);
-    } else {
-      std::copy_n(held, part.size(), part.begin());
+  for (std::size_t chunk = 0; chunk < chunks();) {
+    std::size_t end = chunk + 1;  // of the chunks that are in the same place
+    while (end < chunks() && holds_[end] == holds_[chunk] && side_[end] == side_[chunk]) {
+      ++end;
     }
+    const std::size_t begin = span_of(chunk).begin;
+    const auto part = destination.subspan(begin, span_of(end - 1).end - begin);
+    if (holds_[chunk] != 0) {
+      held_[side_[chunk]].read(begin, part);
+    } else {
+      std::fill(part.begin(), part.end(), 0.0F);
+    }
+    chunk = end;
   }
 }
 
@@ -623,11 +642,11 @@ void SparsePool::replace_held(std::span<const float> held) {
     throw Error(ErrorKind::value, "the state is that of a pool of another size");
   }
   if (held_[0].data() != nullptr) {
-    std::copy(held.begin(), held.end(), held_[0].data());
+    held_[0].write(0, held);
     std::fill(side_.begin(), side_.end(), 0);
     std::fill(holds_.begin(), holds_.end(), 1);
   }
-  drop_gradients();
+  drop_gradients(nullptr);
 }
 
 void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,

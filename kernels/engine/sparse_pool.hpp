@@ -9,6 +9,10 @@
 // all ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first
 // iteration sends everything.
 //
+// On a CUDA device, all of this memory is there, and the work on chunks is put into the streams that tensors become
+// ready in (ChunkWork). Norms are what the host needs to choose: `wait` waits for the device twice, for those of this
+// rank's chunks and for those of the means; between the two, what is sent is under way.
+//
 // What is held back is kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
 // has gradients that are not finite, leaves it as it was.
 #pragma once
@@ -24,22 +28,25 @@
 #include <string>
 #include <vector>
 
-#include "../compute/store.hpp"
+#include "chunk_work.hpp"
 #include "communicator.hpp"
 #include "float_array.hpp"
 #include "gradient_pool.hpp"
+#include "pool_memory.hpp"
 #include "waiting.hpp"
 
 namespace gradientflow::engine {
 
 class SparsePool {
  public:
+  using Stream = GradientPool::Stream;
+
   struct Options {
-    GradientPool::Options pool = {};
-    std::size_t chunk_size = 32768;  // elements
-    float momentum = 0.0F;           // what is held back is multiplied by it in every iteration
-    std::size_t extra = 0;           // numbers that are averaged along in every iteration
-    bool skip_nonfinite = false;     // drop an iteration whose gradients are not finite, in place of an error
+    GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
+    std::size_t chunk_size = 32768;   // elements
+    float momentum = 0.0F;            // what is held back is multiplied by it in every iteration
+    std::size_t extra = 0;            // numbers that are averaged along in every iteration
+    bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, in place of an error
     std::uint64_t first_iteration = 0;
   };
 
@@ -66,17 +73,17 @@ class SparsePool {
   [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
   [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
   [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return segment_->mine(); }
+  [[nodiscard]] std::byte* data() const { return memory_->data(); }
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const std::shared_ptr<transport::Segment>& segment() const { return segment_; }
+  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
   [[nodiscard]] std::vector<double>& extra() { return extra_; }
   [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
   [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
   [[nodiscard]] std::size_t chunks() const { return left_.size(); }
 
   // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
-  void ready(std::size_t tensor);
-  void ready_all();
+  void ready(std::size_t tensor, Stream stream = nullptr);
+  void ready_all(Stream stream = nullptr);
   [[nodiscard]] std::size_t ready_count() const;
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
@@ -84,11 +91,11 @@ class SparsePool {
   // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
   // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
   // either way all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities
-  // differ.
-  void wait(std::optional<double> timeout, double density);
+  // differ. On a device it waits until the gradients are there.
+  void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
   // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
-  void abandon();
+  void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended; before the first one, everything was sent.
   [[nodiscard]] std::vector<std::size_t> sent() const;   // chunks, in their order
@@ -107,11 +114,11 @@ class SparsePool {
   [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
 
   // Zeroes what the last iteration left of the gradients.
-  void zero();
+  void zero(Stream stream = nullptr);
 
-  // What is held back, laid out as the gradients. Between iterations.
+  // What is held back, laid out as the gradients, in memory of the host. Between iterations.
   void copy_held(std::span<float> destination) const;
-  // Zeroes the gradients. Of this rank alone.
+  // Zeroes the gradients, on a device in the default stream. Of this rank alone.
   void replace_held(std::span<const float> held);
   // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
   // Collective: throws Error(mismatch) where ranks would go on differently.
@@ -133,25 +140,28 @@ class SparsePool {
   [[nodiscard]] const float* held_of(std::size_t chunk) const;
   [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
 
-  std::vector<std::size_t> mark(std::size_t tensor);  // with mutex_ held; returns the chunks that are full now
-  void process(const std::vector<std::size_t>& full);
-  void gather(std::size_t chunk);
-  void hold_back(std::size_t chunk);
-  void note_nonfinite(std::size_t chunk);
-  void zero_extra_if_not_ready();  // with mutex_ held
-  void finish_what_is_left();
-  void send_nothing_of_what_is_left();
+  [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
+  [[nodiscard]] ChunkJob job_for(std::size_t chunk) const;
 
-  void end_iteration(Deadline deadline, std::size_t next);
+  // With mutex_ held; returns the chunks that are full now.
+  std::vector<std::size_t> mark(std::size_t tensor, Stream stream);
+  void process(const std::vector<std::size_t>& full, Stream stream);
+  void zero_extra_if_not_ready();  // with mutex_ held
+  void finish_what_is_left(Stream stream);
+  void send_nothing_of_what_is_left(Stream stream);
+
+  void end_iteration(Deadline deadline, std::size_t next, Stream stream);
+  void learn_own_norms(Deadline deadline);
+  void note_nonfinite(std::size_t chunk);
   void exchange_norms(Deadline deadline, std::size_t next);
-  void receive_means(Deadline deadline);
+  void receive_means(Deadline deadline, Stream stream);
   void receive_norms(Deadline deadline);
-  void end_sending() noexcept;
-  [[nodiscard]] std::optional<Error> conclude(std::size_t next);
-  void scatter(std::vector<double>& norms, double ranks);
+  void scatter_means(Deadline deadline, Stream stream);
+  void give_up(Stream stream) noexcept;
+  [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
   [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
-  void drop_gradients();
-  void keep(bool result);
+  void drop_gradients(Stream stream);
+  void keep(bool result, Stream stream);
   void choose(std::vector<std::uint8_t> important);
   void start_next_iteration();
 
@@ -161,10 +171,10 @@ class SparsePool {
   std::size_t chunk_size_;
   std::vector<double> extra_;
   std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
-  std::shared_ptr<transport::Segment> segment_;
+  std::optional<PoolMemory> memory_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
   FloatArray held_[2];
-  compute::Store store_ = compute::Store::cached;
+  std::unique_ptr<ChunkWork> work_;
   float scale_ = 1.0F;  // of gradients: 1 / loss scale
 
   // By chunk. What a chunk is in this iteration changes between iterations only.
@@ -173,13 +183,13 @@ class SparsePool {
   std::vector<std::uint8_t> side_;     // which of the two has what is held back
   std::vector<std::uint8_t> holds_;    // whether anything is
   std::vector<std::uint8_t> done_;     // gathered or held back; each by one thread
-  std::vector<double> own_norms_;      // of this rank, in this iteration
+  std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
   std::vector<std::size_t> chunk_of_;  // by slot
 
   std::timed_mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
   std::condition_variable idle_;
-  std::size_t busy_ = 0;  // threads that gather or hold back
+  std::size_t busy_ = 0;  // threads that process chunks
   std::vector<bool> ready_;
   std::size_t ready_count_ = 0;
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
@@ -187,10 +197,12 @@ class SparsePool {
   bool abandoned_ = false;
   bool dropped_ = false;                  // gradients of this iteration, since one is not finite
   std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
+  bool learned_ = false;                  // own norms
   std::vector<double> message_;
   std::shared_ptr<Handle> exchange_;
   bool exchanged_ = false;
   bool received_ = false;
+  bool scattered_ = false;
   GradientPool::Report exchange_report_{};
   std::atomic<std::int64_t> bookkeeping_{0};  // nanoseconds
 

@@ -1,4 +1,7 @@
-"""All calls of the process group "gradientflow", against NumPy; every value is an integer, so every result is exact."""
+"""All calls of the process group "gradientflow", against NumPy; every value is an integer, so every result is exact.
+
+On the host, or where `tensor_places` has the tensors.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from support import RANK, SIZE, WORLD, Array, raises, run
+from tensor_places import DEVICE, PLACE
 
 from gradientflow.errors import (
     ArgumentError,
@@ -63,8 +67,8 @@ def numbers(shape: tuple[int, ...], rank: int, seed: int = 0) -> Array:
 
 
 def as_tensor(values: Array, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.tensor(values).to(dtype)
-    return tensor * (1 + 1j) if dtype.is_complex else tensor
+    tensor = torch.tensor(values, device="cpu").to(dtype)  # there, all dtypes can do this
+    return (tensor * (1 + 1j) if dtype.is_complex else tensor).to(torch.get_default_device())
 
 
 def mine(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, rank: int = RANK, seed: int = 0) -> torch.Tensor:
@@ -74,7 +78,7 @@ def mine(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, rank: int =
 def bits(tensor: torch.Tensor) -> bytes:
     row = torch.empty(tensor.numel(), dtype=tensor.dtype)
     row.copy_(tensor.detach().reshape(-1))
-    return row.view(torch.uint8).numpy().tobytes()
+    return row.view(torch.uint8).cpu().numpy().tobytes()
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor, *what: object) -> None:
@@ -98,7 +102,7 @@ def reduced(shape: tuple[int, ...], dtype: torch.dtype, op: Any, seed: int = 0) 
 
 def to_reduce(shape: tuple[int, ...], dtype: torch.dtype, op: Any) -> torch.Tensor:
     """Return this rank's input: for a mean a multiple of the number of ranks, so that dividing is exact."""
-    return mine(shape, dtype) * SIZE if op == Op.AVG else mine(shape, dtype)
+    return as_tensor(numbers(shape, RANK) * (SIZE if op == Op.AVG else 1), dtype)
 
 
 def defined() -> Iterator[tuple[torch.dtype, Any]]:
@@ -613,7 +617,7 @@ def check_refusals() -> None:
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
     with raises(ArgumentTypeError, "torch.sparse_coo", "to_dense"):
         dist.all_reduce(sparse)
-    with raises(ArgumentTypeError, "CPU memory, not on meta"):
+    with raises(ArgumentTypeError, "CPU memory and on CUDA, not on meta"):
         dist.all_reduce(torch.empty(3, device="meta"))
     with raises(ArgumentTypeError, "BAND is not defined on torch.float32"):
         dist.all_reduce(torch.zeros(3), Op.BAND)
@@ -687,6 +691,8 @@ CHECKS = [
 
 
 def main() -> None:
+    if PLACE == "cuda":
+        torch.set_default_device(DEVICE)
     node_sizes = [argument for argument in sys.argv[1:] if argument.isdecimal()]
     for node_size in node_sizes:
         os.environ["GRADIENTFLOW_NODE_SIZE"] = node_size

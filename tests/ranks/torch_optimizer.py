@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from support import RANK, SIZE, WORLD, raises, run_checks
+from tensor_places import address_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -80,7 +81,7 @@ def assert_close(left: nn.Module, right: nn.Module, tolerance: float = 1e-6) -> 
 def assert_in_pool(optimizer: gft.DistributedOptimizer, model: nn.Module) -> None:
     if SIZE == 1:
         return
-    places = [(pool.memory.ctypes.data, pool.nbytes) for pool in optimizer.pools]
+    places = [(address_of(pool.memory), pool.nbytes) for pool in optimizer.pools]
     for name, parameter in model.named_parameters():
         address = parameter.grad.data_ptr()
         assert any(begin <= address < begin + size for begin, size in places), name

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tensor_places  # noqa: F401 - which may replace what PyTorch's part knows of devices
 import torch
 from numpy.typing import NDArray
 from support import RANK, SIZE, WORLD, raises, run_checks

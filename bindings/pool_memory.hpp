@@ -1,0 +1,24 @@
+// What the bindings of all pools need: their memory as an object that keeps it, and streams as numbers.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "../kernels/engine/pool_memory.hpp"
+
+namespace gradientflow::bindings {
+
+using Number = std::uintptr_t;
+
+// A stream as frameworks give it: CUDA's own number of it.
+inline compute::cuda::Stream stream_of(Number number) {
+  return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
+}
+
+// gradientflow._core.Segment or gradientflow._core.device.Segment.
+inline pybind11::object segment_of(const engine::PoolMemory& memory) {
+  return memory.device() ? pybind11::cast(memory.on_device()) : pybind11::cast(memory.on_host());
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,86 @@
+"""New arrays like those that a user gave: for results that have no place yet."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .device import DeviceArray
+from .device import empty as device_empty
+from .errors import ArgumentTypeError
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Return the shape of an array of any framework.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it has none.
+    """
+    if isinstance(x, np.ndarray | DeviceArray):
+        return x.shape
+    if _is_on_device(x):
+        return tuple(map(int, x.shape))
+    return _as_numpy(x).shape
+
+
+def size_of(x: Any) -> int:
+    """Return the number of elements of an array of any framework."""
+    return math.prod(shape_of(x))
+
+
+def new_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return a new array of `shape` with the dtype of `x`, where `x` is.
+
+    Memory of the host gives a NumPy array; CuPy arrays and PyTorch's CUDA tensors give their like, other arrays on a
+    device a `DeviceArray`.
+    """
+    if not _is_on_device(x):
+        return np.empty(shape, _as_numpy(x).dtype)
+    module = type(x).__module__.partition(".")[0]
+    if module == "torch":
+        return x.new_empty(shape)
+    if module == "cupy":
+        with x.device:
+            return sys.modules["cupy"].empty(shape, x.dtype)
+    return device_empty(shape, _dtype_name(x), _device_of(x))
+
+
+def _is_on_device(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return False
+    if isinstance(x, DeviceArray):
+        return True
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[0]) in (2, 13)
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def _device_of(x: Any) -> int | str:
+    if isinstance(x, DeviceArray):
+        return x.device
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[1])
+    address = int(x.__cuda_array_interface__["data"][0])
+    return int(load_core().device.of(address)) if address else "cuda"
+
+
+def _dtype_name(x: Any) -> str:
+    return x.dtype if isinstance(x.dtype, str) else str(np.dtype(x.dtype).name)
+
+
+def _as_numpy(x: Any) -> npt.NDArray[Any]:
+    """Return `x` as a NumPy array, for its shape and dtype."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
+    except (TypeError, BufferError, RuntimeError) as error:
+        message = f"cannot make a result like a {type(x).__name__} ({error}); give out="
+        raise ArgumentTypeError(message) from error

@@ -1,0 +1,164 @@
+"""Arrays in memory of CUDA devices, for those who have no CuPy or PyTorch at hand, and under gradient pools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .errors import ArgumentError, ArgumentTypeError
+from .memory import checked_bytes, checked_shape, numpy_dtype
+
+_DEFAULT_STREAM = 1  # CUDA's legacy default stream, as the CUDA array interface and DLPack call it
+_CUDA = 2  # DLPack's number for the kind of device
+
+
+class DeviceArray:
+    """A contiguous array on a CUDA device.
+
+    It has the CUDA array interface and DLPack, so CuPy, PyTorch, JAX and Numba take it without a copy:
+    ``cupy.asarray(x)``, ``torch.from_dlpack(x)``. Its values are ready in the device's default stream.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its shape.
+    dtype : str
+        Name of its dtype.
+    size, nbytes : int
+        Elements, and bytes.
+    device : int
+        The device's number.
+    """
+
+    def __init__(self, owner: Any, offset: int, shape: tuple[int, ...], dtype: str, device: int) -> None:
+        self._owner = owner
+        self._address: int = owner.address + offset
+        self.shape = shape
+        self.dtype = dtype
+        self.size = math.prod(shape)
+        self.nbytes = self.size * _element_bytes(dtype)
+        self.device = device
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3, of https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
+        if self.dtype == "bfloat16":
+            message = "the CUDA array interface has no bfloat16; DLPack has"
+            raise AttributeError(message)
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype).str,
+            "data": (self._address if self.size else 0, False),
+            "strides": None,
+            "stream": _DEFAULT_STREAM,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (kind, number) of the device."""
+        return _CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        """Return a capsule. What is put into `stream` from now on sees what was put into the default stream before."""
+        if stream is not None and stream not in (-1, 0, _DEFAULT_STREAM):
+            load_core().device.order(self.device, _DEFAULT_STREAM, stream)
+        return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
+
+    def get(self) -> npt.NDArray[Any]:
+        """Return a copy in memory of the host. Waits for what is in the default stream.
+
+        bfloat16 needs the package ml_dtypes.
+        """
+        host = np.empty(self.shape, numpy_dtype(self.dtype))
+        raw = host.reshape(-1).view(np.uint8)
+        load_core().device.read(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
+        return host
+
+    def set(self, values: npt.ArrayLike) -> DeviceArray:
+        """Copy `values`, of the same shape or one that broadcasts to it, from memory of the host; return the array."""
+        try:
+            host = np.broadcast_to(np.asarray(values, numpy_dtype(self.dtype)), self.shape)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from error
+        raw = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+        load_core().device.write(self.device, self._address, raw, self.nbytes, _DEFAULT_STREAM)
+        return self
+
+    def __repr__(self) -> str:
+        """Return shape, dtype and place."""
+        return f"<DeviceArray of {self.shape} {self.dtype} on CUDA device {self.device}>"
+
+
+def _element_bytes(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def device_number(device: str | int) -> int:
+    """Return the number that "cuda", "cuda:1" or 1 means; "cuda" is the calling thread's current device.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it names no CUDA device.
+    """
+    if isinstance(device, int):
+        return device
+    kind, _, number = str(device).partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        message = f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, not {device!r}"
+        raise ArgumentError(message)
+    return int(number) if number else int(load_core().device.current())
+
+
+def dtype_name(dtype: npt.DTypeLike | str) -> str:
+    """Return the name of a dtype; bfloat16 without the package ml_dtypes, too."""
+    return "bfloat16" if isinstance(dtype, str) and dtype == "bfloat16" else numpy_dtype(dtype).name
+
+
+def empty(
+    shape: int | Sequence[int], dtype: npt.DTypeLike | str = "float32", device: str | int = "cuda"
+) -> DeviceArray:
+    """Return a new array on a device, zero-filled, in memory of its own. Not collective: see `Communicator.empty`.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Its shape.
+    dtype : dtype, default "float32"
+        Its dtype.
+    device : str or int, default "cuda"
+        "cuda" for the calling thread's current device, or "cuda:1" or 1 for a certain one.
+
+    Raises
+    ------
+    gradientflow.errors.SystemCallError
+        If there is no CUDA device, or GradientFlow was built without CUDA.
+    gradientflow.errors.NodeMemoryError
+        If the device has not enough memory.
+    """
+    sizes, name, number = checked_shape(shape), dtype_name(dtype), device_number(device)
+    nbytes = checked_bytes(sizes, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name))
+    return DeviceArray(load_core().device.allocate(number, nbytes), 0, sizes, name, number)
+
+
+def asarray(values: npt.ArrayLike, device: str | int = "cuda") -> DeviceArray:
+    """Return a copy of `values` on a device.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If their dtype is not supported.
+    """
+    host = np.asarray(values)
+    if host.dtype.hasobject:
+        message = f"dtype {host.dtype} cannot lie on a device"
+        raise ArgumentTypeError(message)
+    return empty(host.shape, host.dtype.name, device).set(host)
+
+
+__all__ = ["DeviceArray", "asarray", "empty"]

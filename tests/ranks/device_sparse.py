@@ -1,0 +1,395 @@
+"""The sparse pool and the optimisers on CUDA devices: step by step the same bits as on the host."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, BFloat16, narrow, raises, run_checks
+
+import gradientflow as gf
+from gradientflow import _core, device
+from gradientflow.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    CommunicationTimeoutError,
+    MismatchError,
+    NonFiniteError,
+)
+
+DEVICES = _core.cuda.device_count()
+DEVICE = RANK % DEVICES
+SHAPES: list[Any] = [(30, 20), 7, (0,), (20, 101), 16, (1501,), (2, 3)]
+STREAMS = 3
+
+
+def stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return values as they are stored in `dtype`: its bits, for bfloat16."""
+    return narrow(values.astype(np.float32)) if dtype == "bfloat16" else values.astype(dtype)
+
+
+class OnDevice:
+    """Stored values in memory of the device, and what the library takes for them."""
+
+    def __init__(self, values: np.ndarray, dtype: str) -> None:
+        self._dtype = values.dtype.name
+        self.array = device.asarray(values, DEVICE)
+        self.array.dtype = dtype
+
+    def get(self) -> np.ndarray:
+        raw: np.ndarray = device.DeviceArray(self.array._owner, 0, (self.array.nbytes,), "uint8", DEVICE).get()
+        return raw.view(self._dtype)
+
+
+class Twins:
+    """A pool on the host and one on the device, with the same gradients, and an optimiser on each."""
+
+    def __init__(
+        self,
+        comm: gf.Communicator,
+        dtype: str,
+        pool: dict[str, Any],
+        *,
+        lars: bool = False,
+        weights: str = "float32",
+        **optimizer: Any,
+    ) -> None:
+        self.dtype = dtype
+        kind = gf.SparseGradientPool if "density" in pool else gf.GradientPool
+        self.pools: list[Any] = [kind(comm, SHAPES, dtype, **pool, device=where) for where in ("cpu", DEVICE)]
+        self.is_sparse = kind is gf.SparseGradientPool
+        random = np.random.default_rng(5)
+        first = [stored(random.standard_normal(math.prod(shape)), weights) for shape in self.pools[0].shapes]
+        self.weights = [each.copy() for each in first]
+        self.on_device = [OnDevice(each, weights) for each in first]
+        make = gf.optimizers.LARS if lars else gf.optimizers.SGD
+        taken: list[list[Any]] = [
+            [BFloat16(each) if weights == "bfloat16" else each for each in self.weights],
+            [each.array for each in self.on_device],
+        ]
+        self.optimizers = [make(each, its, **optimizer) for each, its in zip(self.pools, taken, strict=True)]
+        self.source = device.empty(self.pools[0].nbytes, "uint8", DEVICE)
+        self.streams = [0, *(_core.device.make_stream(DEVICE) for _ in range(STREAMS - 1))]
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+        for stream in self.streams[1:]:
+            _core.device.destroy_stream(stream)
+
+    def write(self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None) -> list[tuple[int, int]]:
+        """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor."""
+        random = np.random.default_rng([*seed, RANK])
+        host, on_device = self.pools
+        drawn = {}
+        for index in random.permutation(len(SHAPES)).tolist():
+            values = random.standard_normal(math.prod(host.shapes[index])) * factor * 2.0 ** random.integers(-3, 4)
+            if bad is not None and index == 3:
+                values[77] = bad
+            raw = stored(values, self.dtype).view(np.uint8)
+            host.memory[host.offsets[index] :][: raw.size] = raw
+            drawn[index] = raw.size, self.streams[random.integers(STREAMS)]
+        self.source.set(host.memory)
+        for index, (size, stream) in drawn.items():
+            begin = host.offsets[index]
+            _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
+        return [(index, stream) for index, (_, stream) in drawn.items()]
+
+    def ready(self, written: Sequence[tuple[int, int]]) -> None:
+        for index, stream in written:
+            self.pools[0].ready(index)
+            self.pools[1].ready(index, stream)
+
+    def iterate(self, step: int, factor: float = 1.0, bad: float | None = None) -> None:
+        """Make an iteration with a step on both; now and then a tensor is not ready, or all are at once."""
+        written = self.write([step], factor, bad)
+        if step % 5 == 4:  # all in one stream, and at once
+            for _, stream in written:
+                _core.device.order(DEVICE, stream, self.streams[1])
+            self.pools[0].ready()
+            self.pools[1].ready(stream=self.streams[1])
+        else:
+            left_out = [each for each in written if step % 5 == 3 and each[0] == 5]
+            self.ready([each for each in written if each not in left_out])
+            for _, stream in left_out:  # it counts as zeros, whenever it is written
+                _core.device.order(DEVICE, stream, self.streams[2])
+        last = self.streams[2]
+        self.pools[0].wait()
+        self.pools[1].wait(stream=last)
+        done = [self.optimizers[0].step(), self.optimizers[1].step(stream=last)]
+        assert done[0] == done[1], step
+        _core.device.order(DEVICE, last, 0)  # in which values are read, and the next gradients come from
+        for stream in self.streams[1:2]:
+            _core.device.order(DEVICE, last, stream)
+
+    def check(self, what: object) -> None:
+        """Everything that can be seen of both is the same."""
+        host, on_device = self.pools
+        assert np.array_equal(host.memory, on_device.memory.get()), (what, "gradients")
+        for mine, other in zip(self.weights, self.on_device, strict=True):
+            assert mine.tobytes() == other.get().tobytes(), (what, "weights")
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        for name in ("momentum", "master"):
+            for left, right in zip(states[0][name], states[1][name], strict=True):
+                assert np.array_equal(left, right, equal_nan=True), (what, name)
+        if self.is_sparse:
+            self.check_chunks(what)
+
+    def check_chunks(self, what: object) -> None:
+        host, on_device = self.pools
+        for name in ("norms", "important", "sent", "spans", "extra"):
+            left, right = getattr(host, name), getattr(on_device, name)
+            assert np.array_equal(left, right, equal_nan=name == "norms"), (what, name, left, right)
+        for left, right in zip(host.held, on_device.held, strict=True):
+            assert left.tobytes() == right.tobytes(), (what, "held")
+        assert host.overflowed == on_device.overflowed
+        assert host.nonfinite_tensors == on_device.nonfinite_tensors
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+def check_plain(comm: gf.Communicator) -> None:
+    """Densities, momenta and chunk sizes: smaller than tensors, larger than them, and not a multiple of anything."""
+    for dtype, density, momentum, chunk_size in (
+        ("float32", 0.2, 0.9, 64),
+        ("float32", 0.5, 1.0, 2500),
+        ("float16", 0.3, 0.5, 333),
+        ("bfloat16", 0.1, 0.9, 512),
+        ("float32", 0.3, 0.0, 100),
+        ("float32", 1.0, 0.9, 10**6),
+    ):
+        pool = {"density": density, "momentum": momentum, "chunk_size": chunk_size, "extra": 2}
+        twins = Twins(comm, dtype, pool, lr=lambda t: 0.5 / (1 + t), momentum=0.9, weight_decay=0.01)
+        for step in range(6):
+            for each in twins.pools:
+                each.extra[:] = RANK, step
+            twins.iterate(step)
+            twins.check((dtype, density, momentum, chunk_size, step))
+            for each in twins.pools:
+                each.zero()
+            assert not twins.pools[1].memory.get().any()
+        assert twins.pools[1].iteration == 6
+        assert len(twins.pools[1].reports) >= 2
+        twins.close()
+
+
+def check_thresholds(comm: gf.Communicator) -> None:
+    """What is sent travels chunk by chunk, or all at once."""
+    for threshold in (0, math.inf):
+        pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 200, "fusion_threshold": threshold}
+        twins = Twins(comm, "float32", pool, lr=0.1, correction=False)
+        for step in range(4):
+            twins.iterate(step)
+            twins.check((threshold, step))
+        twins.close()
+
+
+def check_mixed_precision(comm: gf.Communicator) -> None:
+    """With loss scales that change, overflows on some rank, and master weights; SGD and LARS."""
+    for dtype, weights, lars in (
+        ("float16", "float16", False),
+        ("bfloat16", "bfloat16", True),
+        ("float16", "float32", True),
+    ):
+        pool = {"density": 0.3, "momentum": 0.5, "chunk_size": 300, "skip_nonfinite": True}
+        twins = Twins(comm, dtype, pool, lars=lars, weights=weights, lr=0.125, momentum=0.5, loss_scale=None)
+        scales = [gf.optimizers.LossScale(2.0**4, growth_interval=3) for _ in twins.optimizers]
+        for optimizer, scale in zip(twins.optimizers, scales, strict=True):
+            optimizer.loss_scale = scale
+            optimizer._scale_pool()
+        for step in range(7):
+            assert scales[0].value == scales[1].value
+            is_bad = step in (2, 3, 5)
+            twins.iterate(step, scales[0].value, np.inf if is_bad and step % SIZE == RANK else None)
+            assert twins.pools[1].overflowed == is_bad
+            twins.check((dtype, weights, lars, step))
+        assert scales[1].overflows == 3
+        twins.close()
+
+
+def check_dense_steps(comm: gf.Communicator) -> None:
+    """The optimisers on a dense pool, with the counting of what is not finite."""
+    for dtype, weights, lars, momentum in (
+        ("float32", "float32", False, 0.9),
+        ("float32", "float32", True, 0.0),
+        ("float16", "float16", True, 0.9),
+        ("bfloat16", "bfloat16", False, 0.0),
+    ):
+        twins = Twins(
+            comm, dtype, {}, lars=lars, weights=weights, lr=0.1, momentum=momentum, weight_decay=0.01, loss_scale=None
+        )
+        for optimizer in twins.optimizers:
+            optimizer.loss_scale = gf.optimizers.LossScale(2.0)
+        for step in range(4):
+            twins.iterate(step, 2.0, np.nan if step == 2 and RANK == SIZE - 1 else None)
+            if step != 2:  # a NaN has other bits, perhaps
+                twins.check((dtype, weights, lars, step))
+        assert [optimizer.steps for optimizer in twins.optimizers] == [3, 3]
+        twins.close()
+
+
+# ---- what may go wrong -----------------------------------------------------------------------------------------------
+
+
+def check_not_finite(comm: gf.Communicator) -> None:
+    """The same error, with the same place, and nothing changed, whether the chunk is sent or held back."""
+    culprit = SIZE - 1
+    for chunk_size, momentum, bad in ((64, 0.9, np.nan), (10**6, 0.9, np.inf), (100, 0.0, -np.inf)):
+        pool = {"density": 0.2, "momentum": momentum, "chunk_size": chunk_size}
+        twins = Twins(comm, "float32", pool, lr=0.5)
+        for step in range(4):
+            if step not in (0, 2, 3):
+                twins.iterate(step)
+                twins.check((chunk_size, step))
+                continue
+            twins.ready(twins.write([step], 1.0, bad if culprit == RANK else None))
+            messages = []
+            for each, stream in zip(twins.pools, ({}, {"stream": twins.streams[1]}), strict=True):
+                try:
+                    each.wait(**stream)
+                except NonFiniteError as error:
+                    messages.append(str(error))
+                each.zero()
+            assert len(messages) == 2, (chunk_size, step)
+            assert messages[0] == messages[1]
+            assert f"on rank {culprit}" in messages[1]
+            _core.device.order(DEVICE, twins.streams[1], 0)
+            assert len(twins.pools[1].spans) == 0
+            twins.check((chunk_size, step))
+        twins.close()
+
+
+def check_abandoned(comm: gf.Communicator) -> None:
+    """A rank gives an iteration up, with some tensors ready: it keeps what it held, and the others go on."""
+    pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 150}
+    twins = Twins(comm, "float32", pool, lr=0.5)
+    for step in range(4):
+        if step not in (1, 2):
+            twins.iterate(step)
+            twins.check(step)
+            continue
+        written = twins.write([step])
+        if RANK == 0:
+            twins.ready(written[:3])
+            for _, stream in written[3:]:  # nobody has said anything of these
+                _core.device.order(DEVICE, stream, twins.streams[1])
+            twins.pools[0].abandon()
+            twins.pools[1].abandon(twins.streams[1])
+        else:
+            twins.ready(written)
+            twins.pools[0].wait()
+            twins.pools[1].wait(stream=twins.streams[1])
+        _core.device.order(DEVICE, twins.streams[1], 0)
+        twins.check(step)
+    twins.close()
+
+
+def check_late(comm: gf.Communicator) -> None:
+    """A rank that comes late: the others' wait ends in time, and the iteration goes on."""
+    if SIZE == 1:
+        return
+    twins = Twins(comm, "float32", {"density": 0.3, "momentum": 0.9, "chunk_size": 150}, lr=0.5)
+    for step in range(2):
+        written = twins.write([step])
+        twins.ready(written)
+        twins.pools[0].wait()
+        if RANK == 0:
+            time.sleep(0.2)
+        else:
+            with raises(CommunicationTimeoutError, "not averaged within 0.05 s; it goes on"):
+                twins.pools[1].wait(timeout=0.05)
+            assert twins.pools[1].iteration == step
+        twins.pools[1].wait(timeout=60)
+        twins.check(step)
+    twins.close()
+
+
+def check_states(comm: gf.Communicator) -> None:
+    """A run that is loaded goes on bit by bit, from a device on a device, and from there on the host."""
+    pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 150}
+    twins = Twins(comm, "float16", pool, weights="float16", lr=0.5, momentum=0.9)
+    for step in range(3):
+        twins.iterate(step)
+    others = Twins(comm, "float16", pool, weights="float16", lr=0.5, momentum=0.9)
+    for old, new in zip(twins.pools[::-1], others.pools, strict=True):
+        new.load_state_dict(old.state_dict())
+        sums = old.consolidated_state_dict()
+        assert sums["rank"] is None
+    for before, after in zip(twins.optimizers[::-1], others.optimizers, strict=True):
+        after.load_state_dict(before.state_dict())
+    for step in range(3, 6):
+        twins.iterate(step)
+        others.iterate(step)
+        others.check(step)
+        assert np.array_equal(twins.pools[0].memory, others.pools[0].memory)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(twins.weights, others.weights, strict=True))
+    held = [np.full(shape, index, np.float32) for index, shape in enumerate(twins.pools[0].shapes)]
+    for each in twins.pools:
+        each.hold(held)
+    assert not twins.pools[1].memory.get().any()
+    twins.check_chunks("hold")
+    others.close()
+    twins.close()
+
+
+def check_refusals(comm: gf.Communicator) -> None:
+    sparse = gf.SparseGradientPool(comm, [6, 3], density=0.5, chunk_size=4, device=DEVICE)
+    on_host = gf.GradientPool(comm, [6, 3])
+    here = [device.asarray(np.ones(6, np.float32), DEVICE), device.asarray(np.ones(3, np.float32), DEVICE)]
+    host = [np.ones(6, np.float32), np.ones(3, np.float32)]
+    place = f"on CUDA device {DEVICE}"
+    with raises(ArgumentError, "the weights of tensor 1 are in memory of the host", f"optimizer {place}"):
+        gf.optimizers.SGD(sparse, [here[0], host[1]], lr=0.1)
+    with raises(ArgumentError, f"the weights of tensor 0 are {place}", "optimizer in memory of the host"):
+        gf.optimizers.SGD(on_host, here, lr=0.1)
+    if DEVICES > 1:
+        other = (DEVICE + 1) % DEVICES
+        elsewhere = device.asarray(np.ones(6, np.float32), other)
+        with raises(ArgumentError, f"the weights of tensor 0 are on CUDA device {other}", place):
+            gf.optimizers.LARS(sparse, [elsewhere, here[1]], lr=0.1)
+    with raises(ArgumentTypeError, "weights are float32, float16 or bfloat16, not float64"):
+        gf.optimizers.SGD(sparse, [device.asarray(np.ones(6), DEVICE), here[1]], lr=0.1)
+    with raises(ArgumentError, "tensor 0 of the weights has 5 elements"):
+        gf.optimizers.SGD(sparse, [device.asarray(np.ones(5, np.float32), DEVICE), here[1]], lr=0.1)
+    optimizer = gf.optimizers.SGD(sparse, here, lr=0.1)
+    with raises(ArgumentError, "the gradients of the pool are in memory of the host", f"optimizer {place}"):
+        optimizer._native.step(on_host._native, [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+    with raises(ArgumentError, f"the gradients of the pool are {place}"):
+        gf.optimizers.SGD(on_host, host, lr=0.1)._native.step(sparse._native, [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+    with raises(ArgumentTypeError, "not float64"):
+        gf.SparseGradientPool(comm, [6], "float64", device=DEVICE)
+    with raises(ArgumentTypeError, "a stream is a number"):
+        sparse.wait(stream="stream")
+    if SIZE > 1:
+        with raises(MismatchError, "on CUDA devices"):
+            gf.SparseGradientPool(comm, [6], device=DEVICE if RANK == 0 else "cpu")
+    sparse.ready(0)
+    with raises(ArgumentError, "tensor 0 was already ready"):
+        sparse.ready(0)
+    with raises(ArgumentError, "between iterations"):
+        sparse.zero()
+    sparse.wait()
+    sparse.close()
+    with raises(ClosedError, "closed"):
+        sparse.ready(0)
+    assert sparse.views[0].get().tolist() == [0] * 6  # the memory stays
+
+
+CHECKS = [
+    check_plain,
+    check_thresholds,
+    check_mixed_precision,
+    check_dense_steps,
+    check_not_finite,
+    check_abandoned,
+    check_late,
+    check_states,
+    check_refusals,
+]
+
+run_checks(CHECKS)
