@@ -33,9 +33,13 @@ class Communicator:
     are served one at a time, in the order in which they were made.
 
     A tensor is a NumPy array, or any object with DLPack, the CUDA array interface or the buffer protocol, in memory of
-    the host or on a CUDA device; it must be contiguous in row-major order. Its dtype is float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool. Sums of
-    integers wrap around; 16-bit floats are accumulated in float32 and rounded once inside a node, and again at every
-    step between nodes. max and min propagate NaN. All ranks get the same bits, a rerun too.
+    the host or on a CUDA device; it must be contiguous in row-major order. Its dtype is float16, bfloat16, float32,
+    float64, int8, uint8, int32, int64 or bool. Sums of integers wrap around; 16-bit floats are accumulated in float32
+    and rounded once inside a node, and again at every step between nodes. max and min propagate NaN. All ranks get the
+    same bits, a rerun too.
+
+    A call on CUDA tensors is put into their stream, as docs/gpus.md says; the host does not wait for the device. A
+    communicator works on one device, that of its first such call.
 
     Attributes
     ----------
@@ -166,7 +170,8 @@ class Communicator:
             Same number of elements and dtype on every rank. Holds the result afterwards, unless `out` is given.
         op : {"sum", "mean", "max", "min", "prod"}
             mean needs a floating dtype; bool has max and min.
-        algorithm : {"auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"}
+        algorithm : str
+            "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi" or "nccl".
             "shared" works inside one node, "mpi" hands over to the MPI library, "nccl" to NCCL (CUDA devices only); the
             others send messages. An algorithm that cannot serve the call is an error.
         out : array, optional

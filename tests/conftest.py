@@ -163,10 +163,8 @@ def launcher() -> Launcher:
 
 @pytest.fixture(scope="session")
 def cuda_devices() -> int:
-    """How many CUDA devices this machine has. Asked elsewhere: a process has real devices or emulated ones, not both."""
-    program = (
-        "import gradientflow; from gradientflow._location import load_core; print(load_core().cuda.device_count())"
-    )
+    """Count this machine's CUDA devices, in another process: one has real devices or emulated ones, not both."""
+    program = "from gradientflow._location import load_core; print(load_core().cuda.device_count())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     return int(done.stdout)
 

@@ -43,11 +43,9 @@ def build(folder: Path, core: Path) -> Path:
         objects = list(pool.map(compile_one, sources))
     library = folder / NAME
     made = folder / f"{NAME}.new"  # in its place all at once
-    subprocess.run(
-        [compiler, "-shared", "-o", str(made), *map(str, objects), f"-Wl,-soname,{NAME}", "-Wl,--no-undefined"]
-        + [f"-L{core}", "-lgradientflow", f"-Wl,-rpath,{core}", "-Wl,--allow-shlib-undefined", "-pthread"],
-        check=True,
-    )
+    linking = [f"-Wl,-soname,{NAME}", f"-L{core}", "-lgradientflow", f"-Wl,-rpath,{core}", "-pthread"]
+    linking += ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined"]
+    subprocess.run([compiler, "-shared", "-o", str(made), *map(str, objects), *linking], check=True)
     made.rename(library)
     return library
 

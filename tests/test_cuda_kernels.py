@@ -139,10 +139,19 @@ class Place:
 
 
 @pytest.fixture(params=["cpu", "cuda", "emulated"])
-def place(request: pytest.FixtureRequest, cuda_devices: int) -> Place:
+def place(request: pytest.FixtureRequest) -> Place:
     """The CPU; a CUDA device; or, where there is none, one that is emulated."""
-    if request.param == "cpu":
-        return Place(Processor, Guarded)
+    return Place(Processor, Guarded) if request.param == "cpu" else device(request)
+
+
+@pytest.fixture(params=["cuda", "emulated"])
+def device_place(request: pytest.FixtureRequest) -> Place:
+    """Without the CPU."""
+    return device(request)
+
+
+def device(request: pytest.FixtureRequest) -> Place:
+    cuda_devices: int = request.getfixturevalue("cuda_devices")
     if request.param == "cuda" and cuda_devices == 0:
         pytest.skip("no CUDA device")
     if request.param == "emulated":
@@ -321,9 +330,9 @@ def test_a_list_of_steps(place: Place, dtype: str) -> None:
 # ---- parts of lists --------------------------------------------------------------------------------------------------
 
 
-def test_part_of_a_list_is_a_list() -> None:
+def test_part_of_a_list_is_a_list(device_place: Place) -> None:
     """The calls before it are left alone."""
-    place = device()
+    place = device_place
     lengths = [PRIME, 0, 64, 5000, 2048, 1]
     values = [np.full(length, i + 1, np.float32) for i, length in enumerate(lengths)]
     for skipped in range(len(lengths) + 1):

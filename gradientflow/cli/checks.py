@@ -20,8 +20,8 @@ from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields
-from gradientflow.launch import (
 from gradientflow.errors import GradientFlowError
+from gradientflow.launch import (
     LaunchError,
     cores,
     find_launcher,

@@ -1,4 +1,4 @@
-"""Every collective, dtype, op and algorithm on tensors of CUDA devices: the grid of collectives.py, on another place."""
+"""Every collective, dtype, op and algorithm on tensors of CUDA devices: the grid of collectives.py elsewhere."""
 
 from __future__ import annotations
 
