@@ -169,7 +169,9 @@ def summarise(timeline: RankTimeline) -> Summary:
     Summary
         Times in which several things went on at once count once.
     """
-    calls = [span for span in timeline.spans() if is_communication(span)]
+    all_calls = [span for span in timeline.spans() if is_communication(span)]
+    gradients_under_way = [span for span in all_calls if _GRADIENTS in span["name"]]
+    calls = [span for span in all_calls if not _is_on_device(span)]
     of_gradients = [span for span in calls if _GRADIENTS in span["name"]]
     moments = [moment for event in timeline.events if "ts" in event for moment in interval_of(event)]
     return Summary(
@@ -179,15 +181,20 @@ def summarise(timeline: RankTimeline) -> Summary:
         calls=len(of_gradients),
         nbytes=sum(span["args"]["bytes"] for span in of_gradients),
         bytes_sent=sum(span["args"].get("bytes_sent", 0) for span in of_gradients),
-        communication=covered(map(interval_of, of_gradients)),
+        communication=covered(map(interval_of, gradients_under_way)),
         waiting=covered(interval_of(span) for span in timeline.spans() if span["name"] == WAIT),
-        other=covered(interval_of(span) for span in calls if _GRADIENTS not in span["name"]),
+        other=covered(interval_of(span) for span in all_calls if _GRADIENTS not in span["name"]),
     )
 
 
 def is_communication(span: Event) -> bool:
     """Tell a collective from what else took time."""
-    return "bytes" in span["args"]
+    return "bytes" in span["args"] or _is_on_device(span)
+
+
+def _is_on_device(span: Event) -> bool:
+    """Tell when a device was at a call from when the host put it there, which is a span of its own."""
+    return bool(span["args"].get("on_device"))
 
 
 def interval_of(event: Event) -> Interval:

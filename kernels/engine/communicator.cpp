@@ -267,8 +267,7 @@ collective::Outcome Communicator::run_on_device(const collective::Call& call) {
   timeline->begin(placement.stream);
   const collective::Outcome outcome = device_group(placement.device, call).run(call);
   timeline->end(placement.stream, describe(call.signature),
-                "\"bytes\": " + std::to_string(call.bytes()) + ", \"path\": \"" + std::string(name_of(outcome.path)) +
-                    "\"");
+                R"("on_device": true, "path": ")" + std::string(name_of(outcome.path)) + "\"");
   return outcome;
 }
 
