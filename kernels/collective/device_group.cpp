@@ -40,8 +40,8 @@ std::string trouble_with_nccl(const std::vector<Equipment>& all) {
       return "rank " + std::to_string(rank) + " has no NCCL: " + all[rank].no_nccl.data();
     }
     if (all[rank].nccl_version != all.front().nccl_version) {
-      return "rank 0 has NCCL " + std::to_string(all.front().nccl_version) + ", rank " + std::to_string(rank) +
-             " has NCCL " + std::to_string(all[rank].nccl_version);
+      return "rank 0 has NCCL " + transport::nccl_version_text(all.front().nccl_version) + ", rank " +
+             std::to_string(rank) + " has NCCL " + transport::nccl_version_text(all[rank].nccl_version);
     }
   }
   return {};
@@ -251,6 +251,12 @@ void DeviceGroup::report(const Signature& signature, const Choice& choice) const
     std::ostringstream line;
     line << "gradientflow: " << describe(signature) << ": " << name_of(choice.path) << ", " << choice.reason << "\n";
     std::fputs(line.str().c_str(), stderr);
+  }
+}
+
+void DeviceGroup::check() const {
+  if (nccl_ != nullptr) {
+    nccl_->check();
   }
 }
 

@@ -38,6 +38,9 @@ class DeviceGroup {
   [[nodiscard]] const std::string& no_nccl() const { return no_nccl_; }
   [[nodiscard]] const std::string& no_peers() const { return no_peers_; }
 
+  // Throws what went wrong on the device after a call had returned, if something has.
+  void check() const;
+
   // Streams go on, whatever the other ranks do.
   void abort() noexcept;
 

@@ -171,7 +171,7 @@ collective::DeviceGroup& Communicator::device_group(int device, const collective
       group_->agree_on(call);
     }
     const compute::cuda::UseDevice use(device);
-    auto made = std::make_unique<collective::DeviceGroup>(*group_, device);
+    auto made = std::make_shared<collective::DeviceGroup>(*group_, device);
     const std::lock_guard lock(mutex_);
     device_group_ = std::move(made);
   }
@@ -497,15 +497,15 @@ void Communicator::serve_in_background(collective::Call call, const StreamMarks&
   const compute::cuda::UseDevice use(call.placement->device);
   call.placement->stream = device_group(call.placement->device, call).stream();
   after.hold(call.placement->stream);
-  const auto end = std::make_shared<compute::cuda::OwnedEvent>();
+  const auto end = std::make_shared<OnDevice>(compute::cuda::OwnedEvent(), device_group_);
   try {
     served = serve(call, queued);
   } catch (const Error&) {
-    compute::cuda::runtime().record(end->get(), call.placement->stream);
+    compute::cuda::runtime().record(end->event.get(), call.placement->stream);
     served.end = end;
     throw;
   }
-  compute::cuda::runtime().record(end->get(), call.placement->stream);
+  compute::cuda::runtime().record(end->event.get(), call.placement->stream);
   served.end = end;
 }
 

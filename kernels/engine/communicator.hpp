@@ -140,7 +140,7 @@ class Communicator {
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
 
   std::unique_ptr<collective::Group> group_;
-  std::unique_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
+  std::shared_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
   collective::PointToPoint point_to_point_;
   int forks_;  // how often the process had forked when this was made
   mutable std::mutex mutex_;

@@ -45,32 +45,36 @@ Times Handle::times() const {
   return times_;
 }
 
-bool Handle::ends_on_device() const {
+DeviceEnd Handle::end() const {
   const std::lock_guard lock(mutex_);
-  return end_ != nullptr;
+  return end_;
 }
 
+bool Handle::ends_on_device() const { return end() != nullptr; }
+
 void Handle::order(compute::cuda::Stream stream) const {
-  const std::lock_guard lock(mutex_);
-  if (end_ != nullptr) {
-    compute::cuda::runtime().wait(stream, end_->get());
+  if (const DeviceEnd end = this->end()) {
+    compute::cuda::runtime().wait(stream, end->event.get());
+    check(*end);
   }
 }
 
 void Handle::synchronize() const {
-  DeviceEnd end;
-  {
-    const std::lock_guard lock(mutex_);
-    end = end_;
+  if (const DeviceEnd end = this->end()) {
+    compute::cuda::runtime().synchronize_event(end->event.get());
+    check(*end);
   }
-  if (end != nullptr) {
-    compute::cuda::runtime().synchronize_event(end->get());
+}
+
+void Handle::check(const OnDevice& end) {
+  if (const auto group = end.group.lock()) {
+    group->check();
   }
 }
 
 bool Handle::device_done() const {
-  const std::lock_guard lock(mutex_);
-  return done() && (end_ == nullptr || compute::cuda::runtime().happened(end_->get()));
+  const DeviceEnd end = this->end();
+  return done() && (end == nullptr || compute::cuda::runtime().happened(end->event.get()));
 }
 
 void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error) {

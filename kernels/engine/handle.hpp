@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "../base/error.hpp"
+#include "../collective/device_group.hpp"
 #include "../collective/group.hpp"
 #include "../compute/cuda/owned.hpp"
 
@@ -22,8 +23,12 @@ struct Times {
   Clock::time_point ended;
 };
 
-// Of a call on tensors of a device: what happens there once the result is there. nullptr for other calls.
-using DeviceEnd = std::shared_ptr<compute::cuda::OwnedEvent>;
+// Of a call on tensors of a device: what happens there once the result is there, and who knows of what went wrong.
+struct OnDevice {
+  compute::cuda::OwnedEvent event;
+  std::weak_ptr<const collective::DeviceGroup> group;
+};
+using DeviceEnd = std::shared_ptr<OnDevice>;  // nullptr for other calls
 
 class Handle {
  public:
@@ -37,7 +42,7 @@ class Handle {
   bool done_by(std::optional<Times::Clock::time_point> deadline);
 
   // After `wait`, for tensors of a device, on which the call may still be at work: what is put into the stream from now
-  // on sees the result; or the host waits for it.
+  // on sees the result; or the host waits for it. Both throw what has gone wrong on the device by then.
   [[nodiscard]] bool ends_on_device() const;
   void order(compute::cuda::Stream stream) const;
   void synchronize() const;
@@ -53,6 +58,9 @@ class Handle {
   void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error);
 
  private:
+  [[nodiscard]] DeviceEnd end() const;
+  static void check(const OnDevice& end);
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
