@@ -82,10 +82,10 @@ std::string select_on_device(const std::string& kind, const std::string& algorit
                                    .largest_node = *largest,
                                    .in_node_memory = in_device_memory,
                                    .direct_read_allowed = false};
-  return std::string(name_of(
-      collective::select_on_device(
-          {.call = call, .shares_device = shares_device, .no_nccl = no_nccl, .no_peers = no_peers}, Config())
-          .path));
+  return std::string(
+      name_of(collective::select_on_device(
+                  {.call = call, .shares_device = shares_device, .no_nccl = no_nccl, .no_peers = no_peers}, Config())
+                  .path));
 }
 
 // Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.

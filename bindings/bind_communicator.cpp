@@ -322,9 +322,10 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("path", [](const Handle& handle) { return collective::name_of(handle.outcome().path); })
       .def_property_readonly("nonfinite", [](const Handle& handle) { return handle.outcome().nonfinite; })
       .def_property_readonly("bytes_sent", [](const Handle& handle) { return handle.outcome().bytes_sent; })
-      .def("wait", &wait_for, py::arg("timeout"), py::arg("result"),
-           "For a result on a device: until it is known how the call ends. What is put into the result's current stream "
-           "from then on sees it; where that is not known, it is there.");
+      .def(
+          "wait", &wait_for, py::arg("timeout"), py::arg("result"),
+          "For a result on a device: until it is known how the call ends. What is put into the result's current stream "
+          "from then on sees it; where that is not known, it is there.");
 
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
       .def_buffer([](const Segment& segment) {

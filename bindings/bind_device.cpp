@@ -172,8 +172,7 @@ void bind_device(py::module_& module) {
   submodule.def(
       "of", [](std::uintptr_t address) { return cuda::runtime().facts(pointer(address)).device; }, py::arg("address"),
       "The device that has this memory.");
-  submodule.def(
-      "current", [] { return cuda::runtime().device(); }, "The calling thread's device.");
+  submodule.def("current", [] { return cuda::runtime().device(); }, "The calling thread's device.");
   submodule.def("to_dlpack", &to_dlpack, py::arg("owner"), py::arg("address"), py::arg("shape"), py::arg("dtype"),
                 py::arg("device"));
 }

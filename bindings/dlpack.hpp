@@ -1,5 +1,6 @@
 // The structures of DLPack (https://dmlc.github.io/dlpack), the interchange format of tensors between frameworks, as
-// far as a reader of tensors on CPUs and CUDA devices needs them. Layout and names are those of the specification, versions 0 and 1.
+// far as a reader of tensors on CPUs and CUDA devices needs them. Layout and names are those of the specification,
+// versions 0 and 1.
 #pragma once
 
 #include <cstdint>

@@ -268,7 +268,8 @@ TensorView view_cuda_array(py::handle object, Access access, const char* name) {
   }
   view.data = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr): that is what they give
   const std::optional<compute::cuda::Stream> stream = stream_of_interface(interface);
-  const int device = view.count == 0 ? compute::cuda::runtime().device() : compute::cuda::runtime().facts(view.data).device;
+  const int device =
+      view.count == 0 ? compute::cuda::runtime().device() : compute::cuda::runtime().facts(view.data).device;
   view.placement = collective::Placement{device, stream.value_or(stream_from(default_stream))};
   view.stream_is_known = stream.has_value();
   view.owner = py::reinterpret_borrow<py::object>(object);
@@ -296,9 +297,10 @@ TensorView view_tensor(py::handle object, Access access, const char* name) {
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     return view_buffer(object, access, name);
   }
-  refuse_type(name, "is a " + py::str(py::type::of(object).attr("__name__")).cast<std::string>() +
-                        "; what is needed is a NumPy array, or an object with DLPack, the CUDA array interface or the buffer "
-                        "protocol");
+  refuse_type(name,
+              "is a " + py::str(py::type::of(object).attr("__name__")).cast<std::string>() +
+                  "; what is needed is a NumPy array, or an object with DLPack, the CUDA array interface or the buffer "
+                  "protocol");
 }
 
 std::optional<compute::cuda::Stream> current_stream(py::handle object) {

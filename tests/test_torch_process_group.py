@@ -107,9 +107,10 @@ def free_port() -> int:
             return port
 
 
-def losses(backend: str, checkpoint: Path, epochs: int) -> dict[int, float]:
+def losses(backend: str, checkpoint: Path, epochs: int, device: str = "cpu") -> dict[int, float]:
     """Run the script with a backend; return the loss of each epoch."""
     script = [sys.executable, str(RANK_PROGRAMS / "ddp_script.py"), backend, str(checkpoint), str(epochs)]
+    script += ["--device", device]
     if backend == "gloo":
         script = ["sh", "-c", AS_TORCHRUN.format(port=free_port()), *script]
     finished = subprocess.run(

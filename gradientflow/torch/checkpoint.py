@@ -41,8 +41,8 @@ def pool_state(part: PooledGradients, states: Mapping[str, Any]) -> dict[str, An
     """Return the state of a sparse pool of `states`, with what is held back in the order that the pool has now."""
     state = dict(states[part.pool.dtype])
     held = dict(zip(state.pop("names"), state["held"], strict=True))
-    state["held"] = [held[name].numpy() for name in part.names]
-    state["important"] = state["important"].numpy()
+    state["held"] = [held[name].cpu().numpy() for name in part.names]
+    state["important"] = state["important"].cpu().numpy()
     return state
 
 
@@ -102,7 +102,7 @@ def summary(state: Mapping[str, Any]) -> dict[str, str]:
     """Say what of a state has to be the same on all ranks."""
     entries = {"the kind of state": "a state of a strategy"}
     for dtype, pool in state["pools"].items():
-        chosen = hashlib.sha256(pool["important"].numpy().tobytes()).hexdigest()[:8]
+        chosen = hashlib.sha256(pool["important"].cpu().numpy().tobytes()).hexdigest()[:8]
         entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
         entries[f"the choice of {dtype} chunks"] = f"{pool['chunk_size']} elements each, {chosen}"
         entries[f"the order of {dtype} gradients"] = ", ".join(pool["names"])

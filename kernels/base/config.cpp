@@ -218,7 +218,8 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return c.nccl_library; },
        [](Config& c, const std::string& t) { c.nccl_library = parse_library(t); }},
       {{"cuda_library", "GRADIENTFLOW_CUDA_LIBRARY", "file",
-        "The library with the kernels for CUDA, in place of the installed one (auto). Read once, from the environment."},
+        "The library with the kernels for CUDA, in place of the installed one (auto). Read once, from the "
+        "environment."},
        [](const Config& c) { return c.cuda_library; },
        [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",

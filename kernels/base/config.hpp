@@ -31,12 +31,12 @@ struct Config {
   bool debug = false;                       // say on standard error which way each call goes
   std::string timeline;                     // the file to write what happens when to; empty: none
   std::size_t host_piece_bytes = 4 * mib;   // a tensor of a device passes through the host so much at a time
-  std::size_t device_slot_bytes = 16 * mib; // memory of the device in which ordinary arrays meet; every rank has it
-  std::size_t peer_bytes = 256 * kib;       // tensors of devices up to here are exchanged without NCCL inside a node
-  std::string nccl_library = "auto";        // the NCCL to load: auto finds one, off does without
-  std::string cuda_library = "auto";        // the library with all that needs CUDA; auto: the installed one
-  int spin = 50;                            // polls of a flag before the core is yielded to others
-  int yields = 100;                         // yields before the rank sleeps
+  std::size_t device_slot_bytes = 16 * mib;  // memory of the device in which ordinary arrays meet; every rank has it
+  std::size_t peer_bytes = 256 * kib;        // tensors of devices up to here are exchanged without NCCL inside a node
+  std::string nccl_library = "auto";         // the NCCL to load: auto finds one, off does without
+  std::string cuda_library = "auto";         // the library with all that needs CUDA; auto: the installed one
+  int spin = 50;                             // polls of a flag before the core is yielded to others
+  int yields = 100;                          // yields before the rank sleeps
 };
 
 // What a user may set, for the documentation, the command line and the bindings.

@@ -292,8 +292,8 @@ size_t gf_pool_tensors(const gf_pool* pool);  // how many
 size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with what lies between them
 
 // For a pool on a device: the cudaStream_t in which gradients are written and used, from now on; the default stream
-// (NULL) at first. A tensor is final once what is in the stream when gf_pool_ready is called is done; what is put into it
-// after gf_pool_wait sees the means. The host does not wait for the device.
+// (NULL) at first. A tensor is final once what is in the stream when gf_pool_ready is called is done; what is put into
+// it after gf_pool_wait sees the means. The host does not wait for the device.
 gf_status gf_pool_set_stream(gf_pool* pool, void* stream);
 
 // Tensor `tensor` is final for this iteration. Once an iteration, from any thread.

@@ -41,9 +41,8 @@ gf_status gf_pool_ready_all(gf_pool* pool) {
 }
 
 gf_status gf_pool_wait(gf_pool* pool, double timeout) {
-  return guarded([&] {
-    given(pool, "pool").engine.wait(timeout < 0 ? std::nullopt : std::optional(timeout), pool->stream);
-  });
+  return guarded(
+      [&] { given(pool, "pool").engine.wait(timeout < 0 ? std::nullopt : std::optional(timeout), pool->stream); });
 }
 
 gf_status gf_pool_abandon(gf_pool* pool) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../base/dtype.hpp"
+#include "../base/error.hpp"
 #include "../compute/cuda/stream.hpp"
 #include "../compute/kernels.hpp"
 #include "../transport/signature.hpp"
@@ -40,12 +41,20 @@ struct Call {
   transport::Signature signature;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::vector<std::size_t> counts = {};    // allgatherv: by rank
+  std::vector<std::size_t> counts = {};     // allgatherv: by rank
   std::optional<Placement> placement = {};  // where signature.memory is a device's
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
 };
+
+// Of a call on tensors of a device.
+[[nodiscard]] inline const Placement& placement_of(const Call& call) {
+  if (!call.placement) {
+    throw Error(ErrorKind::internal, "a call on tensors of a device does not say where they are");
+  }
+  return *call.placement;
+}
 
 [[nodiscard]] inline std::size_t input_count(const Call& call, int ranks, int rank) {
   const auto number = static_cast<std::size_t>(ranks);

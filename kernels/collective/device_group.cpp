@@ -113,12 +113,9 @@ Outcome DeviceGroup::run(const Call& call) {
     nccl_->check();  // the others do not come to an agreement with this rank where an earlier call has failed
   }
   group_.agree_on(call);
-  if (last_stream_ && *last_stream_ != call.placement->stream) {
-    runtime.wait(call.placement->stream, last_.get());
-  }
+  runtime.wait(placement_of(call).stream, last_.get());
   choice = serve(call, choice, outcome);
-  runtime.record(last_.get(), call.placement->stream);
-  last_stream_ = call.placement->stream;
+  runtime.record(last_.get(), placement_of(call).stream);
   outcome.path = choice.path;
   if (group_.config().debug) {
     report(call.signature, choice);
@@ -208,14 +205,13 @@ std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
 void DeviceGroup::run_alone(const Call& call) {
   if (call.output != nullptr && call.output != call.input) {
     const std::size_t bytes = output_count(call.signature, 1, 0) * call.element();
-    cuda::runtime().copy(call.output, call.input, bytes, call.placement->stream);
+    cuda::runtime().copy(call.output, call.input, bytes, placement_of(call).stream);
   }
 }
 
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   const cuda::UseDevice use(device_);
-  group_.agree_on(
-      {.signature = {.count = bytes, .kind = transport::CallKind::allocate, .memory = Memory::device}});
+  group_.agree_on({.signature = {.count = bytes, .kind = transport::CallKind::allocate, .memory = Memory::device}});
   if (peers_ != nullptr && no_peers_.empty()) {
     return peers_->allocate(bytes);
   }

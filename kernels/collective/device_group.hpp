@@ -17,7 +17,8 @@ namespace gradientflow::collective {
 
 class DeviceGroup {
  public:
-  // For tensors on `device`, which is the thread's current one. Finds out what the ranks have: NCCL, memory of the others. Collective.
+  // For tensors on `device`, which is the thread's current one. Finds out what the ranks have: NCCL, memory of the
+  // others. Collective.
   DeviceGroup(Group& group, int device);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -63,8 +64,7 @@ class DeviceGroup {
   std::unique_ptr<NcclCollectives> nccl_;  // made with the first call that takes it
   std::unique_ptr<PeerExchange> peers_;
   std::unique_ptr<HostStaging> staging_;  // likewise
-  compute::cuda::OwnedEvent last_;        // the end of the last call, for the next one in another stream
-  std::optional<compute::cuda::Stream> last_stream_;
+  compute::cuda::OwnedEvent last_;        // the end of the last call, for the next one, perhaps in another stream
 };
 
 }  // namespace gradientflow::collective

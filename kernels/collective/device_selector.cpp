@@ -6,7 +6,6 @@ namespace gradientflow::collective {
 namespace {
 
 using transport::Algorithm;
-using transport::CallKind;
 
 [[noreturn]] void refuse(const DeviceSituation& s, const std::string& why) {
   throw Error(ErrorKind::value,

@@ -16,10 +16,10 @@
 namespace gradientflow::collective {
 
 struct DeviceSituation {
-  Situation call;       // `in_node_memory`: of the devices
-  bool shares_device;   // two ranks have the same device, which NCCL refuses
-  std::string no_nccl;  // why there is no NCCL; empty: there is
-  std::string no_peers; // why ranks cannot map each other's memory; empty: they can
+  Situation call;        // `in_node_memory`: of the devices
+  bool shares_device;    // two ranks have the same device, which NCCL refuses
+  std::string no_nccl;   // why there is no NCCL; empty: there is
+  std::string no_peers;  // why ranks cannot map each other's memory; empty: they can
 };
 
 // Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.

@@ -35,10 +35,9 @@ using transport::Signature;
 
 // Every rank decides alone which way a call goes, so these settings must be the same everywhere.
 constexpr std::array<std::string_view, 16> agreed_fields = {
-    "node_size",       "direct_read",   "inline_bytes", "staging_bytes", "direct_read_bytes",
-    "streaming_bytes", "segment_bytes", "window",       "stretch_bytes", "doubling_bytes",
-    "ring_bytes",      "timeline",      "progress",     "host_piece_bytes", "device_slot_bytes",
-    "peer_bytes"};
+    "node_size",     "direct_read",      "inline_bytes",      "staging_bytes",  "direct_read_bytes", "streaming_bytes",
+    "segment_bytes", "window",           "stretch_bytes",     "doubling_bytes", "ring_bytes",        "timeline",
+    "progress",      "host_piece_bytes", "device_slot_bytes", "peer_bytes"};
 
 }  // namespace
 

@@ -53,7 +53,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   Call whole = call;
   whole.signature = on_host(call.signature);
   if (rounded) {
-    whole.signature.dtype = *call.signature.wire;
+    whole.signature.dtype = call.signature.wire.value_or(whole.signature.dtype);
     whole.signature.wire.reset();
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
     if (rounded_.data() == nullptr) {
@@ -61,7 +61,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
     }
   }
   const CallPieces pieces(whole, group_.mpi().size(), group_.mpi().rank(), capacity_);
-  runtime.record(begin_.get(), call.placement->stream);
+  runtime.record(begin_.get(), placement_of(call).stream);
   runtime.wait(down_.get(), begin_.get());
   runtime.wait(up_.get(), begin_.get());
   std::size_t nonfinite = 0;
@@ -91,7 +91,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
     throw;
   }
   runtime.record(end_.get(), up_.get());
-  runtime.wait(call.placement->stream, end_.get());
+  runtime.wait(placement_of(call).stream, end_.get());
   return call.signature.wire && rounded ? std::optional(nonfinite) : std::nullopt;
 }
 

@@ -14,11 +14,25 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::array<std::string_view, 19> paths = {
-    "alone",        "announcement",       "node_memory",   "direct",        "staged",   "agreement",
-    "recursive_doubling", "ring",         "hierarchical",  "hierarchical_lanes", "binomial", "chain",
-    "pairwise",     "mpi",                "device_memory", "device_staged", "nccl",     "nccl_hierarchical",
-    "through_host"};
+constexpr std::array<std::string_view, 19> paths = {"alone",
+                                                    "announcement",
+                                                    "node_memory",
+                                                    "direct",
+                                                    "staged",
+                                                    "agreement",
+                                                    "recursive_doubling",
+                                                    "ring",
+                                                    "hierarchical",
+                                                    "hierarchical_lanes",
+                                                    "binomial",
+                                                    "chain",
+                                                    "pairwise",
+                                                    "mpi",
+                                                    "device_memory",
+                                                    "device_staged",
+                                                    "nccl",
+                                                    "nccl_hierarchical",
+                                                    "through_host"};
 
 constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
 constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here

@@ -127,7 +127,7 @@ void Communicator::check(const collective::Call& call) const {
   }
   check_wire(signature);
   if (call.placement) {
-    check_device(call.placement->device);
+    check_device(placement_of(call).device);
     return;
   }
   if (uses_mpi(group_->choose(signature, false).path)) {  // throws where the algorithm cannot serve it
@@ -259,7 +259,7 @@ collective::Outcome Communicator::run(const collective::Call& call) {
 
 // Records when the device is at it, too.
 collective::Outcome Communicator::run_on_device(const collective::Call& call) {
-  const collective::Placement& placement = *call.placement;
+  const collective::Placement& placement = placement_of(call);
   const auto timeline = device_timeline(placement.device);
   if (timeline == nullptr) {
     return device_group(placement.device, call).run(call);
@@ -471,8 +471,8 @@ std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   check(call);
   if (call.placement) {
-    const auto after = std::make_shared<StreamMarks>(call.placement->device);
-    after->mark(call.placement->stream);
+    const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
+    after->mark(placement_of(call).stream);
     return enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
       serve_in_background(call, *after, queued, served);
     });
@@ -494,18 +494,20 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const
 // A call that fails may have left work in the stream: its tensors are in use until that has ended, too.
 void Communicator::serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
                                        Served& served) {
-  const compute::cuda::UseDevice use(call.placement->device);
-  call.placement->stream = device_group(call.placement->device, call).stream();
-  after.hold(call.placement->stream);
+  const int device = placement_of(call).device;
+  const compute::cuda::UseDevice use(device);
+  const compute::cuda::Stream stream = device_group(device, call).stream();
+  call.placement = collective::Placement{device, stream};
+  after.hold(stream);
   const auto end = std::make_shared<OnDevice>(compute::cuda::OwnedEvent(), device_group_);
   try {
     served = serve(call, queued);
   } catch (const Error&) {
-    compute::cuda::runtime().record(end->event.get(), call.placement->stream);
+    compute::cuda::runtime().record(end->event.get(), stream);
     served.end = end;
     throw;
   }
-  compute::cuda::runtime().record(end->event.get(), call.placement->stream);
+  compute::cuda::runtime().record(end->event.get(), stream);
   served.end = end;
 }
 

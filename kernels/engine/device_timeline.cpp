@@ -19,7 +19,7 @@ DeviceTimeline::DeviceTimeline(std::shared_ptr<Timeline> timeline, int device, c
       track_(timeline_->add_track(name + " on CUDA device " + std::to_string(device))) {
   const cuda::UseDevice use(device_);
   const cuda::OwnedStream stream;
-  origin_.emplace(cuda::EventKind::time);
+  origin_ = std::make_unique<cuda::OwnedEvent>(cuda::EventKind::time);
   cuda::runtime().record(origin_->get(), stream.get());
   cuda::runtime().synchronize(stream.get());
   origin_time_ = Timeline::Clock::now();

@@ -45,7 +45,7 @@ class DeviceTimeline {
   int device_;
   int track_;
   std::mutex mutex_;
-  std::optional<compute::cuda::OwnedEvent> origin_;
+  std::unique_ptr<compute::cuda::OwnedEvent> origin_;
   Timeline::Time origin_time_;
   std::optional<compute::cuda::OwnedEvent> begun_;
   std::deque<Entry> entries_;

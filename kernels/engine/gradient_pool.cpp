@@ -36,7 +36,8 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   communicator.check(call_for(0));
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
-  memory_.emplace(*communicator_, options.device, bytes(), collective::PooledSlices::extra_bytes);
+  memory_ =
+      std::make_unique<PoolMemory>(*communicator_, options.device, bytes(), collective::PooledSlices::extra_bytes);
   if (progress_ == Progress::caller) {
     slices_ = std::make_unique<collective::PooledSlices>(memory_->on_host(), communicator_->local_size(),
                                                          communicator_->local_rank());
@@ -174,7 +175,7 @@ void GradientPool::mark(std::size_t tensor, Clock::time_point now, Stream stream
 collective::Call GradientPool::call_for(std::size_t range, Stream stream) const {
   const std::size_t begin = ranges_.empty() ? 0 : offsets_[ranges_[range].begin];
   const std::size_t size = ranges_.empty() ? 0 : bytes_of(ranges_[range]);
-  std::byte* const memory = memory_ ? memory_->data() + begin : nullptr;
+  std::byte* const memory = memory_ != nullptr ? memory_->data() + begin : nullptr;
   return {.signature = {.count = size / size_of(dtype_),
                         .kind = transport::CallKind::allreduce,
                         .dtype = dtype_,

@@ -1,13 +1,14 @@
 // The gradient pool: all gradient tensors of a model in one stretch of memory, of the host or of a CUDA device, reduced
-// there without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce).
+// there without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy
+// allreduce).
 //
 // Tensors are put together into ranges, by the layout and a threshold alone. A range is due when all of its tensors are
 // ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever the order in
 // which tensors become ready, and without asking each other. What is due is reduced by a progress thread; or, inside a
 // node without cores to spare for one, by the threads that call `ready` and `wait`, see collective::PooledSlices.
-// On a device, ranges are reduced in a stream of the pool's own, behind what the streams of their tensors had to do when
-// these became ready; nobody waits for the device.
-// An iteration goes from the first tensor that is ready to the end of `wait` or `abandon`.
+// On a device, ranges are reduced in a stream of the pool's own, behind what the streams of their tensors had to do
+// when these became ready; nobody waits for the device. An iteration goes from the first tensor that is ready to the
+// end of `wait` or `abandon`.
 #pragma once
 
 #include <atomic>
@@ -128,7 +129,7 @@ class GradientPool {
   std::size_t tensors_;
   std::size_t active_;                // the first of them, which take part
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
-  std::optional<PoolMemory> memory_;
+  std::unique_ptr<PoolMemory> memory_;
   std::vector<TensorRange> ranges_;
   std::vector<std::size_t> range_of_;  // by tensor
   std::vector<StreamMarks> marks_;     // by range, on a device: where the streams stood when its tensors became ready

@@ -70,7 +70,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   }
   send_ =
       std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype, options_.pool);
-  memory_.emplace(*communicator_, options_.pool.device, bytes());
+  memory_ = std::make_unique<PoolMemory>(*communicator_, options_.pool.device, bytes());
   work_ = ChunkWork::make(options_.pool.device, dtype, number, chunk_size_, options_.momentum);
   if (options.momentum > 0.0F) {
     for (FloatArray& held : held_) {

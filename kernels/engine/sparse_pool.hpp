@@ -171,7 +171,7 @@ class SparsePool {
   std::size_t chunk_size_;
   std::vector<double> extra_;
   std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
-  std::optional<PoolMemory> memory_;
+  std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
   FloatArray held_[2];
   std::unique_ptr<ChunkWork> work_;

@@ -15,14 +15,17 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 class Trainer:
-    def __init__(self, model: torch.nn.Module, data: DataLoader, optimizer: torch.optim.Optimizer, path: str) -> None:
+    def __init__(
+        self, model: torch.nn.Module, data: DataLoader, optimizer: torch.optim.Optimizer, path: str, device: str
+    ) -> None:
         self.rank = dist.get_rank()
+        self.device = device
         self.data = data
         self.optimizer = optimizer
         self.path = path
         self.first_epoch = 0
         if os.path.exists(path):
-            snapshot = torch.load(path)
+            snapshot = torch.load(path, map_location=device)
             model.load_state_dict(snapshot["model"])
             optimizer.load_state_dict(snapshot["optimizer"])
             self.first_epoch = snapshot["epoch"] + 1
@@ -36,10 +39,10 @@ class Trainer:
 
     def run_epoch(self, epoch: int) -> float:
         self.data.sampler.set_epoch(epoch)
-        total = torch.zeros(1)
+        total = torch.zeros(1, device=self.device)
         for inputs, targets in self.data:
             self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(inputs), targets)
+            loss = F.cross_entropy(self.model(inputs.to(self.device)), targets.to(self.device))
             loss.backward()
             self.optimizer.step()
             total += loss.detach()
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("checkpoint")
     parser.add_argument("epochs", type=int)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
 
     dist.init_process_group(arguments.backend)
@@ -67,10 +71,10 @@ def main() -> None:
     inputs = torch.randn(512, 20)
     targets = (inputs @ torch.randn(20, 4)).argmax(dim=1)
     dataset = TensorDataset(inputs, targets)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)).to(arguments.device)
     data = DataLoader(dataset, batch_size=16, sampler=DistributedSampler(dataset))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    Trainer(model, data, optimizer, arguments.checkpoint).train(arguments.epochs)
+    Trainer(model, data, optimizer, arguments.checkpoint, arguments.device).train(arguments.epochs)
     dist.destroy_process_group()
 
 

@@ -73,6 +73,7 @@ class Twins:
         ]
         self.optimizers = [make(each, its, **optimizer) for each, its in zip(self.pools, taken, strict=True)]
         self.source = device.empty(self.pools[0].nbytes, "uint8", DEVICE)
+        self.elsewhere = device.empty(1, device=DEVICE)
         self.streams = [0, *(_core.device.make_stream(DEVICE) for _ in range(STREAMS - 1))]
 
     def close(self) -> None:
@@ -81,8 +82,13 @@ class Twins:
         for stream in self.streams[1:]:
             _core.device.destroy_stream(stream)
 
-    def write(self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None) -> list[tuple[int, int]]:
-        """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor."""
+    def write(
+        self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None, before: int = 0
+    ) -> list[tuple[int, int]]:
+        """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor.
+
+        There, each stream has something to do `before`.
+        """
         random = np.random.default_rng([*seed, RANK])
         host, on_device = self.pools
         drawn = {}
@@ -94,6 +100,9 @@ class Twins:
             host.memory[host.offsets[index] :][: raw.size] = raw
             drawn[index] = raw.size, self.streams[random.integers(STREAMS)]
         self.source.set(host.memory)
+        for stream in self.streams:
+            for _ in range(before):
+                _core.device.copy(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
         for index, (size, stream) in drawn.items():
             begin = host.offsets[index]
             _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
@@ -154,15 +163,19 @@ class Twins:
 
 
 def check_plain(comm: gf.Communicator) -> None:
-    """Densities, momenta and chunk sizes: smaller than tensors, larger than them, and not a multiple of anything."""
-    for dtype, density, momentum, chunk_size in (
+    """Densities, momenta and chunk sizes: smaller than tensors, larger than them, and not a multiple of anything.
+
+    A third of them for each number of ranks, another one with the next number.
+    """
+    cases = (
         ("float32", 0.2, 0.9, 64),
         ("float32", 0.5, 1.0, 2500),
         ("float16", 0.3, 0.5, 333),
         ("bfloat16", 0.1, 0.9, 512),
         ("float32", 0.3, 0.0, 100),
         ("float32", 1.0, 0.9, 10**6),
-    ):
+    )
+    for dtype, density, momentum, chunk_size in cases[SIZE % 3 :: 3]:
         pool = {"density": density, "momentum": momentum, "chunk_size": chunk_size, "extra": 2}
         twins = Twins(comm, dtype, pool, lr=lambda t: 0.5 / (1 + t), momentum=0.9, weight_decay=0.01)
         for step in range(6):
@@ -191,11 +204,8 @@ def check_thresholds(comm: gf.Communicator) -> None:
 
 def check_mixed_precision(comm: gf.Communicator) -> None:
     """With loss scales that change, overflows on some rank, and master weights; SGD and LARS."""
-    for dtype, weights, lars in (
-        ("float16", "float16", False),
-        ("bfloat16", "bfloat16", True),
-        ("float16", "float32", True),
-    ):
+    cases = (("float16", "float16", False), ("bfloat16", "bfloat16", True), ("float16", "float32", True))
+    for dtype, weights, lars in (cases[SIZE % 3], cases[(SIZE + 1) % 3]):
         pool = {"density": 0.3, "momentum": 0.5, "chunk_size": 300, "skip_nonfinite": True}
         twins = Twins(comm, dtype, pool, lars=lars, weights=weights, lr=0.125, momentum=0.5, loss_scale=None)
         scales = [gf.optimizers.LossScale(2.0**4, growth_interval=3) for _ in twins.optimizers]
@@ -231,6 +241,22 @@ def check_dense_steps(comm: gf.Communicator) -> None:
                 twins.check((dtype, weights, lars, step))
         assert [optimizer.steps for optimizer in twins.optimizers] == [3, 3]
         twins.close()
+
+
+def check_steps_ahead(comm: gf.Communicator) -> None:
+    """Steps that the host makes long before the device does, each with another rate."""
+    twins = Twins(comm, "float32", {}, lr=lambda t: 1 / (1 + t), momentum=0.5)
+    twins.iterate(0)
+    for _, stream in twins.write([1], before=100):
+        _core.device.order(DEVICE, stream, 0)
+    for pool in twins.pools:
+        pool.ready()
+        pool.wait()
+    for _ in range(5):
+        twins.optimizers[0].step()
+        twins.optimizers[1].step()
+    twins.check("ahead")
+    twins.close()
 
 
 # ---- what may go wrong -----------------------------------------------------------------------------------------------
@@ -273,7 +299,7 @@ def check_abandoned(comm: gf.Communicator) -> None:
             twins.iterate(step)
             twins.check(step)
             continue
-        written = twins.write([step])
+        written = twins.write([step], before=100)
         if RANK == 0:
             twins.ready(written[:3])
             for _, stream in written[3:]:  # nobody has said anything of these
@@ -385,6 +411,7 @@ CHECKS = [
     check_thresholds,
     check_mixed_precision,
     check_dense_steps,
+    check_steps_ahead,
     check_not_finite,
     check_abandoned,
     check_late,

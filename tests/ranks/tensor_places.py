@@ -1,9 +1,9 @@
 """Where the rank programs for PyTorch have their tensors: TENSORS_ON is "host", "cuda" or "emulated".
 
-With "emulated" PyTorch's tensors are on the host, as ever, but GradientFlow takes all of them for tensors on an
-emulated device. They can be read and written there, because the emulated device is made of threads (and does not protect
-its memory, with CUDA_EMULATOR_PROTECT=0). What PyTorch does, the host does at once: so it has to wait for the device
-wherever it reads what the device has written.
+With "emulated" the tensors are on the host, as ever, but GradientFlow takes all of them for tensors on an emulated
+device. They can be read and written there, because the emulated device is made of threads, and does not protect its own
+memory with CUDA_EMULATOR_PROTECT=0. What PyTorch does, the host does at once: so it has to wait for the device wherever
+it reads what the device has written.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import explanation
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
+from gradientflow.torch.parameters import is_lazy
 
 PLACE = os.environ.get("TENSORS_ON", "host")
 DEVICE = torch.device("cpu") if PLACE == "host" else torch.device("cuda", 0)
@@ -100,13 +101,13 @@ _real_tensor_over = devices.tensor_over
 
 
 _real_shared = devices.shared
-_left_on_host: set[int] = set()  # addresses
+_left_on_host: dict[int, torch.Tensor] = {}  # by address; kept, so that no other tensor gets their memory
 _emulates = [True]
 
 
 def left_on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Have a tensor of the host taken for one, for as long as the program runs."""
-    _left_on_host.add(tensor.data_ptr())
+    _left_on_host[tensor.data_ptr()] = tensor.detach()
     return tensor
 
 
@@ -119,7 +120,7 @@ def on_host() -> Iterator[None]:
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device:
-    is_emulated = tensor.is_cpu and _emulates[0] and tensor.data_ptr() not in _left_on_host
+    is_emulated = tensor.is_cpu and _emulates[0] and not is_lazy(tensor) and tensor.data_ptr() not in _left_on_host
     return DEVICE if is_emulated else tensor.device
 
 

@@ -60,10 +60,11 @@ std::string runtime_trouble() {
 
 const Runtime& runtime() {
   static const std::string trouble = runtime_trouble();
-  if (!trouble.empty()) {
+  const Runtime* const runtime = loaded().runtime;
+  if (runtime == nullptr || !trouble.empty()) {
     throw Error(ErrorKind::system, trouble);
   }
-  return *loaded().runtime;
+  return *runtime;
 }
 
 bool is_built() { return loaded().runtime != nullptr; }

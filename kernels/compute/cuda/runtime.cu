@@ -1,8 +1,7 @@
-#include "runtime.hpp"
-
 #include <cstring>
 
 #include "launch.cuh"
+#include "runtime.hpp"
 
 namespace gradientflow::compute::cuda {
 namespace {

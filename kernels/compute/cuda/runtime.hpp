@@ -76,9 +76,9 @@ class Runtime {
   [[nodiscard]] virtual Event make_event(EventKind kind) const = 0;
   virtual void destroy_event(Event event) const noexcept = 0;
   virtual void record(Event event, Stream stream) const = 0;
-  virtual void wait(Stream stream, Event event) const = 0;      // what is put into the stream from now on waits
-  [[nodiscard]] virtual bool happened(Event event) const = 0;   // an event that was never recorded has happened
-  virtual void synchronize_event(Event event) const = 0;        // without burning a core
+  virtual void wait(Stream stream, Event event) const = 0;     // what is put into the stream from now on waits
+  [[nodiscard]] virtual bool happened(Event event) const = 0;  // an event that was never recorded has happened
+  virtual void synchronize_event(Event event) const = 0;       // without burning a core
   [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // between two that tell the time
 
   // ---- with other processes of the machine
@@ -99,12 +99,11 @@ class Runtime {
   virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
-  virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch,
-                              Stream stream) const = 0;
+  virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const = 0;
 };
 
 // What the library exports, under this name: its runtime, which lives as long as the process does.
-extern "C" using MakeRuntime = const Runtime*();
+extern "C" using MakeRuntime = const Runtime * ();
 inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 
 // Loads the library, once. Throws Error(system), with what is to be done about it, where there is none, where it cannot
