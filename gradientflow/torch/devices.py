@@ -8,7 +8,7 @@ and ``None`` stands for it. The rest of this folder asks here, and calls nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -55,7 +55,12 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.device
 
 
-def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is in memory of the host, at the least expense."""
+    return tensor.is_cpu
+
+
+def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     """Return the one device that has all of these tensors; the host for none.
 
     Raises
@@ -63,15 +68,14 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
     gradientflow.errors.ArgumentError
         If they are on several.
     """
-    found: torch.device | None = None
-    for tensor in tensors:
-        device = device_of(tensor)
-        if found is None:
-            found = device
-        elif device != found:
-            message = f"the tensors of a call are on one device, not on {found} and {device}"
-            raise ArgumentError(message)
-    return HOST if found is None else found
+    elsewhere = [tensor for tensor in tensors if not is_on_host(tensor)]
+    if not elsewhere:
+        return HOST
+    found = {str(device_of(tensor)) for tensor in tensors}
+    if len(found) > 1:
+        message = f"the tensors of a call are on one device, not on {' and '.join(sorted(found))}"
+        raise ArgumentError(message)
+    return device_of(elsewhere[0])
 
 
 def kinds() -> list[torch.device]:
@@ -89,15 +93,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 def shared(tensor: torch.Tensor) -> Any:
     """Return what the core takes for a contiguous tensor. On a device it asks PyTorch for the current stream, too."""
-    return _HostMemory(tensor) if tensor.is_cpu else tensor
+    return _HostMemory(tensor) if is_on_host(tensor) else tensor
 
 
 def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return a row over an array of the core's, without a copy; it keeps the memory."""
-    is_on_host = isinstance(array, np.ndarray)
+    of_host = isinstance(array, np.ndarray)
     if array.nbytes == 0:
-        return torch.empty(0, dtype=dtype, device=HOST if is_on_host else f"cuda:{array.device}")
-    return torch.frombuffer(array, dtype=dtype) if is_on_host else _from_dlpack(array).view(dtype)
+        return torch.empty(0, dtype=dtype, device=HOST if of_host else f"cuda:{array.device}")
+    return torch.frombuffer(array, dtype=dtype) if of_host else _from_dlpack(array).view(dtype)
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,7 +124,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def host_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor on the host, to and from which the device of `tensor` copies without waiting."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST, pin_memory=True)
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -155,8 +159,10 @@ def as_default(device: torch.device) -> Iterator[None]:
         return
     order = load_core().device.order
     order(device.index, stream, 0)
-    yield
-    order(device.index, 0, stream)
+    try:
+        yield
+    finally:
+        order(device.index, 0, stream)
 
 
 def synchronize(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import CSC, Strategy
@@ -98,7 +99,7 @@ class PooledGradients:
             self._gradients, self._status = flat[: places[-1]], flat[places[-1] : places[-1] + count + 2]
         self._addresses = [view.data_ptr() for view in self.views]
         self._summary = self._status[count:]
-        self._full_status = torch.tensor([1.0] * count + [0.0, 1.0], dtype=self._status.dtype)
+        self._full_status = torch.tensor([1.0] * count + [0.0, 1.0], dtype=self._status.dtype, device=devices.HOST)
         self._version = self._gradients._version  # when all that was not zero lay where the pool knows of it
         self.order: list[int] = []
         self.used = [False] * count
@@ -228,9 +229,7 @@ class PooledGradients:
         Parameters that have a gradient on no rank get none, unless some was held back of them and has been sent now.
         """
         try:
-            self.pool.wait(stream=self._stream)
-            if self._status_pool is not None:
-                self._status_pool.wait()
+            self._wait_for_both()
         except NonFiniteError as error:
             raise self._naming(error) from None
         finally:
@@ -280,6 +279,22 @@ class PooledGradients:
             self.pool.ready(len(self.parameters))
         self.order.clear()
         self.pool.abandon(self._stream)
+
+    def _wait_for_both(self) -> None:
+        """Wait for the gradients, and for the status if it travels apart; both end their iteration, come what may."""
+        try:
+            self.pool.wait(stream=self._stream)
+        except NonFiniteError:  # on all ranks
+            if self._status_pool is not None:
+                self._status_pool.wait()
+            raise
+        except GradientFlowError:
+            if self._status_pool is not None:
+                with contextlib.suppress(GradientFlowError):
+                    self._status_pool.abandon()
+            raise
+        if self._status_pool is not None:
+            self._status_pool.wait()
 
     def _abandon_both(self, status_pool: GradientPool) -> None:
         if status_pool.ready_count == 0:
@@ -392,7 +407,7 @@ class PooledGradients:
         )
 
     def _write_status(self, active: bool) -> None:
-        self._status.copy_(torch.tensor([*self.used, True, active], dtype=self._status.dtype))
+        self._status.copy_(torch.tensor([*self.used, True, active], dtype=self._status.dtype, device=devices.HOST))
 
     def _spans(self) -> list[list[int]]:
         """Return where the means are, in elements; on a device everywhere, where one launch costs more than zeros."""

@@ -14,6 +14,7 @@ import torch
 
 from gradientflow.errors import CommunicationTimeoutError
 
+from . import devices
 from .messages import Mailbox
 
 
@@ -49,7 +50,7 @@ def _missing(mailbox: Mailbox, size: int, number: int, limit: float) -> Sequence
     """Wait for the other ranks, and answer those that come; return the others."""
     deadline = time.monotonic() + limit
     tag = mailbox.barrier_tag
-    arrived = {rank: torch.zeros(1, dtype=torch.int64) for rank in range(1, size)}
+    arrived = {rank: torch.zeros(1, dtype=torch.int64, device=devices.HOST) for rank in range(1, size)}
     messages = {rank: mailbox.receive(bell, rank, tag) for rank, bell in arrived.items()}
     missing = []
     for rank, bell in arrived.items():
@@ -58,8 +59,8 @@ def _missing(mailbox: Mailbox, size: int, number: int, limit: float) -> Sequence
         if bell.item() != number:
             messages[rank].cancel()
             missing.append(rank)
-    answer = torch.zeros(2 + size, dtype=torch.int64)
-    answer[: 2 + len(missing)] = torch.tensor([number, len(missing), *missing])
+    answer = torch.zeros(2 + size, dtype=torch.int64, device=devices.HOST)
+    answer[: 2 + len(missing)] = torch.tensor([number, len(missing), *missing], device=devices.HOST)
     for rank in arrived:
         if rank not in missing:
             mailbox.send(answer, rank, tag)
@@ -70,8 +71,8 @@ def _told(mailbox: Mailbox, size: int, number: int, limit: float) -> Sequence[in
     """Tell rank 0 that this rank is here; return who is missing, as rank 0 says, or rank 0 itself."""
     deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for as long
     tag = mailbox.barrier_tag
-    mailbox.send(torch.tensor([number]), 0, tag)
-    answer = torch.zeros(2 + size, dtype=torch.int64)
+    mailbox.send(torch.tensor([number], device=devices.HOST), 0, tag)
+    answer = torch.zeros(2 + size, dtype=torch.int64, device=devices.HOST)
     while answer[0].item() != number:
         message = mailbox.receive(answer, 0, tag)
         if not message.came_by(deadline):

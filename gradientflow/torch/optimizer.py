@@ -646,7 +646,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """Make pools and hooks for the parameters, in place of those there were."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
         settings = {
-            "the device": devices.common_device(trained.values()).type,
+            "the device": devices.common_device(list(trained.values())).type,
             "accumulation_steps": str(self.accumulation_steps),
             "strategy": type(self.strategy).__name__,
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",

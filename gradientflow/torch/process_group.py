@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import weakref
 import zlib
@@ -47,6 +46,7 @@ from .work import CollectiveWork, FutureThread, Work, seconds, timed_out, untrac
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # has the options of all calls
 
+_TENSORS = ("x", "out")  # of the arguments of calls
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
@@ -61,14 +61,14 @@ class _Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that it reads and writes."""
-        return [value for value in self.arguments.values() if isinstance(value, torch.Tensor)]
+        return [self.arguments[name] for name in _TENSORS if name in self.arguments]
 
     def make(self, communicator: Communicator, form: str = "") -> Any:
         """Make the call in one of its forms: "", or "_async"."""
-        arguments = {
-            name: devices.shared(value) if isinstance(value, torch.Tensor) else value
-            for name, value in self.arguments.items()
-        }
+        arguments = self.arguments.copy()
+        for name in _TENSORS:
+            if name in arguments:
+                arguments[name] = devices.shared(arguments[name])
         return getattr(communicator, self.name + form)(**arguments)
 
     def then(self, store: Callable[[], object]) -> _Call:
@@ -560,27 +560,37 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _run(self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any) -> Work:
-        """Make the calls: in this thread if the caller would wait for them at once, else in the background."""
-        device = devices.common_device(itertools.chain(outputs, *(call.tensors for call in calls)))
-        stream = devices.current_stream(device)
+        """Make the calls, in the current stream where the tensors are on a device."""
         self._calls += 1
-        if stream is not None:
-            self._device = device
+        tensors = outputs.copy()
+        for call in calls:
+            tensors += call.tensors
+        device = devices.common_device(tensors)
+        if device is devices.HOST:
+            return self._make(calls, outputs, options, None)
+        self._device = device
+        stream = devices.current_stream(device)
+        with devices.within(stream):
+            return self._make(calls, outputs, options, stream)
+
+    def _make(
+        self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any, stream: devices.Stream
+    ) -> CollectiveWork:
+        """Make the calls: in this thread if the caller would wait for them at once, else in the background."""
         limit = self._limit_of(options)
         communicator = self._own_communicator()
-        with devices.within(stream):
-            if options.asyncOp or limit is not None:
-                handles = [call.make(communicator, "_async") for call in calls]
-                finishing = [call.finish for call in calls if call.finish is not None]
-                return CollectiveWork(self._thread, outputs, handles, finishing, limit, stream)
-            try:
-                for call in calls:
-                    call.make(communicator)
-                    if call.finish is not None:
-                        call.finish()
-            except CommunicationTimeoutError as error:
-                raise timed_out(error) from error
-            return CollectiveWork(self._thread, outputs, stream=stream)
+        if options.asyncOp or limit is not None:
+            handles = [call.make(communicator, "_async") for call in calls]
+            finishing = [call.finish for call in calls if call.finish is not None]
+            return CollectiveWork(self._thread, outputs, handles, finishing, limit, stream)
+        try:
+            for call in calls:
+                call.make(communicator)
+                if call.finish is not None:
+                    call.finish()
+        except CommunicationTimeoutError as error:
+            raise timed_out(error) from error
+        return CollectiveWork(self._thread, outputs, stream=stream)
 
     def _own_communicator(self) -> Communicator:
         """Return the communicator for the calls of this thread.

@@ -222,7 +222,7 @@ gf_status gf_scatter_async(gf_communicator* communicator, const void* input, voi
                            int root, const gf_call_options* options, gf_handle** handle);
 gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
 
-// Whether the call has ended, well or badly: `*done` is 1 or 0. Does not wait.
+// Whether the call has ended, well or badly, for arrays on a device also there: `*done` is 1 or 0. Does not wait.
 gf_status gf_handle_test(const gf_handle* handle, int* done);
 
 // Waits until the call has ended, and returns how, as often as it is asked. A `timeout` in seconds that passes first is

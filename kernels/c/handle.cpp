@@ -30,7 +30,7 @@ gf_status gf_handle_test(const gf_handle* handle, int* done) {
   return guarded([&] {
     int& result = given(done, "done");
     result = 0;
-    result = usable(handle).done() ? 1 : 0;
+    result = usable(handle).device_done() ? 1 : 0;
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "../base/error.hpp"
 #include "../compute/cuda/owned.hpp"
+#include "on_all_ranks.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -23,7 +24,7 @@ struct Equipment {
   std::array<char, 32> bus_id;
   std::array<char, 400> no_nccl;  // why; empty: there is
   int nccl_version;
-  int node;
+  std::size_t host;
   bool several_ranks;  // on one device are wanted, which newer NCCL can if it is told to
 };
 
@@ -52,7 +53,17 @@ std::string trouble_with_nccl(const std::vector<Equipment>& all) {
 DeviceGroup::DeviceGroup(Group& group, int device) : group_(group), device_(device) {
   if (group_.mpi().size() > 1) {
     group_.mpi().check_not_finalized();
-    find_nccl();
+  }
+  std::optional<cuda::UseDevice> use;
+  std::string bus_id;
+  on_all_ranks(group_.mpi(), "cannot use CUDA device " + std::to_string(device_), [&] {
+    use.emplace(device_);
+    stream_ = std::make_unique<cuda::OwnedStream>();
+    last_ = std::make_unique<cuda::OwnedEvent>();
+    bus_id = cuda::runtime().bus_id(device_);
+  });
+  if (group_.mpi().size() > 1) {
+    find_nccl(bus_id);
     if (group_.topology().nodes() == 1) {
       peers_ = std::make_unique<PeerExchange>(group_.node(), group_.config().device_slot_bytes);
       no_peers_ = peers_->trouble();
@@ -64,21 +75,21 @@ DeviceGroup::DeviceGroup(Group& group, int device) : group_(group), device_(devi
 
 DeviceGroup::~DeviceGroup() = default;
 
-void DeviceGroup::find_nccl() {
+void DeviceGroup::find_nccl(const std::string& bus_id) {
   Equipment mine{};
   std::string trouble;
   nccl_library_ = transport::NcclLibrary::load(group_.config(), trouble);
   put(mine.no_nccl, trouble);
-  put(mine.bus_id, cuda::runtime().bus_id(device_));
+  put(mine.bus_id, bus_id);
   mine.nccl_version = nccl_library_ == nullptr ? 0 : nccl_library_->version();
-  mine.node = group_.topology().node();
+  mine.host = transport::host_key();
   const char* const several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NOLINT(concurrency-mt-unsafe): read only
   mine.several_ranks = several != nullptr && std::string_view(several) == "1";
   const std::vector<Equipment> all = group_.mpi().allgather(mine);
   no_nccl_ = trouble_with_nccl(all);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
-      if (all[rank].node == all[other].node && all[rank].bus_id == all[other].bus_id) {
+      if (all[rank].host == all[other].host && all[rank].bus_id == all[other].bus_id) {
         shares_device_ = true;
         const bool told = all[rank].several_ranks && all[other].several_ranks;
         if (no_nccl_.empty() && !told) {
@@ -101,7 +112,7 @@ Outcome DeviceGroup::run(const Call& call) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
   if (group_.mpi().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl && nccl_library_ == nullptr) {
-    find_nccl();  // one rank alone looks for it when it is asked for
+    find_nccl(cuda::runtime().bus_id(device_));  // one rank alone looks for it when it is asked for
   }
   Choice choice = select_on_device(situation(call.signature, false), group_.config());
   Outcome outcome{choice.path, {}, {}};
@@ -109,13 +120,11 @@ Outcome DeviceGroup::run(const Call& call) {
     run_alone(call);
     return outcome;
   }
-  if (nccl_ != nullptr) {
-    nccl_->check();  // the others do not come to an agreement with this rank where an earlier call has failed
-  }
+  check();  // the others do not come to an agreement with this rank where an earlier call has failed
   group_.agree_on(call);
-  runtime.wait(placement_of(call).stream, last_.get());
+  runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
-  runtime.record(last_.get(), placement_of(call).stream);
+  runtime.record(last_->get(), placement_of(call).stream);
   outcome.path = choice.path;
   if (group_.config().debug) {
     report(call.signature, choice);
@@ -139,8 +148,8 @@ Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
     }
     case Path::nccl:
     case Path::nccl_hierarchical:
-      if (nccl_ == nullptr) {
-        nccl_ = std::make_unique<NcclCollectives>(group_, nccl_library_);
+      if (nccl_ == nullptr && !start_nccl(call.signature.algorithm)) {
+        return serve(call, select_on_device(situation(call.signature, false), group_.config()), outcome);
       }
       outcome.nonfinite = nccl_->run(call, choice.path == Path::nccl_hierarchical);
       break;
@@ -209,6 +218,22 @@ void DeviceGroup::run_alone(const Call& call) {
   }
 }
 
+// Where NCCL is there and does not start, all ranks get to know why. Unless it was asked for, there are other ways.
+bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
+  try {
+    auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);
+    const std::lock_guard lock(nccl_mutex_);
+    nccl_ = std::move(made);
+  } catch (const Error& error) {
+    if (algorithm != transport::Algorithm::automatic || error.kind() != ErrorKind::system) {
+      throw;
+    }
+    no_nccl_ = error.what();
+    return false;
+  }
+  return true;
+}
+
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   const cuda::UseDevice use(device_);
   group_.agree_on({.signature = {.count = bytes, .kind = transport::CallKind::allocate, .memory = Memory::device}});
@@ -220,26 +245,16 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
 
 // Of memory that no other rank maps; but all get an error where one has none.
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
-  std::array<char, 300> failure{};
-  std::optional<cuda::DeviceMemory> memory;
-  try {
-    memory.emplace(std::max(bytes, std::size_t{1}));
-    cuda::runtime().clear(memory->data(), bytes, stream_.get());
-    cuda::runtime().synchronize(stream_.get());
-  } catch (const Error& error) {
-    put(failure, error.what());
-  }
-  const auto failures = group_.mpi().size() == 1 ? std::vector{failure} : group_.mpi().allgather(failure);
-  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
-    if (failures[rank][0] != '\0') {
-      throw Error(ErrorKind::memory, "rank " + std::to_string(rank) + " cannot get " + std::to_string(bytes) +
-                                         " bytes of memory of its device: " + failures[rank].data());
-    }
-  }
+  cuda::DeviceMemory memory;
+  on_all_ranks(group_.mpi(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
+    memory = cuda::DeviceMemory(std::max(bytes, std::size_t{1}));
+    cuda::runtime().clear(memory.data(), bytes, stream_->get());
+    cuda::runtime().synchronize(stream_->get());
+  });
   std::vector<std::byte*> parts(static_cast<std::size_t>(group_.node().size()));
   const auto local = static_cast<std::size_t>(group_.node().rank());
-  parts[local] = memory->data();
-  return std::make_shared<DeviceSegment>(std::move(*memory), std::move(parts), local, 0);
+  parts[local] = memory.data();
+  return std::make_shared<DeviceSegment>(std::move(memory), std::move(parts), local, 0);
 }
 
 void DeviceGroup::report(const Signature& signature, const Choice& choice) const {
@@ -250,15 +265,21 @@ void DeviceGroup::report(const Signature& signature, const Choice& choice) const
   }
 }
 
+// From any thread, while another may make it.
+NcclCollectives* DeviceGroup::nccl() const {
+  const std::lock_guard lock(nccl_mutex_);
+  return nccl_.get();
+}
+
 void DeviceGroup::check() const {
-  if (nccl_ != nullptr) {
-    nccl_->check();
+  if (const NcclCollectives* const started = nccl()) {
+    started->check();
   }
 }
 
 void DeviceGroup::abort() noexcept {
-  if (nccl_ != nullptr) {
-    nccl_->abort();
+  if (NcclCollectives* const started = nccl()) {
+    started->abort();
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +18,8 @@ namespace gradientflow::collective {
 
 class DeviceGroup {
  public:
-  // For tensors on `device`, which is the thread's current one. Finds out what the ranks have: NCCL, memory of the
-  // others. Collective.
+  // For tensors on `device`. Finds out what the ranks have: NCCL, memory of the others. Collective. Throws, on all
+  // ranks the same, where one cannot use its device.
   DeviceGroup(Group& group, int device);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -27,7 +28,7 @@ class DeviceGroup {
   [[nodiscard]] int device() const { return device_; }
 
   // A stream of the communicator's own, for calls in the background.
-  [[nodiscard]] compute::cuda::Stream stream() const { return stream_.get(); }
+  [[nodiscard]] compute::cuda::Stream stream() const { return stream_->get(); }
 
   // Serves one call, as Group::run does. What it puts into the call's stream may still be under way when it returns.
   Outcome run(const Call& call);
@@ -46,7 +47,9 @@ class DeviceGroup {
   void abort() noexcept;
 
  private:
-  void find_nccl();
+  void find_nccl(const std::string& bus_id);
+  bool start_nccl(transport::Algorithm algorithm);
+  [[nodiscard]] NcclCollectives* nccl() const;
   [[nodiscard]] DeviceSituation situation(const transport::Signature& signature, bool in_device_memory) const;
   Choice serve(const Call& call, Choice choice, Outcome& outcome);
   std::vector<std::size_t> common_segment(const Call& call);
@@ -56,15 +59,17 @@ class DeviceGroup {
 
   Group& group_;
   int device_;
-  compute::cuda::OwnedStream stream_;
+  std::unique_ptr<compute::cuda::OwnedStream> stream_;
   bool shares_device_ = false;
   std::string no_nccl_;
   std::string no_peers_;
   std::shared_ptr<const transport::NcclLibrary> nccl_library_;
+  mutable std::mutex nccl_mutex_;          // for the pointer, whose object is safe by itself
   std::unique_ptr<NcclCollectives> nccl_;  // made with the first call that takes it
   std::unique_ptr<PeerExchange> peers_;
   std::unique_ptr<HostStaging> staging_;  // likewise
-  compute::cuda::OwnedEvent last_;        // the end of the last call, for the next one, perhaps in another stream
+  std::unique_ptr<compute::cuda::OwnedEvent>
+      last_;  // the end of the last call, for the next one, perhaps in another stream
 };
 
 }  // namespace gradientflow::collective

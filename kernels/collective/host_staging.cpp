@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "../base/error.hpp"
+#include "on_all_ranks.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -10,28 +11,41 @@ namespace {
 namespace cuda = compute::cuda;
 using transport::Signature;
 
-std::optional<cuda::Pinned> pin(const transport::Segment& memory) {
+std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
   try {
-    return std::optional<cuda::Pinned>(std::in_place, memory.mine(), memory.stride());
+    return std::make_unique<cuda::Pinned>(memory.mine(), memory.stride());
   } catch (const Error&) {
-    return std::nullopt;  // a system that does not let so much be pinned: copies are slower, and as right
+    return nullptr;  // a system that does not let so much be pinned: copies are slower, and as right
   }
 }
 
 }  // namespace
 
+// What a rank has of its own it may not get: then all have to know, for the calls to come.
 HostStaging::HostStaging(Group& group)
-    : group_(group),
-      capacity_(group.config().host_piece_bytes),
-      memory_(group.allocate(2 * slots * capacity_)),
-      pinned_(pin(*memory_)) {
-  for (std::size_t i = 0; i < slots; ++i) {
-    std::byte* const input = memory_->mine() + 2 * i * capacity_;
-    slots_.push_back({input, input + capacity_, cuda::OwnedEvent(), cuda::OwnedEvent()});
-  }
+    : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
+  on_all_ranks(group_.mpi(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
+    down_ = std::make_unique<cuda::OwnedStream>();
+    up_ = std::make_unique<cuda::OwnedStream>();
+    begin_ = std::make_unique<cuda::OwnedEvent>();
+    end_ = std::make_unique<cuda::OwnedEvent>();
+    rounded_ = cuda::DeviceMemory(slots * capacity_);
+    pinned_ = pin(*memory_);
+    for (std::size_t i = 0; i < slots; ++i) {
+      std::byte* const input = memory_->mine() + 2 * i * capacity_;
+      slots_.push_back({input, input + capacity_, cuda::OwnedEvent(), cuda::OwnedEvent()});
+    }
+  });
 }
 
-HostStaging::~HostStaging() = default;
+// What is on its way up may still be.
+HostStaging::~HostStaging() {
+  try {
+    cuda::runtime().synchronize(down_->get());
+    cuda::runtime().synchronize(up_->get());
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a device that has failed copies nothing any more
+  }
+}
 
 // As on the host: only where values travel in messages. With one node those of the algorithms in levels do not.
 bool HostStaging::rounds(const Signature& signature) const {
@@ -56,14 +70,11 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
     whole.signature.dtype = call.signature.wire.value_or(whole.signature.dtype);
     whole.signature.wire.reset();
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
-    if (rounded_.data() == nullptr) {
-      rounded_ = cuda::DeviceMemory(slots * capacity_);
-    }
   }
   const CallPieces pieces(whole, group_.mpi().size(), group_.mpi().rank(), capacity_);
-  runtime.record(begin_.get(), placement_of(call).stream);
-  runtime.wait(down_.get(), begin_.get());
-  runtime.wait(up_.get(), begin_.get());
+  runtime.record(begin_->get(), placement_of(call).stream);
+  runtime.wait(down_->get(), begin_->get());
+  runtime.wait(up_->get(), begin_->get());
   std::size_t nonfinite = 0;
   try {
     std::optional<CallPiece> below;  // the piece that is on its way down, or has arrived
@@ -86,12 +97,12 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
       below = std::move(next);
     }
   } catch (...) {  // the staging memory must not be in use any more
-    runtime.synchronize(down_.get());
-    runtime.synchronize(up_.get());
+    runtime.synchronize(down_->get());
+    runtime.synchronize(up_->get());
     throw;
   }
-  runtime.record(end_.get(), up_.get());
-  runtime.wait(placement_of(call).stream, end_.get());
+  runtime.record(end_->get(), up_->get());
+  runtime.wait(placement_of(call).stream, end_->get());
   return call.signature.wire && rounded ? std::optional(nonfinite) : std::nullopt;
 }
 
@@ -99,7 +110,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
 void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];
-  runtime.wait(down_.get(), slot.up.get());
+  runtime.wait(down_->get(), slot.up.get());
   for (const Move& move : piece.in) {
     const std::byte* source = call.input + move.tensor;
     if (rounded) {
@@ -108,12 +119,12 @@ void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size
       const bool divides = call.signature.op == ReduceOp::mean;
       std::byte* const target = rounded_.data() + index * capacity_ + move.buffer;
       runtime.cast(target, wire, call.input + move.tensor / size_of(wire) * call.element(), call.signature.dtype, count,
-                   divides ? 1.0F / static_cast<float>(group_.mpi().size()) : 1.0F, down_.get());
+                   divides ? 1.0F / static_cast<float>(group_.mpi().size()) : 1.0F, down_->get());
       source = target;
     }
-    runtime.copy(slot.input + move.buffer, source, move.bytes, down_.get());
+    runtime.copy(slot.input + move.buffer, source, move.bytes, down_->get());
   }
-  runtime.record(slot.down.get(), down_.get());
+  runtime.record(slot.down.get(), down_->get());
 }
 
 void HostStaging::bring_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
@@ -124,14 +135,14 @@ void HostStaging::bring_up(const Call& call, const CallPiece& piece, std::size_t
     if (rounded) {
       const DType wire = piece.call.signature.dtype;
       std::byte* const source = rounded_.data() + index * capacity_ + move.buffer;
-      runtime.copy(source, buffer + move.buffer, move.bytes, up_.get());
+      runtime.copy(source, buffer + move.buffer, move.bytes, up_->get());
       runtime.cast(call.output + move.tensor / size_of(wire) * call.element(), call.signature.dtype, source, wire,
-                   move.bytes / size_of(wire), 1.0F, up_.get());
+                   move.bytes / size_of(wire), 1.0F, up_->get());
     } else {
-      runtime.copy(call.output + move.tensor, buffer + move.buffer, move.bytes, up_.get());
+      runtime.copy(call.output + move.tensor, buffer + move.buffer, move.bytes, up_->get());
     }
   }
-  runtime.record(slot.up.get(), up_.get());
+  runtime.record(slot.up.get(), up_->get());
 }
 
 Call HostStaging::call_on_host(Call piece, const Slot& slot) {

@@ -19,13 +19,14 @@ namespace gradientflow::collective {
 
 class HostStaging {
  public:
-  // On the current device. Collective.
+  // On the current device. Collective. Throws Error(memory), on all ranks, where one cannot get what it needs.
   explicit HostStaging(Group& group);
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
   ~HostStaging();
 
-  // Serves a call; the host waits, the call's stream is ordered behind the result. Returns the elements of the result
+  // Serves a call. The host waits for what has to come down, and for the other ranks; what goes up may still be on its
+  // way afterwards, and the call's stream is ordered behind it. Returns the elements of the result
   // that are not finite, where they were rounded.
   std::optional<std::size_t> run(const Call& call);
 
@@ -49,12 +50,12 @@ class HostStaging {
   Group& group_;
   std::size_t capacity_;
   std::shared_ptr<transport::Segment> memory_;
-  std::optional<compute::cuda::Pinned> pinned_;
-  compute::cuda::DeviceMemory rounded_;  // made when a call rounds
-  compute::cuda::OwnedStream down_;
-  compute::cuda::OwnedStream up_;
-  compute::cuda::OwnedEvent begin_;
-  compute::cuda::OwnedEvent end_;
+  std::unique_ptr<compute::cuda::Pinned> pinned_;
+  compute::cuda::DeviceMemory rounded_;
+  std::unique_ptr<compute::cuda::OwnedStream> down_;
+  std::unique_ptr<compute::cuda::OwnedStream> up_;
+  std::unique_ptr<compute::cuda::OwnedEvent> begin_;
+  std::unique_ptr<compute::cuda::OwnedEvent> end_;
   std::vector<Slot> slots_;
 };
 

@@ -137,12 +137,18 @@ void Communicator::check(const collective::Call& call) const {
 
 void Communicator::check_device(int device) const {
   const std::lock_guard lock(mutex_);
-  if (device_group_ != nullptr && device_group_->device() != device) {
+  if (device_ && *device_ != device) {
     throw Error(ErrorKind::value, "the tensor is on CUDA device " + std::to_string(device) +
-                                      ", but this communicator has served device " +
-                                      std::to_string(device_group_->device()) +
+                                      ", but this communicator has served device " + std::to_string(*device_) +
                                       " before; a rank has one device, another communicator may have another");
   }
+}
+
+// From its first call on, also one that is still to be served.
+void Communicator::take_device(int device) {
+  check_device(device);
+  const std::lock_guard lock(mutex_);
+  device_ = device;
 }
 
 const collective::DeviceGroup* Communicator::device_group() const {
@@ -165,15 +171,20 @@ void Communicator::abort_on_device() noexcept {
 // In turn. Making it is collective, so that all have to agree on the call for which it is made: others may be in one on
 // memory of the host.
 collective::DeviceGroup& Communicator::device_group(int device, const collective::Call& call) {
-  check_device(device);
+  take_device(device);
   if (device_group_ == nullptr) {
-    if (size() > 1) {
-      group_->agree_on(call);
+    try {
+      if (size() > 1) {
+        group_->agree_on(call);
+      }
+      auto made = std::make_shared<collective::DeviceGroup>(*group_, device);
+      const std::lock_guard lock(mutex_);
+      device_group_ = std::move(made);
+    } catch (const Error&) {
+      const std::lock_guard lock(mutex_);
+      device_.reset();
+      throw;
     }
-    const compute::cuda::UseDevice use(device);
-    auto made = std::make_shared<collective::DeviceGroup>(*group_, device);
-    const std::lock_guard lock(mutex_);
-    device_group_ = std::move(made);
   }
   return *device_group_;
 }
@@ -471,6 +482,12 @@ std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   check(call);
   if (call.placement) {
+    if (size() > 1 && !transport::mpi_thread_multiple()) {
+      throw Error(
+          ErrorKind::value,
+          "asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
+    }
+    take_device(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
     after->mark(placement_of(call).stream);
     return enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
@@ -499,7 +516,7 @@ void Communicator::serve_in_background(collective::Call call, const StreamMarks&
   const compute::cuda::Stream stream = device_group(device, call).stream();
   call.placement = collective::Placement{device, stream};
   after.hold(stream);
-  const auto end = std::make_shared<OnDevice>(compute::cuda::OwnedEvent(), device_group_);
+  const auto end = std::make_shared<OnDevice>(device, compute::cuda::OwnedEvent(), device_group_);
   try {
     served = serve(call, queued);
   } catch (const Error&) {
@@ -571,11 +588,13 @@ void Communicator::close(bool drain) noexcept {
     copy->close(drain);
   }
   std::thread finished;
+  bool unserved = false;  // calls that others may be waiting for in vain; what has been served ends by itself
   {
     std::unique_lock lock(mutex_);
     if (closed_) {
       return;
     }
+    unserved = serving_ != next_ticket_;
     if (drain) {
       ++waiting_;
       turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });
@@ -587,7 +606,7 @@ void Communicator::close(bool drain) noexcept {
     turn_.notify_all();
     finished = std::move(progress_thread_);
   }
-  if (!drain) {
+  if (!drain && unserved) {
     abort_on_device();
   }
   if (finished.joinable()) {

@@ -131,6 +131,7 @@ class Communicator {
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void check_device(int device) const;
+  void take_device(int device);
   collective::DeviceGroup& device_group(int device, const collective::Call& call);
   void abort_on_device() noexcept;
   collective::Outcome run_on_device(const collective::Call& call);
@@ -140,6 +141,7 @@ class Communicator {
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
 
   std::unique_ptr<collective::Group> group_;
+  std::optional<int> device_;                              // of the first call on tensors of one
   std::shared_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
   collective::PointToPoint point_to_point_;
   int forks_;  // how often the process had forked when this was made

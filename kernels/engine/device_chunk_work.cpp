@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "../base/error.hpp"
@@ -28,6 +29,8 @@ std::size_t scratch_size(std::size_t chunks, std::size_t chunk_size) {
 DeviceChunkWork::DeviceChunkWork(int device, DType dtype, std::size_t chunks, std::size_t chunk_size, float momentum)
     : device_(device), dtype_(dtype), chunk_size_(chunk_size), momentum_(momentum), launches_(device) {
   const cuda::UseDevice use(device_);
+  reading_ = std::make_unique<cuda::OwnedStream>();
+  read_ = std::make_unique<cuda::OwnedEvent>();
   lists_ = CallLists(list_bytes(chunks));
   norms_ = MirroredMemory(chunks * sizeof(double));
   scratch_ = cuda::DeviceMemory(scratch_size(chunks, chunk_size));
@@ -165,16 +168,16 @@ bool DeviceChunkWork::finish(Deadline deadline) {
 bool DeviceChunkWork::receive_norms(Deadline deadline) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
-  launches_.hold(reading_.get());
-  norms_.download(0, launched_.size() * sizeof(double), reading_.get());
-  runtime.record(read_.get(), reading_.get());
-  while (deadline && !runtime.happened(read_.get())) {
+  launches_.hold(reading_->get());
+  norms_.download(0, launched_.size() * sizeof(double), reading_->get());
+  runtime.record(read_->get(), reading_->get());
+  while (deadline && !runtime.happened(read_->get())) {
     if (Times::Clock::now() > *deadline) {
       return false;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-  runtime.synchronize_event(read_.get());
+  runtime.synchronize_event(read_->get());
   const auto* const norms = reinterpret_cast<const double*>(norms_.on_host());
   for (std::size_t i = 0; i < launched_.size(); ++i) {
     norm_of_[launched_[i]] = norms[i];
@@ -186,9 +189,10 @@ std::size_t DeviceChunkWork::count_nonfinite(const void* source, DType dtype, st
   const cuda::UseDevice use(device_);
   const cuda::DeviceMemory found(sizeof(std::uint64_t));
   std::uint64_t number = 0;
-  cuda::runtime().count_nonfinite(source, dtype, count, reinterpret_cast<std::uint64_t*>(found.data()), reading_.get());
-  cuda::runtime().copy(&number, found.data(), sizeof number, reading_.get());
-  cuda::runtime().synchronize(reading_.get());
+  cuda::runtime().count_nonfinite(source, dtype, count, reinterpret_cast<std::uint64_t*>(found.data()),
+                                  reading_->get());
+  cuda::runtime().copy(&number, found.data(), sizeof number, reading_->get());
+  cuda::runtime().synchronize(reading_->get());
   return number;
 }
 

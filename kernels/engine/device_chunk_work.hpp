@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -53,8 +54,8 @@ class DeviceChunkWork final : public ChunkWork {
   CallLists lists_;
   MirroredMemory norms_;
   compute::cuda::DeviceMemory scratch_;
-  compute::cuda::OwnedStream reading_;  // norms, behind the launches in whatever streams
-  compute::cuda::OwnedEvent read_;
+  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // norms, behind the launches in whatever streams
+  std::unique_ptr<compute::cuda::OwnedEvent> read_;
 
   std::mutex mutex_;                   // of all that follows
   std::vector<StreamMarks> ready_;     // by chunk

@@ -54,6 +54,7 @@ bool Handle::ends_on_device() const { return end() != nullptr; }
 
 void Handle::order(compute::cuda::Stream stream) const {
   if (const DeviceEnd end = this->end()) {
+    const compute::cuda::UseDevice use(end->device);  // whose default stream it is, if it is one
     compute::cuda::runtime().wait(stream, end->event.get());
     check(*end);
   }
@@ -74,7 +75,11 @@ void Handle::check(const OnDevice& end) {
 
 bool Handle::device_done() const {
   const DeviceEnd end = this->end();
-  return done() && (end == nullptr || compute::cuda::runtime().happened(end->event.get()));
+  try {
+    return done() && (end == nullptr || compute::cuda::runtime().happened(end->event.get()));
+  } catch (const Error&) {  // a device that has failed, or one of the process that this one was forked from
+    return true;
+  }
 }
 
 void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error) {

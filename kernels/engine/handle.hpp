@@ -25,6 +25,7 @@ struct Times {
 
 // Of a call on tensors of a device: what happens there once the result is there, and who knows of what went wrong.
 struct OnDevice {
+  int device;
   compute::cuda::OwnedEvent event;
   std::weak_ptr<const collective::DeviceGroup> group;
 };

@@ -33,6 +33,7 @@ class StreamMarks {
 
   // What is put into `stream` from now on waits for all that is remembered.
   void hold(compute::cuda::Stream stream) const {
+    const compute::cuda::UseDevice use(device_);
     for (std::size_t place = 0; place < marked_; ++place) {
       compute::cuda::runtime().wait(stream, marks_[place].event.get());
     }

@@ -50,7 +50,8 @@ std::string describe(const Signature& signature) {
     return text;
   }
   if (signature.kind == CallKind::allocate) {
-    return text + " of " + std::to_string(signature.count) + " bytes";
+    return text + " of " + std::to_string(signature.count) + " bytes" +
+           (signature.memory == Memory::device ? " on CUDA devices" : "");
   }
   text += " of " + std::to_string(signature.count) + " " + std::string(name_of(signature.dtype));
   if (has_op(signature.kind)) {

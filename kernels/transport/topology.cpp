@@ -10,9 +10,6 @@
 #include <map>
 
 namespace gradientflow::transport {
-namespace {
-
-// Two ranks with equal keys run on one host, as one user, and see each other under /proc.
 std::size_t host_key() {
   std::string identity;
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
@@ -29,8 +26,6 @@ std::size_t host_key() {
   identity += '/' + std::to_string(geteuid());
   return std::hash<std::string>{}(identity);
 }
-
-}  // namespace
 
 int Topology::local_rank() const {
   const auto& ranks = local();

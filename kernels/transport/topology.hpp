@@ -26,6 +26,9 @@ struct Topology {
   [[nodiscard]] int local_rank() const;
 };
 
+// Ranks with equal keys run on one host, as one user, and see each other under /proc.
+[[nodiscard]] std::size_t host_key();
+
 // Pure: groups ranks with equal keys; each group is cut into nodes of `node_size` ranks (0: not cut).
 [[nodiscard]] Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int node_size);
 

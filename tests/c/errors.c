@@ -108,6 +108,7 @@ static void null_arguments(void) {
   REFUSED(gf_pool_create(NULL, ones, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "communicator is NULL");
   REFUSED(gf_pool_create(communicator, NULL, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "counts is NULL");
   REFUSED(gf_pool_create(communicator, ones, 1, GF_FLOAT32, NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_pool_set_stream(NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
@@ -337,6 +338,11 @@ static void wrong_options(void) {
   REFUSED(gf_allreduce(communicator, x, x, 4, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE, "99 is not");
   options.algorithm = GF_ALGORITHM_RING;
   REFUSED(gf_broadcast(communicator, x, 4, GF_FLOAT32, 0, &options), GF_ERROR_VALUE, "does not serve broadcast");
+  options.algorithm = GF_ALGORITHM_NCCL;
+  REFUSED(gf_broadcast(communicator, x, 4, GF_FLOAT32, 0, &options), GF_ERROR_VALUE, "memory of the host");
+  options.device = 1000;  // without a device at all GF_ERROR_SYSTEM
+  REQUIRE(gf_broadcast(communicator, x, 4, GF_FLOAT32, 0, &options) != GF_SUCCESS);
+  REQUIRE(strstr(gf_last_error_message(), "CUDA") != NULL);
 }
 
 static void different_calls(void) {

@@ -17,8 +17,9 @@ inline float __half2float(__half value) {
   if (exponent == 0x1fU) {
     return mantissa != 0 ? __uint_as_float(0x7fffffffU) : __uint_as_float(sign | 0x7f800000U);  // as the device's NaN
   }
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                        : std::ldexp(static_cast<float>(mantissa | 0x400U), static_cast<int>(exponent) - 25);
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -24)
+                              : std::ldexp(static_cast<float>(mantissa | 0x400U), static_cast<int>(exponent) - 25);
   return sign != 0 ? -magnitude : magnitude;
 }
 

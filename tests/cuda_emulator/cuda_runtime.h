@@ -40,6 +40,7 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidDevice = 101,
   cudaErrorPeerAccessUnsupported = 217,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorHostMemoryAlreadyRegistered = 712,
   cudaErrorHostMemoryNotRegistered = 713,
@@ -118,6 +119,9 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t hand
 
 namespace cuda_emulator {
 
+// Whether kernels can be started, and events recorded, in this stream: it is one of the current device.
+bool is_of_current_device(cudaStream_t stream);
+
 // Has the stream do something.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 
@@ -136,6 +140,9 @@ extern thread_local dim3 blockDim;
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
+  if (!cuda_emulator::is_of_current_device(config->stream)) {
+    return cudaErrorInvalidResourceHandle;
+  }
   cuda_emulator::enqueue(config->stream, [grid = config->gridDim, block = config->blockDim, kernel, arguments...] {
     cuda_emulator::run_blocks(grid, block, [&] { kernel(arguments...); });
   });

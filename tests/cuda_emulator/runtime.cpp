@@ -33,7 +33,8 @@ long setting(const char* name, long otherwise) {
 
 using Clock = std::chrono::steady_clock;
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------
 
 struct Mapping {
   std::size_t bytes;
@@ -126,7 +127,8 @@ int device_count() { return static_cast<int>(setting("CUDA_EMULATOR_DEVICES", 1)
 
 }  // namespace
 
-// ---- streams ---------------------------------------------------------------------------------------------------------
+// ---- streams
+// ---------------------------------------------------------------------------------------------------------
 
 struct EmulatedStream {
   std::mutex mutex;
@@ -170,6 +172,7 @@ struct EmulatedEvent {
   };
   State* state = nullptr;
   int descriptor = -1;
+  int device = current_device;
   bool shared = false;
   std::atomic<std::int64_t> when{0};  // nanoseconds
   std::atomic<int> users{1};          // the owner, and what is under way in streams
@@ -192,10 +195,16 @@ struct EmulatedEvent {
 
 namespace {
 
-// The legacy default stream is also 1, that of the thread 2: here, one stream for all threads.
+// The legacy default stream is also 1, that of the thread 2: here, one stream for all threads, of the current device.
 cudaStream_t resolve(cudaStream_t stream) {
-  static auto* const by_default = new EmulatedStream;
-  return reinterpret_cast<std::uintptr_t>(stream) <= 2 ? by_default : stream;
+  if (reinterpret_cast<std::uintptr_t>(stream) > 2) {
+    return stream;
+  }
+  static std::mutex mutex;
+  static auto* const by_device = new std::map<int, cudaStream_t>;
+  const std::lock_guard lock(mutex);
+  cudaStream_t& found = (*by_device)[current_device];
+  return found == nullptr ? found = new EmulatedStream : found;
 }
 
 struct FileHandle {
@@ -236,6 +245,8 @@ static void put(cudaStream_t stream, std::function<void()> work) {
   stream->changed.notify_all();
 }
 
+bool is_of_current_device(cudaStream_t stream) { return resolve(stream)->device == current_device; }
+
 void enqueue(cudaStream_t stream, std::function<void()> work) {
   ++memory().queued;
   put(resolve(stream), [work = std::move(work)] {
@@ -246,7 +257,8 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
   });
 }
 
-// ---- kernels ---------------------------------------------------------------------------------------------------------
+// ---- kernels
+// ---------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -345,7 +357,8 @@ void exchange(const void* mine, void* other, std::size_t bytes, unsigned distanc
 
 }  // namespace cuda_emulator
 
-// ---- the runtime's functions -----------------------------------------------------------------------------------------
+// ---- the runtime's functions
+// -----------------------------------------------------------------------------------------
 
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
@@ -357,6 +370,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "out of memory";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid resource handle";
     case cudaErrorPeerAccessUnsupported:
       return "peer access is not supported between these two devices";
     case cudaErrorNotReady:
@@ -534,6 +549,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (resolve(stream)->device != event->device) {
+    return cudaErrorInvalidResourceHandle;
+  }
   const std::uint64_t number = ++event->state->recorded;
   ++event->users;
   cuda_emulator::put(resolve(stream), [event, number] {

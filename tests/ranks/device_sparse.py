@@ -82,31 +82,32 @@ class Twins:
         for stream in self.streams[1:]:
             _core.device.destroy_stream(stream)
 
-    def write(
-        self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None, before: int = 0
-    ) -> list[tuple[int, int]]:
-        """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor.
+    def keep_busy(self, stream: int) -> None:
+        for _ in range(100):
+            _core.device.copy(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
 
-        There, each stream has something to do `before`.
-        """
-        random = np.random.default_rng([*seed, RANK])
+    def put(self, index: int, stream: int) -> None:
+        """Write a tensor of the device as it was drawn."""
         host, on_device = self.pools
-        drawn = {}
+        begin, size = host.offsets[index], math.prod(host.shapes[index]) * (4 if self.dtype == "float32" else 2)
+        _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
+
+    def write(self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None) -> list[tuple[int, int]]:
+        """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor."""
+        random = np.random.default_rng([*seed, RANK])
+        host = self.pools[0]
+        drawn = []
         for index in random.permutation(len(SHAPES)).tolist():
             values = random.standard_normal(math.prod(host.shapes[index])) * factor * 2.0 ** random.integers(-3, 4)
             if bad is not None and index == 3:
                 values[77] = bad
             raw = stored(values, self.dtype).view(np.uint8)
             host.memory[host.offsets[index] :][: raw.size] = raw
-            drawn[index] = raw.size, self.streams[random.integers(STREAMS)]
+            drawn.append((index, self.streams[random.integers(STREAMS)]))
         self.source.set(host.memory)
-        for stream in self.streams:
-            for _ in range(before):
-                _core.device.copy(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
-        for index, (size, stream) in drawn.items():
-            begin = host.offsets[index]
-            _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
-        return [(index, stream) for index, (_, stream) in drawn.items()]
+        for index, stream in drawn:
+            self.put(index, stream)
+        return drawn
 
     def ready(self, written: Sequence[tuple[int, int]]) -> None:
         for index, stream in written:
@@ -247,8 +248,9 @@ def check_steps_ahead(comm: gf.Communicator) -> None:
     """Steps that the host makes long before the device does, each with another rate."""
     twins = Twins(comm, "float32", {}, lr=lambda t: 1 / (1 + t), momentum=0.5)
     twins.iterate(0)
-    for _, stream in twins.write([1], before=100):
+    for _, stream in twins.write([1]):
         _core.device.order(DEVICE, stream, 0)
+    twins.keep_busy(0)
     for pool in twins.pools:
         pool.ready()
         pool.wait()
@@ -299,18 +301,26 @@ def check_abandoned(comm: gf.Communicator) -> None:
             twins.iterate(step)
             twins.check(step)
             continue
-        written = twins.write([step], before=100)
+        written = twins.write([step])
+        last = twins.streams[1]
         if RANK == 0:
-            twins.ready(written[:3])
-            for _, stream in written[3:]:  # nobody has said anything of these
-                _core.device.order(DEVICE, stream, twins.streams[1])
+            # One tensor is ready, which fills no chunk; or several, which do.
+            said = [each for each in written if each[0] == 4] if step == 1 else written[:3]
+            last = next(stream for stream in twins.streams if stream != said[0][1])
+            for stream in {*twins.streams} - {stream for _, stream in said}:
+                _core.device.order(DEVICE, stream, last)
+            for index, stream in said:
+                twins.keep_busy(stream)
+                twins.put(index, stream)
+            twins.ready(said)
             twins.pools[0].abandon()
-            twins.pools[1].abandon(twins.streams[1])
+            twins.pools[1].abandon(last)
         else:
             twins.ready(written)
             twins.pools[0].wait()
-            twins.pools[1].wait(stream=twins.streams[1])
-        _core.device.order(DEVICE, twins.streams[1], 0)
+            twins.pools[1].wait(stream=last)
+        for stream in twins.streams:  # also what comes late is there when values are read
+            _core.device.order(DEVICE, stream, 0)
         twins.check(step)
     twins.close()
 

@@ -154,6 +154,7 @@ def _waiting(method: Any) -> Any:
 def _emulate() -> None:
     replaced: dict[str, Any] = {
         "device_of": _device_of,
+        "is_on_host": lambda tensor: _device_of(tensor).type == "cpu",
         "empty": _empty,
         "shared": _shared,
         "tensor_over": _tensor_over,

@@ -104,7 +104,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01)
+    return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)  # so that it does not blow up what rounding leaves
 
 
 def lars(parameters: Any) -> torch.optim.Optimizer:
@@ -249,7 +249,7 @@ def check_wrong_places(comm: gf.Communicator) -> None:
     here, there = torch.zeros(4, device=PLACED), left_on_host(torch.zeros(4))
     with raises(ArgumentError, "on one device, not on"):
         group.allgather([[here if rank else there for rank in range(SIZE)]], [here])
-    with raises(ArgumentError, "on one device, not on cuda:0 and cpu"):
+    with raises(ArgumentError, "on one device, not on cpu and cuda:0"):
         group.allreduce_coalesced([here, there])
     if SIZE > 1:
         with raises(MismatchError, "different calls"):
@@ -379,7 +379,8 @@ def check_streams(comm: gf.Communicator) -> None:
             with torch.cuda.stream(other):
                 work.wait()
                 y = x + 1
-            assert (y.cpu() == total + 1).all() or other.synchronize() is None
+            other.synchronize()
+            assert (y == total + 1).all()
         else:
             side.synchronize()
         torch.cuda.synchronize()

@@ -9,7 +9,8 @@
 
 namespace gradientflow::compute::cuda {
 
-// Makes a device the calling thread's current one, and then the former one again.
+// Makes a device the calling thread's current one, and then the former one again: unless this process does not use that
+// one. A thread's first device is 0, and to make it current again would take memory of it for nothing.
 class UseDevice {
  public:
   explicit UseDevice(int device) : before_(runtime().device()), device_(device) {
@@ -20,7 +21,7 @@ class UseDevice {
   UseDevice(const UseDevice&) = delete;
   UseDevice& operator=(const UseDevice&) = delete;
   ~UseDevice() {
-    if (before_ != device_) {
+    if (before_ != device_ && runtime().is_in_use(before_)) {
       try {
         runtime().use(before_);
       } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it was the current one, so it can be again

@@ -57,6 +57,32 @@ class CudaRuntime final : public Runtime {
 
   void use(int device) const override { check(cudaSetDevice(device)); }
 
+  // Only the driver tells. Where it cannot be asked, as if it were.
+  [[nodiscard]] bool is_in_use(int device) const noexcept override {
+#ifdef __CUDACC__
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t status =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &result);
+#endif
+    if (status == cudaSuccess && function != nullptr) {
+      unsigned flags = 0;
+      int active = 0;
+      const auto ask = reinterpret_cast<int (*)(int, unsigned*, int*)>(function);
+      if (ask(device, &flags, &active) == 0) {
+        return active != 0;
+      }
+    }
+    forget_error();
+#endif
+    static_cast<void>(device);
+    return true;
+  }
+
   [[nodiscard]] std::string name(int device) const override {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device));

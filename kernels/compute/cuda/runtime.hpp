@@ -55,6 +55,7 @@ class Runtime {
   [[nodiscard]] virtual std::string trouble() const = 0;        // why there is no device, if there is none
   [[nodiscard]] virtual int device() const = 0;                 // the calling thread's
   virtual void use(int device) const = 0;
+  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // by this process, so that use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
   [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // the same in all processes of a machine
   [[nodiscard]] virtual bool can_access(int device, int peer) const = 0;
