@@ -220,7 +220,8 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     without_nccl = {**one_gpu, "GRADIENTFLOW_NCCL_LIBRARY": "off"}
     for ranks in options.ranks:
         yield bench(f"bench-{ranks}-ranks", ["allreduce", "-n", str(ranks), *ways], 120, **without_nccl)
-    gpus = len(_nvidia_smi("name"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(_nvidia_smi("name")) if visible is None else len([each for each in visible.split(",") if each])
     several = ["--algorithm", "auto,nccl,shared", "--compare", "nccl", "--sizes", sizes]
     name = "bench-gpus"
     if gpus > 1:

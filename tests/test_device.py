@@ -19,12 +19,14 @@ Env = Mapping[str, str]
 LATE = {"CUDA_EMULATOR_DELAY": "100"}  # whatever is not ordered by events happens in any order
 
 
-@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (2, 1), (3, 2), (5, 1)])
-def test_every_collective_in_memory_of_the_devices(mpirun: Run, device_env: Env, ranks: int, devices: int) -> None:
+@pytest.mark.parametrize(("ranks", "devices", "one_of"), [(1, 1, 6), (2, 1, 10), (3, 2, 16), (5, 1, 40)])
+def test_every_collective_in_memory_of_the_devices(
+    mpirun: Run, device_env: Env, ranks: int, devices: int, one_of: int
+) -> None:
     """Ranks that share a device, and ranks that have one each."""
     env = {**device_env, "CUDA_EMULATOR_DEVICES": str(devices), "GRADIENTFLOW_NCCL_LIBRARY": "off"}
-    finished = mpirun(ranks, "device_collectives", "peers", 6, env=env, timeout=100)
-    assert int(finished.line("cases ")) > 150
+    finished = mpirun(ranks, "device_collectives", "peers", one_of, env=env, timeout=100)
+    assert int(finished.line("cases ")) > 1000 // one_of
     assert finished.line("paths ") == ("device_staged" if ranks > 1 else "alone")
 
 
@@ -33,8 +35,8 @@ def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: 
     """Where ranks do not map each other's memory: in pieces, through the collectives of nodes of every size."""
     env = {**device_env, "CUDA_EMULATOR_PEERS": "0", "CUDA_EMULATOR_DEVICES": str(ranks)}
     env["GRADIENTFLOW_NCCL_LIBRARY"] = "off"
-    finished = mpirun(ranks, "device_collectives", "host", 12, env=env, timeout=100)
-    assert int(finished.line("cases ")) > 100
+    finished = mpirun(ranks, "device_collectives", "host", 16, env=env, timeout=100)
+    assert int(finished.line("cases ")) > 80
     assert "through_host" in finished.line("paths ")
 
 

@@ -29,7 +29,6 @@ HostStaging::HostStaging(Group& group)
     up_ = std::make_unique<cuda::OwnedStream>();
     begin_ = std::make_unique<cuda::OwnedEvent>();
     end_ = std::make_unique<cuda::OwnedEvent>();
-    rounded_ = cuda::DeviceMemory(slots * capacity_);
     pinned_ = pin(*memory_);
     for (std::size_t i = 0; i < slots; ++i) {
       std::byte* const input = memory_->mine() + 2 * i * capacity_;
@@ -70,6 +69,10 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
     whole.signature.dtype = call.signature.wire.value_or(whole.signature.dtype);
     whole.signature.wire.reset();
     whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
+  }
+  if (rounded && rounded_.data() == nullptr) {
+    on_all_ranks(group_.mpi(), "cannot get memory of its device to round values in",
+                 [&] { rounded_ = cuda::DeviceMemory(slots * capacity_); });
   }
   const CallPieces pieces(whole, group_.mpi().size(), group_.mpi().rank(), capacity_);
   runtime.record(begin_->get(), placement_of(call).stream);

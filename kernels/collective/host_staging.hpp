@@ -25,9 +25,9 @@ class HostStaging {
   HostStaging& operator=(const HostStaging&) = delete;
   ~HostStaging();
 
-  // Serves a call. The host waits for what has to come down, and for the other ranks; what goes up may still be on its
-  // way afterwards, and the call's stream is ordered behind it. Returns the elements of the result
-  // that are not finite, where they were rounded.
+  // Serves a call. Throws Error(memory), on all ranks, where one has no memory to round values in. The host waits for
+  // what has to come down, and for the other ranks; what goes up may still be on its way afterwards, and the call's
+  // stream is ordered behind it. Returns the elements of the result that are not finite, where they were rounded.
   std::optional<std::size_t> run(const Call& call);
 
  private:
@@ -51,7 +51,7 @@ class HostStaging {
   std::size_t capacity_;
   std::shared_ptr<transport::Segment> memory_;
   std::unique_ptr<compute::cuda::Pinned> pinned_;
-  compute::cuda::DeviceMemory rounded_;
+  compute::cuda::DeviceMemory rounded_;  // made when a call rounds
   std::unique_ptr<compute::cuda::OwnedStream> down_;
   std::unique_ptr<compute::cuda::OwnedStream> up_;
   std::unique_ptr<compute::cuda::OwnedEvent> begin_;

@@ -74,9 +74,12 @@ void Handle::check(const OnDevice& end) {
 }
 
 bool Handle::device_done() const {
-  const DeviceEnd end = this->end();
+  if (!done()) {
+    return false;
+  }
+  const DeviceEnd end = this->end();  // known only once it is done
   try {
-    return done() && (end == nullptr || compute::cuda::runtime().happened(end->event.get()));
+    return end == nullptr || compute::cuda::runtime().happened(end->event.get());
   } catch (const Error&) {  // a device that has failed, or one of the process that this one was forked from
     return true;
   }

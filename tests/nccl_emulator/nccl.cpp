@@ -105,6 +105,7 @@ struct Communicator {
   Shared* shared = nullptr;
   int rank = 0;
   int size = 0;
+  int device = 0;
   std::atomic<int> state{in_progress};
   std::atomic<bool> aborted{false};
   std::atomic<int> under_way{0};  // operations, in streams or on their way there
@@ -118,7 +119,10 @@ struct Communicator {
       thread.join();
     }
     state = in_progress;
-    thread = std::thread(std::move(work));
+    thread = std::thread([number = device, work = std::move(work)] {
+      cudaSetDevice(number);  // whose streams are meant, the default one among them
+      work();
+    });
   }
   int wait() const {
     while (state == in_progress) {
@@ -495,6 +499,7 @@ int ncclCommInitRankConfig(Communicator** made, int size, UniqueId id, int rank,
   comm->shared = static_cast<Shared*>(memory);
   comm->rank = rank;
   comm->size = size;
+  comm->device = device;
   const bool several_ranks = setting("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
   comm->in_thread([comm, bus_id, several_ranks] { start(*comm, bus_id.data(), several_ranks); });
   *made = comm;
