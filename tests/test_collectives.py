@@ -272,8 +272,10 @@ def test_settings_move_the_borders_between_nodes() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    known = "auto, ring, hierarchical, hierarchical_lanes, recursive_doubling, shared, mpi"
-    with pytest.raises(ArgumentError, match=f"unknown algorithm 'nccl'; choose from {known}"):
+    known = "auto, ring, hierarchical, hierarchical_lanes, recursive_doubling, shared, mpi, nccl"
+    with pytest.raises(ArgumentError, match=f"unknown algorithm 'NCCL'; choose from {known}"):
+        select(algorithm="NCCL")
+    with pytest.raises(ArgumentError, match="algorithm 'nccl' serves tensors on CUDA devices"):
         select(algorithm="nccl")
     with pytest.raises(ArgumentError, match="unknown kind"):
         select("scan")

@@ -332,8 +332,8 @@ def check_names_and_roots(comm: gf.Communicator) -> None:
         for call in (comm.gather, comm.scatter):
             with raises(ArgumentError, f"root {root} is not a rank"):
                 call(mine(), root, out=np.empty(6 * SIZE, np.float32))
-    known = "auto, ring, hierarchical, hierarchical_lanes, recursive_doubling, shared, mpi"
-    for algorithm in ("", "rings", "nccl", "AUTO"):
+    known = "auto, ring, hierarchical, hierarchical_lanes, recursive_doubling, shared, mpi, nccl"
+    for algorithm in ("", "rings", "NCCL", "AUTO"):
         with raises(ArgumentError, f"unknown algorithm '{algorithm}'; choose from {known}"):
             comm.allreduce(mine(), algorithm=algorithm)
         with raises(ArgumentError, "unknown algorithm"):
