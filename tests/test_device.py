@@ -46,6 +46,14 @@ def test_tensors_streams_errors_pools_and_timelines(mpirun: Run, device_env: Env
     assert mpirun(ranks, "device", node_size, env=env, timeout=100).stdout.endswith("done\n")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cupy(mpirun: Run, cuda_devices: int, ranks: int) -> None:
+    if cuda_devices == 0:
+        pytest.skip("no CUDA device")
+    pytest.importorskip("cupy")
+    assert mpirun(ranks, "device_cupy", timeout=100).stdout.endswith("done\n")
+
+
 # ---- without a device ------------------------------------------------------------------------------------------------
 
 PROGRAM = """
