@@ -391,6 +391,11 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 12000;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device;
   return cudaSuccess;

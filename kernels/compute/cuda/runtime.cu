@@ -44,6 +44,11 @@ class CudaRuntime final : public Runtime {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {
       forget_error();
+      int driver = 0;  // stays so where none is installed, of which the status says that it is too old
+      if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+        forget_error();
+        return "there is no CUDA device: no CUDA driver is installed";
+      }
       return std::string("there is no CUDA device: ") + cudaGetErrorString(status);
     }
     return count == 0 ? "there is no CUDA device" : "";
