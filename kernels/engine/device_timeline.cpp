@@ -45,14 +45,14 @@ DeviceTimeline::~DeviceTimeline() {
 void DeviceTimeline::begin(cuda::Stream stream) {
   const std::lock_guard lock(mutex_);
   const cuda::UseDevice use(device_);
-  begun_.emplace(cuda::EventKind::time);
+  begun_ = std::make_unique<cuda::OwnedEvent>(cuda::EventKind::time);
   cuda::runtime().record(begun_->get(), stream);
 }
 
 void DeviceTimeline::end(cuda::Stream stream, const std::string& name, const std::string& facts) {
   const std::lock_guard lock(mutex_);
   const cuda::UseDevice use(device_);
-  entries_.push_back({std::exchange(begun_, {}), cuda::OwnedEvent(cuda::EventKind::time), name, facts});
+  entries_.push_back({std::move(begun_), cuda::OwnedEvent(cuda::EventKind::time), name, facts});
   cuda::runtime().record(entries_.back().end.get(), stream);
   write_what_happened();
 }

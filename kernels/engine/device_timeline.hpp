@@ -7,7 +7,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "../base/timeline.hpp"
@@ -33,7 +32,7 @@ class DeviceTimeline {
 
  private:
   struct Entry {
-    std::optional<compute::cuda::OwnedEvent> begin;  // none: an instant
+    std::unique_ptr<compute::cuda::OwnedEvent> begin;  // none: an instant
     compute::cuda::OwnedEvent end;
     std::string name;
     std::string facts;
@@ -47,7 +46,7 @@ class DeviceTimeline {
   std::mutex mutex_;
   std::unique_ptr<compute::cuda::OwnedEvent> origin_;
   Timeline::Time origin_time_;
-  std::optional<compute::cuda::OwnedEvent> begun_;
+  std::unique_ptr<compute::cuda::OwnedEvent> begun_;
   std::deque<Entry> entries_;
 };
 
