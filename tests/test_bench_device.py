@@ -25,10 +25,10 @@ from gradientflow.bench.results import Result
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_program(program: str, *arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, after a few lines of Python."""
+def run_python(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", f"{program}\nfrom gradientflow.cli import main; main()", *arguments],
+        [sys.executable, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -36,20 +36,16 @@ def run_program(program: str, *arguments: str, env: Mapping[str, str]) -> subpro
         timeout=90,
         check=False,
     )
+
+
+def run_program(program: str, *arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the command line after a few lines of Python."""
+    return run_python("-c", f"{program}\nfrom gradientflow.cli import main; main()", *arguments, env=env)
 
 
 def bench(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run ``gradientflow bench`` on a device, briefly."""
-    command = [sys.executable, "-m", "gradientflow", "bench", *arguments, "--device", "cuda", "--seconds", "0.05"]
-    return subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return run_python("-m", "gradientflow", "bench", *arguments, "--device", "cuda", "--seconds", "0.05", env=env)
 
 
 # ---- the kernels -----------------------------------------------------------------------------------------------------

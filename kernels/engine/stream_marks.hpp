@@ -11,8 +11,7 @@ namespace gradientflow::engine {
 
 class StreamMarks {
  public:
-  explicit StreamMarks(int device, compute::cuda::EventKind kind = compute::cuda::EventKind::order)
-      : device_(device), kind_(kind) {}
+  explicit StreamMarks(int device) : device_(device) {}
 
   // Remembers what is in the stream now; more than what was remembered of it before.
   void mark(compute::cuda::Stream stream) {
@@ -23,7 +22,7 @@ class StreamMarks {
     }
     if (place == marked_) {
       if (place == marks_.size()) {
-        marks_.push_back({stream, compute::cuda::OwnedEvent(kind_)});
+        marks_.push_back({stream, compute::cuda::OwnedEvent()});
       }
       marks_[place].stream = stream;
       ++marked_;
@@ -47,7 +46,6 @@ class StreamMarks {
     compute::cuda::OwnedEvent event;
   };
   int device_;
-  compute::cuda::EventKind kind_;
   std::vector<Mark> marks_;
   std::size_t marked_ = 0;
 };
