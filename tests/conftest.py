@@ -116,13 +116,21 @@ class Job:
         self.folder.cleanup()
 
 
-def _start(command: list[str], env: dict[str, str] | None, timeout: float, *, recover: bool = False) -> Job:
+def _start(
+    command: list[str],
+    env: dict[str, str] | None,
+    timeout: float,
+    *,
+    recover: bool = False,
+    cwd: Path | None = None,
+) -> Job:
     """Start a command under a tag of its own, without settings of the library from outside."""
     tag = uuid.uuid4().hex
     outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
     folder = tempfile.TemporaryDirectory(prefix="gradientflow-test-", ignore_cleanup_errors=True)
     process = subprocess.Popen(
         command,
+        cwd=cwd,
         env={SESSION_FOLDER: folder.name, **outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -236,6 +244,20 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
         return finished
 
     return run
+
+
+@pytest.fixture
+def shell() -> Iterator[Callable[..., Finished]]:
+    """Give ``shell(commands, cwd, env, timeout=60)``, which runs commands with bash, as a user would, to the end."""
+    jobs: list[Job] = []
+
+    def run(commands: str, cwd: Path, env: dict[str, str], timeout: float = 60) -> Finished:
+        jobs.append(_start(["bash", "-e", "-c", commands], env, timeout, cwd=cwd))
+        return jobs[-1].finish()
+
+    yield run
+    for job in jobs:
+        job.close()
 
 
 @pytest.fixture(scope="session")

