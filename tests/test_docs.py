@@ -31,8 +31,17 @@ import pytest
 from gradientflow.launch import Launcher, launch_environment
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [name for name in ("README.md", "docs/quickstart.md", "docs/clusters.md") if (ROOT / name).exists()]
-NOT_RUN: Counter[tuple[str, str]] = Counter({("README.md", "it is this test that they run"): 1})
+PAGES = [
+    name
+    for name in ("README.md", "docs/quickstart.md", "docs/pytorch.md", "docs/clusters.md")
+    if (ROOT / name).exists()
+]
+NOT_RUN: Counter[tuple[str, str]] = Counter(
+    {
+        ("README.md", "it is this test that they run"): 1,
+        ("docs/pytorch.md", "needs a GPU"): 1,
+    }
+)
 
 BLOCK = re.compile(r"^```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE)
 COMMENT = re.compile(r"<!-- not run: (.+) -->")
