@@ -33,13 +33,14 @@ from gradientflow.launch import Launcher, launch_environment
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     name
-    for name in ("README.md", "docs/quickstart.md", "docs/pytorch.md", "docs/clusters.md")
+    for name in ("README.md", "docs/quickstart.md", "docs/pytorch.md", "docs/sparse.md", "docs/clusters.md")
     if (ROOT / name).exists()
 ]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
         ("README.md", "it is this test that they run"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
+        ("docs/sparse.md", "a fragment of sparse.c, which test_c.py runs"): 1,
     }
 )
 
