@@ -10,11 +10,13 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "../kernels/collective/call.hpp"
 #include "../kernels/engine/communicator.hpp"
+#include "argument.hpp"
 #include "bindings.hpp"
 #include "tensor.hpp"
 
@@ -28,6 +30,10 @@ using engine::Handle;
 using transport::CallKind;
 using transport::Segment;
 using transport::Signature;
+using Root = Rank<"root">;
+using Color = Argument<"color", "a number of 0 or more, at most 2147483647, or None", std::optional<int>>;
+using Key = Argument<"key", "a number from -2147483648 to 2147483647, or None", std::optional<int>>;
+using Counts = Argument<"counts", "a sequence of whole numbers", std::vector<std::size_t>>;
 
 // A call, and what keeps its tensors alive.
 struct BoundCall {
@@ -86,10 +92,10 @@ bool overlap(const TensorView& a, const TensorView& b) {
 
 // What the caller says about a call, beside the tensors.
 struct Options {
-  const std::string& op;
+  std::string_view op;
   int root;
-  const std::string& algorithm;
-  const std::string& wire;  // empty: the tensor's own dtype
+  std::string_view algorithm;
+  const std::optional<std::string_view>& wire;  // nothing: the tensor's own dtype
   const std::vector<std::size_t>& counts;
 };
 
@@ -149,8 +155,8 @@ BoundCall bind_call(const Communicator& communicator, CallKind kind, const Optio
     bound.call.counts = options.counts;
     check_own_count(communicator, options.counts, known.count);
   }
-  if (!options.wire.empty()) {
-    signature.wire = collective::rounding_wire(dtype_from_name(options.wire), signature.dtype);
+  if (options.wire) {
+    signature.wire = collective::rounding_wire(dtype_from_name(*options.wire), signature.dtype);
   }
   bound.call.input = bound.input.data;
   bound.call.output = in_place && (writes_input || kind == CallKind::broadcast) ? bound.input.data : bound.output.data;
@@ -200,26 +206,28 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
   const std::string name(transport::name_of(kind));
   cls.def(
       name.c_str(),
-      [kind](Communicator& communicator, py::handle x, const std::string& op, int root, const std::string& algorithm,
-             const std::string& wire, const std::vector<std::size_t>& counts, py::handle out) {
-        run(communicator, bind_call(communicator, kind, {op, root, algorithm, wire, counts}, x, out));
+      [kind](Communicator& communicator, py::handle x, const Op& op, const Root& root, const AlgorithmName& algorithm,
+             const Wire& wire, const Counts& counts, py::handle out) {
+        run(communicator,
+            bind_call(communicator, kind, {op.value, root.value, algorithm.value, wire.value, counts.value}, x, out));
       },
       py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
       py::arg("out"));
-  cls.def(
-      (name + "_async").c_str(),
-      [kind](Communicator& communicator, py::handle x, const std::string& op, int root, const std::string& algorithm,
-             const std::string& wire, const std::vector<std::size_t>& counts, py::handle out) {
-        return submit(communicator, bind_call(communicator, kind, {op, root, algorithm, wire, counts}, x, out));
-      },
-      py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
-      py::arg("out"));
+  cls.def((name + "_async").c_str(),
+          [kind](Communicator& communicator, py::handle x, const Op& op, const Root& root,
+                 const AlgorithmName& algorithm, const Wire& wire, const Counts& counts, py::handle out) {
+            return submit(communicator,
+                          bind_call(communicator, kind,
+                                    {op.value, root.value, algorithm.value, wire.value, counts.value}, x, out));
+          },
+          py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
+          py::arg("out"));
 }
 
-void wait_for(Handle& handle, std::optional<double> timeout, py::handle result) {
+void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
   {
     const py::gil_scoped_release release;
-    handle.wait(timeout);
+    handle.wait(timeout.value);
   }
   if (handle.ends_on_device()) {
     if (const auto stream = current_stream(result)) {
@@ -231,22 +239,22 @@ void wait_for(Handle& handle, std::optional<double> timeout, py::handle result) 
   }
 }
 
-void send(Communicator& communicator, py::handle x, int to) {
+void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
   TensorView tensor = view_tensor(x, Access::read, "the tensor");
   try {
     const py::gil_scoped_release release;
-    communicator.send(to, tensor.data, tensor.count, tensor.dtype, tensor.placement);
+    communicator.send(to.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
     throw;
   }
 }
 
-void receive(Communicator& communicator, py::handle x, int from) {
+void receive(Communicator& communicator, py::handle x, const Rank<"source">& from) {
   TensorView tensor = view_tensor(x, Access::write, "the tensor");
   try {
     const py::gil_scoped_release release;
-    communicator.receive(from, tensor.data, tensor.count, tensor.dtype, tensor.placement);
+    communicator.receive(from.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
     throw;
@@ -264,9 +272,12 @@ std::uintptr_t number_of(MpiHandle handle) {
 }
 
 // The new communicator, as that number.
-std::uintptr_t split(Communicator& communicator, int color, int key) {
+std::uintptr_t split(Communicator& communicator, const Color& color, const Key& key) {
+  if (color.value && *color.value < 0) {
+    throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
+  }
   const py::gil_scoped_release release;
-  const MPI_Comm part = communicator.split(color, key);
+  const MPI_Comm part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
   return number_of(part);
 }
 

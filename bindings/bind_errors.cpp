@@ -2,8 +2,10 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <string>
 
 #include "../kernels/base/error.hpp"
+#include "argument.hpp"
 #include "bindings.hpp"
 
 namespace gradientflow::bindings {
@@ -39,7 +41,31 @@ const char* exception_name(ErrorKind kind) {
   return "InternalError";
 }
 
+// As Python shows it, in one line and not too long. An object whose own code fails shows its type alone.
+std::string shown(py::handle object) {
+  constexpr std::size_t longest = 80;
+  const auto type = py::str(py::type::of(object).attr("__name__")).cast<std::string>();
+  try {
+    auto text = py::repr(object).cast<std::string>();
+    if (text.size() > longest || text.find('\n') != std::string::npos) {
+      return "a " + type;
+    }
+    return object.is_none() ? text : text + " (" + type + ")";
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      throw;
+    }
+    return "a " + type;
+  }
+}
+
 }  // namespace
+
+void refuse_argument(const char* name, const char* what, py::handle given, bool needs_whole_number) {
+  const bool is_too_large = needs_whole_number && PyIndex_Check(given.ptr()) != 0;
+  throw Error(is_too_large ? ErrorKind::value : ErrorKind::type,
+              std::string(name) + " is " + what + ", not " + shown(given));
+}
 
 void bind_errors(py::module_& /*module*/) {
   py::register_exception_translator(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../kernels/engine/gradient_pool.hpp"
+#include "argument.hpp"
 #include "bindings.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
@@ -40,14 +41,14 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
 
 std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
                                    const std::string& dtype, std::optional<std::size_t> fusion_threshold,
-                                   const std::string& wire, const std::string& algorithm, std::optional<int> device) {
+                                   const Wire& wire, const AlgorithmName& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   GradientPool::Options options{.fusion_threshold = fusion_threshold,
                                 .wire = {},
-                                .algorithm = transport::algorithm_from_name(algorithm),
+                                .algorithm = transport::algorithm_from_name(algorithm.value),
                                 .device = device};
-  if (!wire.empty()) {
-    options.wire = collective::rounding_wire(dtype_from_name(wire), type);
+  if (wire.value) {
+    options.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
   }
   const py::gil_scoped_release release;
   return std::make_shared<GradientPool>(communicator, counts, type, options);
@@ -76,8 +77,8 @@ void bind_gradient_pool(py::module_& module) {
           py::call_guard<py::gil_scoped_release>())
       .def(
           "wait",
-          [](GradientPool& pool, std::optional<double> timeout, Number stream) {
-            pool.wait(timeout, stream_of(stream));
+          [](GradientPool& pool, const Timeout& timeout, Number stream) {
+            pool.wait(timeout.value, stream_of(stream));
           },
           py::arg("timeout"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def(

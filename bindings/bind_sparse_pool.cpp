@@ -11,6 +11,7 @@
 
 #include "../kernels/engine/chunk_selection.hpp"
 #include "../kernels/engine/sparse_pool.hpp"
+#include "argument.hpp"
 #include "bindings.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
@@ -31,20 +32,20 @@ py::array_t<T> array_of(const std::vector<T>& values) {
 std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
                                  const std::string& dtype, std::size_t chunk_size, float momentum, std::size_t extra,
                                  bool skip_nonfinite, std::uint64_t first_iteration,
-                                 std::optional<std::size_t> fusion_threshold, const std::string& wire,
-                                 const std::string& algorithm, std::optional<int> device) {
+                                 std::optional<std::size_t> fusion_threshold, const Wire& wire,
+                                 const AlgorithmName& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
                                        .wire = {},
-                                       .algorithm = transport::algorithm_from_name(algorithm),
+                                       .algorithm = transport::algorithm_from_name(algorithm.value),
                                        .device = device},
                               .chunk_size = chunk_size,
                               .momentum = momentum,
                               .extra = extra,
                               .skip_nonfinite = skip_nonfinite,
                               .first_iteration = first_iteration};
-  if (!wire.empty()) {
-    options.pool.wire = collective::rounding_wire(dtype_from_name(wire), type);
+  if (wire.value) {
+    options.pool.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
   }
   const py::gil_scoped_release release;
   return std::make_shared<SparsePool>(communicator, counts, type, options);
@@ -134,8 +135,8 @@ void bind_sparse_pool(py::module_& module) {
           without_gil)
       .def(
           "wait",
-          [](SparsePool& pool, std::optional<double> timeout, double density, Number stream) {
-            pool.wait(timeout, density, stream_of(stream));
+          [](SparsePool& pool, const Timeout& timeout, double density, Number stream) {
+            pool.wait(timeout.value, density, stream_of(stream));
           },
           py::arg("timeout"), py::arg("density"), py::arg("stream"), without_gil)
       .def(

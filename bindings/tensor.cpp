@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -298,9 +299,7 @@ TensorView view_buffer(py::handle object, Access access, const char* name) {
   return view_numpy(array, access, name);
 }
 
-}  // namespace
-
-TensorView view_tensor(py::handle object, Access access, const char* name) {
+TensorView view_any(py::handle object, Access access, const char* name) {
   if (py::isinstance<py::array>(object)) {
     return view_numpy(py::reinterpret_borrow<py::array>(object), access, name);
   }
@@ -317,6 +316,24 @@ TensorView view_tensor(py::handle object, Access access, const char* name) {
               "is a " + py::str(py::type::of(object).attr("__name__")).cast<std::string>() +
                   "; what is needed is a NumPy array, or an object with DLPack, the CUDA array interface or the buffer "
                   "protocol");
+}
+
+}  // namespace
+
+// What an object's own protocols throw, or say that cannot be, is the object's fault.
+TensorView view_tensor(py::handle object, Access access, const char* name) {
+  try {
+    return view_any(object, access, name);
+  } catch (const Error&) {
+    throw;
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) {
+      throw;
+    }
+    refuse_type(name, "cannot be read: " + py::str(error.value()).cast<std::string>());
+  } catch (const std::exception& error) {
+    refuse_type(name, std::string("cannot be read: ") + error.what());
+  }
 }
 
 std::optional<compute::cuda::Stream> current_stream(py::handle object) {

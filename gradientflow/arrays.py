@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ._location import load_core
 from .device import DeviceArray
 from .device import empty as device_empty
-from .errors import ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, NodeMemoryError
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def new_like(x: Any, shape: tuple[int, ...]) -> Any:
     device a `DeviceArray`.
     """
     if not _is_on_device(x):
-        return np.empty(shape, _as_numpy(x).dtype)
+        return _empty(shape, _as_numpy(x).dtype)
     module = type(x).__module__.partition(".")[0]
     if module == "torch":
         return x.new_empty(shape)
@@ -50,6 +50,17 @@ def new_like(x: Any, shape: tuple[int, ...]) -> Any:
         with x.device:
             return sys.modules["cupy"].empty(shape, x.dtype)
     return device_empty(shape, _dtype_name(x), _device_of(x))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        message = f"a result of shape {shape} is larger than an array can be"
+        raise ArgumentError(message) from error
+    except MemoryError as error:
+        message = f"there is not enough memory for a result of shape {shape} and dtype {dtype}"
+        raise NodeMemoryError(message) from error
 
 
 def _is_on_device(x: Any) -> bool:
@@ -81,6 +92,6 @@ def _as_numpy(x: Any) -> npt.NDArray[Any]:
         return x
     try:
         return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(memoryview(x))
-    except (TypeError, BufferError, RuntimeError) as error:
+    except Exception as error:  # whatever an object's own protocol raises
         message = f"cannot make a result like a {type(x).__name__} ({error}); give out="
         raise ArgumentTypeError(message) from error

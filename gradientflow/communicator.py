@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import time
 import weakref
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .arrays import new_like, shape_of, size_of
-from .config import Config
+from .config import settings
 from .device import DeviceArray, device_number, dtype_name
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle
@@ -69,7 +70,7 @@ class Communicator:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self.mpi = mpi
-        self._config = dict(Config() if config is None else config)
+        self._config = settings(config)
         self._native = core.Communicator(MPI._addressof(mpi), self._config)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
@@ -190,14 +191,14 @@ class Communicator:
         -----
         Ring and hierarchical allreduce: GradientFlow paper, section 2.4; fp16 on the wire: section 2.5.
         """
-        self._native.allreduce(x, op, 0, algorithm, wire or "", (), out)
+        self._native.allreduce(x, op, 0, algorithm, wire, (), out)
         return x if out is None else out
 
     def allreduce_async(
         self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, wire: str | None = None
     ) -> Handle:
         """Start `allreduce` in the background. The handle's `nonfinite` counts what did not survive the wire."""
-        native = self._native.allreduce_async(x, op, 0, algorithm, wire or "", (), out)
+        native = self._native.allreduce_async(x, op, 0, algorithm, wire, (), out)
         return self._started(native, x if out is None else out)
 
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto") -> Any:
@@ -217,12 +218,12 @@ class Communicator:
         array
             `x`.
         """
-        self._native.broadcast(x, "sum", root, algorithm, "", (), None)
+        self._native.broadcast(x, "sum", root, algorithm, None, (), None)
         return x
 
     def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto") -> Handle:
         """Start `broadcast` in the background."""
-        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, "", (), None), x)
+        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, None, (), None), x)
 
     def reduce(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
         """Reduce `x` over all ranks; the root gets the result, in place unless `out` is given.
@@ -245,14 +246,14 @@ class Communicator:
         array
             On the root `out`, or `x` without it; on the other ranks `x`.
         """
-        target = out if self.rank == root else None
-        self._native.reduce(x, op, root, algorithm, "", (), target)
+        target = out if self._is_root(root) else None
+        self._native.reduce(x, op, root, algorithm, None, (), target)
         return x if target is None else target
 
     def reduce_async(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `reduce` in the background."""
-        target = out if self.rank == root else None
-        native = self._native.reduce_async(x, op, root, algorithm, "", (), target)
+        target = out if self._is_root(root) else None
+        native = self._native.reduce_async(x, op, root, algorithm, None, (), target)
         return self._started(native, x if target is None else target)
 
     def allgather(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
@@ -273,13 +274,13 @@ class Communicator:
             `out`; the values of rank r are ``out[r]``.
         """
         out = self._stacked(x) if out is None else out
-        self._native.allgather(x, "sum", 0, algorithm, "", (), out)
+        self._native.allgather(x, "sum", 0, algorithm, None, (), out)
         return out
 
     def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `allgather` in the background."""
         out = self._stacked(x) if out is None else out
-        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, "", (), out), out)
+        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, None, (), out), out)
 
     def allgatherv(self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None) -> Any:
         """Collect the `x` of all ranks, of different lengths, on every rank.
@@ -301,7 +302,7 @@ class Communicator:
             `out`: the flattened values of rank 0, then those of rank 1, and so on.
         """
         counts, out = self._uneven(x, counts, out)
-        self._native.allgatherv(x, "sum", 0, algorithm, "", counts, out)
+        self._native.allgatherv(x, "sum", 0, algorithm, None, counts, out)
         return out
 
     def allgatherv_async(
@@ -309,7 +310,7 @@ class Communicator:
     ) -> Handle:
         """Start `allgatherv` in the background. Without `counts` it waits for those of the others first."""
         counts, out = self._uneven(x, counts, out)
-        return self._started(self._native.allgatherv_async(x, "sum", 0, algorithm, "", counts, out), out)
+        return self._started(self._native.allgatherv_async(x, "sum", 0, algorithm, None, counts, out), out)
 
     def reduce_scatter(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
         """Reduce `x` over all ranks; rank r gets block r of the result.
@@ -333,13 +334,13 @@ class Communicator:
             `out`.
         """
         out = self._block(x) if out is None else out
-        self._native.reduce_scatter(x, op, 0, algorithm, "", (), out)
+        self._native.reduce_scatter(x, op, 0, algorithm, None, (), out)
         return out
 
     def reduce_scatter_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `reduce_scatter` in the background."""
         out = self._block(x) if out is None else out
-        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, "", (), out), out)
+        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, None, (), out), out)
 
     def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
         """Send block r of `x` to rank r; get a block from every rank.
@@ -360,13 +361,13 @@ class Communicator:
             `out`: the block from rank 0, then that from rank 1, and so on.
         """
         out = new_like(x, shape_of(x)) if out is None else out
-        self._native.alltoall(x, "sum", 0, algorithm, "", (), out)
+        self._native.alltoall(x, "sum", 0, algorithm, None, (), out)
         return out
 
     def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `alltoall` in the background."""
         out = new_like(x, shape_of(x)) if out is None else out
-        return self._started(self._native.alltoall_async(x, "sum", 0, algorithm, "", (), out), out)
+        return self._started(self._native.alltoall_async(x, "sum", 0, algorithm, None, (), out), out)
 
     def gather(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
         """Collect the `x` of all ranks on the root.
@@ -388,13 +389,13 @@ class Communicator:
             On the root `out`; on the other ranks None.
         """
         out = self._on_root(x, root, out)
-        self._native.gather(x, "sum", root, algorithm, "", (), out)
+        self._native.gather(x, "sum", root, algorithm, None, (), out)
         return out
 
     def gather_async(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `gather` in the background."""
         out = self._on_root(x, root, out)
-        return self._started(self._native.gather_async(x, "sum", root, algorithm, "", (), out), out)
+        return self._started(self._native.gather_async(x, "sum", root, algorithm, None, (), out), out)
 
     def scatter(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
         """Send block r of the root's `x` to rank r.
@@ -418,13 +419,13 @@ class Communicator:
             `out`.
         """
         out = self._received_block(x, root, out)
-        self._native.scatter(x, "sum", root, algorithm, "", (), out)
+        self._native.scatter(x, "sum", root, algorithm, None, (), out)
         return out
 
     def scatter_async(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
         """Start `scatter` in the background."""
         out = self._received_block(x, root, out)
-        return self._started(self._native.scatter_async(x, "sum", root, algorithm, "", (), out), out)
+        return self._started(self._native.scatter_async(x, "sum", root, algorithm, None, (), out), out)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -495,10 +496,7 @@ class Communicator:
         """
         from mpi4py import MPI
 
-        if color is not None and color < 0:
-            message = f"a color is a number of 0 or more, or None, not {color}"
-            raise ArgumentError(message)
-        number = self._native.split(-1 if color is None else color, self.rank if key is None else key)
+        number = self._native.split(color, key)
         part = MPI.Comm.fromhandle(number)
         if part == MPI.COMM_NULL:
             return None
@@ -521,7 +519,12 @@ class Communicator:
         gradientflow.errors.SystemCallError
             If the file cannot be written.
         """
-        self._native.start_timeline(os.fspath(path))
+        try:
+            name = os.fsdecode(path)
+        except TypeError as error:
+            message = f"path is the name of a file, not a {type(path).__name__}"
+            raise ArgumentTypeError(message) from error
+        self._native.start_timeline(name)
 
     def stop_timeline(self) -> None:
         """Write nothing more, and close the file unless other communicators write to it. Without one, do nothing."""
@@ -530,6 +533,9 @@ class Communicator:
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Record what runs inside the ``with`` block in the timeline, if one is written."""
+        if not isinstance(name, str):
+            message = f"the name of a span is text, not a {type(name).__name__}"
+            raise ArgumentTypeError(message)
         begin = time.monotonic()
         try:
             yield
@@ -555,15 +561,22 @@ class Communicator:
         size = size_of(x)
         return new_like(x, (size // self.size + (self.rank < size % self.size),))
 
+    def _is_root(self, root: int) -> bool:
+        try:
+            return operator.index(root) == self.rank
+        except TypeError as error:
+            message = f"root is the number of a rank, not {root!r} ({type(root).__name__})"
+            raise ArgumentTypeError(message) from error
+
     def _on_root(self, x: Any, root: int, out: Any) -> Any:
-        if self.rank != root:
+        if not self._is_root(root):
             return None
         return self._stacked(x) if out is None else out
 
     def _received_block(self, x: Any, root: int, out: Any) -> Any:
         if out is not None:
             return out
-        if self.rank != root:
+        if not self._is_root(root):
             message = f"scatter needs out= on rank {self.rank}: only the root, rank {root}, knows how long a block is"
             raise ArgumentTypeError(message)
         return new_like(x, (size_of(x) // self.size,))
@@ -571,6 +584,11 @@ class Communicator:
     def _uneven(self, x: Any, counts: Sequence[int] | None, out: Any) -> tuple[Sequence[int], Any]:
         if counts is None:
             counts = self.allgather(np.array([size_of(x)], np.int64)).ravel().tolist()
+        try:
+            counts = [operator.index(count) for count in counts]
+        except TypeError as error:
+            message = f"counts is a sequence of whole numbers, one for each rank, not {counts!r}"
+            raise ArgumentTypeError(message) from error
         if len(counts) != self.size or any(count < 0 for count in counts):
             message = f"counts must have a number of elements for each of the {self.size} ranks, not {counts}"
             raise ArgumentError(message)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numbers
+import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from ._location import load_core
+from .errors import ArgumentTypeError
 
 
 class Field(NamedTuple):
@@ -28,7 +33,7 @@ class Config(Mapping[str, str]):
 
     Parameters
     ----------
-    **overrides : str, int, float or bool
+    **overrides : str, int, float, bool or path
         Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. They go before the
         ``GRADIENTFLOW_*`` environment variables, which go before the defaults.
 
@@ -36,10 +41,12 @@ class Config(Mapping[str, str]):
     ------
     gradientflow.errors.ArgumentError
         If a setting is unknown or its value, here or in the environment, is not accepted.
+    gradientflow.errors.ArgumentTypeError
+        If a value is of another type.
     """
 
-    def __init__(self, **overrides: str | float | bool) -> None:
-        texts = {name: _to_text(value) for name, value in overrides.items()}
+    def __init__(self, **overrides: str | float | bool | os.PathLike[str]) -> None:
+        texts = {name: _to_text(name, value) for name, value in overrides.items()}
         self._values: dict[str, str] = load_core().read_config(texts)
 
     def __getitem__(self, name: str) -> str:
@@ -59,7 +66,32 @@ class Config(Mapping[str, str]):
         return f"Config({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
 
-def _to_text(value: str | float | bool) -> str:
-    if isinstance(value, bool):
+def settings(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return all settings by name: those of a `Config`, or those of the environment where some or none are given.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a setting is unknown or its value is not accepted.
+    gradientflow.errors.ArgumentTypeError
+        If it is not a mapping of names to values.
+    """
+    if given is None:
+        return dict(Config())
+    if isinstance(given, Config):
+        return dict(given)
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        message = f"config is a gradientflow.Config, or settings by name, not {given!r}"
+        raise ArgumentTypeError(message)
+    return dict(Config(**given))
+
+
+def _to_text(name: str, value: object) -> str:
+    if isinstance(value, bool | np.bool_):
         return "on" if value else "off"
-    return str(value)
+    if isinstance(value, str | numbers.Real):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    message = f"{name} is set by text, a number, True or False, not by {value!r}"
+    raise ArgumentTypeError(message)

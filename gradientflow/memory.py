@@ -14,6 +14,8 @@ from .errors import ArgumentError, ArgumentTypeError
 
 NodeArray = npt.NDArray[Any]
 
+_LARGEST = 1 << 40  # bytes
+
 
 def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
     """Return the NumPy dtype of that name; bfloat16 comes from the package ml_dtypes.
@@ -33,7 +35,7 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
         return bfloat16
     try:
         return np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # the last where NumPy takes a text for a list of fields
         message = f"there is no dtype {dtype!r}"
         raise ArgumentTypeError(message) from error
 
@@ -47,7 +49,10 @@ def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
         If it is not one.
     """
     try:
-        sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
+        if isinstance(shape, Sequence) and not isinstance(shape, str | bytes | bytearray):
+            sizes = tuple(map(operator.index, shape))
+        else:
+            sizes = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError as error:
         message = f"a shape is an integer or a sequence of integers, not {shape!r}"
         raise ArgumentError(message) from error
@@ -65,13 +70,19 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     gradientflow.errors.ArgumentError
         If they are more than a part of node memory can have, 1 TiB.
     gradientflow.errors.ArgumentTypeError
-        If the elements are Python objects.
+        If the elements are Python objects, or have no bytes.
     """
     if dtype.hasobject:
         message = f"dtype {dtype} cannot lie in node memory: its elements are Python objects"
         raise ArgumentTypeError(message)
+    if dtype.itemsize == 0:
+        message = f"dtype {dtype} cannot lie in node memory: its elements have no bytes"
+        raise ArgumentTypeError(message)
+    if any(size > _LARGEST for size in sizes):  # also where another size is 0
+        message = f"an array of shape {sizes} is too large: at most 1 TiB is possible"
+        raise ArgumentError(message)
     total = math.prod(sizes) * dtype.itemsize
-    if total > 1 << 40:
+    if total > _LARGEST:
         message = f"an array of shape {sizes} and dtype {dtype} takes {total} bytes: at most 1 TiB is possible"
         raise ArgumentError(message)
     return total

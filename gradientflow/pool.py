@@ -116,7 +116,7 @@ class GradientPool(BasePool):
         self.wire = wire
         self._adopt(
             load_core().GradientPool(
-                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire or "", algorithm, self.device
+                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire, algorithm, self.device
             )
         )
         self.ranges: tuple[PoolRange, ...] = tuple(

@@ -137,7 +137,7 @@ class SparseGradientPool(BasePool):
                 skip_nonfinite,
                 first_iteration,
                 native_threshold(fusion_threshold),
-                wire or "",
+                wire,
                 algorithm,
                 self.device,
             )

@@ -1,0 +1,98 @@
+// An argument of a function of the public interface. What cannot be converted is refused by its name, with what would
+// be accepted, as an Error; pybind11 by itself would list the signatures of the binding.
+//
+// A whole number is what Python takes for an index: 1.0 and NumPy's floats are none. Text is a str, not bytes; a
+// std::string_view of it lasts as long as the call.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../kernels/base/error.hpp"
+
+namespace gradientflow::bindings {
+
+template <std::size_t size>
+struct Literal {
+  consteval Literal(const char (&literal)[size]) { std::copy_n(literal, size, text); }  // NOLINT(*-explicit-*): a text
+  char text[size]{};
+};
+
+// `what` ends the sentence "NAME is ...".
+template <Literal name, Literal what, class T>
+struct Argument {
+  T value;
+};
+
+template <Literal name>
+using Rank = Argument<name, "the number of a rank", int>;
+using Op = Argument<"op", "'sum', 'mean', 'max', 'min' or 'prod'", std::string_view>;
+using AlgorithmName =
+    Argument<"algorithm",
+             "'auto', 'ring', 'hierarchical', 'hierarchical_lanes', 'recursive_doubling', 'shared', 'mpi' or 'nccl'",
+             std::string_view>;
+using Wire = Argument<"wire", "None, 'float32', 'float16' or 'bfloat16'", std::optional<std::string_view>>;
+using Timeout = Argument<"timeout", "a number of seconds, or None", std::optional<double>>;
+
+// Throws Error(type); Error(value) where a whole number was needed and given.
+[[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);
+
+}  // namespace gradientflow::bindings
+
+namespace pybind11::detail {
+
+template <class T>
+struct is_optional : std::false_type {};
+template <class T>
+struct is_optional<std::optional<T>> : std::true_type {};
+
+template <gradientflow::bindings::Literal argument, gradientflow::bindings::Literal what, class T>
+struct type_caster<gradientflow::bindings::Argument<argument, what, T>> {
+  using Given = gradientflow::bindings::Argument<argument, what, T>;
+
+ public:
+  PYBIND11_TYPE_CASTER(Given, make_caster<T>::name);
+
+  bool load(handle source, bool /*convert*/) {
+    if constexpr (is_optional<T>::value) {
+      if (source.is_none()) {
+        value.value = std::nullopt;
+        return true;
+      }
+      value.value = converted<typename T::value_type>(source);
+    } else {
+      value.value = converted<T>(source);
+    }
+    return true;
+  }
+
+ private:
+  template <class U>
+  static U converted(handle source) {
+    if constexpr (std::is_same_v<U, std::string_view>) {
+      Py_ssize_t size = 0;
+      if (PyUnicode_Check(source.ptr()) != 0) {
+        if (const char* const text = PyUnicode_AsUTF8AndSize(source.ptr(), &size)) {
+          return {text, static_cast<std::size_t>(size)};
+        }
+        PyErr_Clear();  // half a surrogate pair
+      }
+    } else {
+      make_caster<U> caster;
+      if (caster.load(source, std::is_floating_point_v<U>)) {
+        return cast_op<U&&>(std::move(caster));
+      }
+    }
+    gradientflow::bindings::refuse_argument(argument.text, what.text, source, std::is_integral_v<U>);
+  }
+};
+
+}  // namespace pybind11::detail
