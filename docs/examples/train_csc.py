@@ -15,7 +15,6 @@ data = TensorDataset(x, y)
 
 with gf.init() as comm:
     model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 2)).half()
-    gft.broadcast_parameters(model, comm=comm)
     optimizer = gft.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),  # its step is made with float32 master weights
         model,

@@ -14,7 +14,6 @@ data = TensorDataset(x, y)
 
 with gf.init() as comm:
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
-    gft.broadcast_parameters(model, comm=comm)
     optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, comm)
 
     sampler = DistributedSampler(data, num_replicas=comm.size, rank=comm.rank)  # every rank has a part of the data

@@ -31,7 +31,7 @@ from . import checkpoint, devices
 from .agreement import raise_together, require_same
 from .fused_step import FusedStep, check_can_step, momentum_of, why_fused
 from .gradients import PooledGradients, pool_device
-from .parameters import broadcast_optimizer_state, broadcast_parameters
+from .parameters import broadcast_optimizer_state, broadcast_parameters, require_same_values
 from .trained import trained_parameters
 
 _NO_TASK = -1
@@ -68,7 +68,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     It takes the place of the optimizer it is made of: parameter groups, state and state dict are that one's. With one
     rank it does nothing of its own, unless it makes the step itself. Collective: all ranks make it with the same
-    arguments and the same model.
+    arguments and models of the same names, shapes and dtypes. They begin with the parameters and buffers of rank 0.
 
     With `strategies.CSC` only the important chunks of the gradients are averaged. With it, with a loss scale, with
     `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD or LARS: in one pass over
@@ -95,6 +95,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
         What `scale` multiplies the loss by, and `step` divides the gradients by; a step with gradients that are not
         finite is skipped then, on all ranks.
+    broadcast : bool, default True
+        Whether all ranks get the parameters and buffers of rank 0 now, and those of later parameter groups when they
+        are added. Without it the parameters have to be the same on all ranks already, bit by bit, which is checked;
+        buffers may differ.
 
     Attributes
     ----------
@@ -116,12 +120,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         If a parameter is of another dtype than float16, bfloat16, float32 and float64, or neither in CPU memory nor on
         a CUDA device. Where the core makes the step, float64 is not possible.
     gradientflow.errors.MismatchError
-        On every rank, if the models differ in names, shapes or dtypes.
+        On every rank, if the models differ in names, shapes or dtypes; without `broadcast` also if they differ in
+        values.
 
     Examples
     --------
     >>> import gradientflow.torch as gft
-    >>> gft.broadcast_parameters(model)
     >>> optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     >>> for x, y in batches:
     ...     optimizer.zero_grad()
@@ -145,12 +149,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         accumulation_steps: int = 1,
         fused: bool | None = None,
         loss_scale: LossScale | float | str | None = None,
+        broadcast: bool = True,
     ) -> None:
         self._inner = optimizer
         self._number = next(_numbers)
         _check_types(optimizer, model, comm, accumulation_steps)
         self.accumulation_steps = accumulation_steps
         self._model = model
+        self._broadcast = broadcast
         self.strategy = _checked_strategy(strategy, fusion_threshold, wire)
         self.loss_scale = LossScale.of(loss_scale)
         if self.loss_scale is not None:
@@ -267,7 +273,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._load(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, for example once they are no longer frozen. Collective."""
+        """Add parameters of the model, for example once they are no longer frozen. Collective.
+
+        All ranks get those of rank 0, as when the optimizer was made.
+        """
         self._check_open()
         self._inner.add_param_group(param_group)
         try:
@@ -651,8 +660,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             "strategy": type(self.strategy).__name__,
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
             "loss_scale": repr(self.loss_scale),
+            "broadcast": str(self._broadcast),
         }
         require_same(self.comm, "models", {**entries, **settings})
+        self._begin_alike({name: each for name, each in trained.items() if id(each) not in self._pooled})
         held = {number: each for part in self._parts for number, each in part.held.items()}
         iteration = max((pool.iteration for pool in self.pools), default=0)
         self._drop_pools()
@@ -679,6 +690,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._model_at_start = self._model_now()
         self._pooled = {id(parameter) for parameter in trained.values()}
         self._pools_are_new()
+
+    def _begin_alike(self, added: dict[str, torch.Tensor]) -> None:
+        """Give all ranks the same values of what is trained from now on; at first of all that the model has."""
+        if self.comm.size == 1:
+            return
+        if self._broadcast:
+            broadcast_parameters(added if self._pooled else self._model, comm=self.comm)
+        else:
+            require_same_values(added if self._pooled else dict(self._model.named_parameters()), self.comm)
 
     def _pools_are_new(self) -> None:
         self._register_hooks()

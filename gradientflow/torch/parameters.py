@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from gradientflow.communicator import Communicator, init
-from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 from . import devices
 from .agreement import require_same
@@ -100,6 +101,31 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         if comm.rank != root:
             # To the host: the root's device may be that of another rank. From there the optimizer takes it to its own.
             load(torch.load(io.BytesIO(data), weights_only=False, map_location="cpu"))
+
+
+def require_same_values(tensors: Mapping[str, torch.Tensor], comm: Communicator) -> None:
+    """Compare named tensors over the ranks, bit by bit. Collective.
+
+    Raises
+    ------
+    gradientflow.errors.MismatchError
+        On every rank, if two ranks differ; it names the first rank that differs from rank 0, and its first tensor.
+    """
+    tensors = _named_tensors(tensors)
+    require_same(comm, "parameters", {name: _description(tensor) for name, tensor in tensors.items()})
+    digests = b"".join(_digest(tensor) for tensor in tensors.values())
+    of_each = comm.allgather(np.frombuffer(digests, np.uint8)).reshape(comm.size, len(tensors), -1)
+    differs = (of_each != of_each[0]).any(axis=2)
+    if not differs.any():
+        return
+    rank, index = np.argwhere(differs)[0]
+    message = f"the ranks have different parameters: {list(tensors)[index]} of rank {rank} is not that of rank 0"
+    raise MismatchError(message)
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    values: Any = tensor.detach().to(devices.HOST).contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(values, digest_size=16).digest()
 
 
 @contextmanager

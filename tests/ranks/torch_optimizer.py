@@ -554,6 +554,81 @@ def check_parameter_groups_added_later(comm: gf.Communicator) -> None:
     optimizer.step()
 
 
+class WithBuffer(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.frozen, self.first = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 5)
+        self.second = nn.Linear(5, 4).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(5)
+        with torch.no_grad():
+            self.norm.running_mean.copy_(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(self.frozen(x))))
+
+
+def check_all_ranks_begin_alike(comm: gf.Communicator) -> None:
+    """With the parameters and buffers of rank 0, frozen ones too; and those that are added later."""
+    for dtype in (torch.float32, torch.float64):
+        model = WithBuffer(RANK).to(dtype)
+        of_rank_0 = WithBuffer(0).to(dtype)
+        places = [parameter.data_ptr() for parameter in model.parameters()]
+        first = [*model.first.parameters(), *model.norm.parameters()]
+        optimizer = gft.DistributedOptimizer(torch.optim.SGD(first, lr=0.1), model, comm)
+        assert [parameter.data_ptr() for parameter in model.parameters()] == places
+        for (name, mine), theirs in zip(model.state_dict().items(), of_rank_0.state_dict().values(), strict=True):
+            assert torch.equal(mine, theirs), name
+        with torch.no_grad():
+            for parameter in (*first, *model.second.parameters()):
+                parameter.add_(RANK)
+            model.norm.running_mean.fill_(RANK)
+        optimizer.add_param_group({"params": list(model.second.requires_grad_(True).parameters())})
+        assert torch.equal(model.second.weight, of_rank_0.second.weight)
+        assert torch.equal(model.first.weight, of_rank_0.first.weight + RANK)  # those before are left alone
+        assert (model.norm.running_mean == RANK).all()
+        optimizer.close()
+
+
+def check_ranks_that_begin_with_different_weights(comm: gf.Communicator) -> None:
+    last = int(RANK == SIZE - 1)
+    model = WithBuffer(0)
+    model.norm.running_mean.fill_(RANK)  # which each rank may have of its own
+    model.second.requires_grad_(True)
+
+    def make() -> gft.DistributedOptimizer:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return gft.DistributedOptimizer(torch.optim.SGD(trained, lr=0.1), model, comm, broadcast=False)
+
+    for tensor, name in ((model.second.bias, "second.bias"), (model.frozen.weight, "frozen.weight")):
+        with torch.no_grad():
+            tensor[-1] += last
+        if SIZE > 1:
+            with raises(MismatchError, f"the ranks have different parameters: {name} of rank {SIZE - 1} is not that"):
+                make()
+        with torch.no_grad():
+            tensor[-1] -= last
+    gft.broadcast_parameters(dict(model.named_parameters()), comm=comm)
+    model.second.requires_grad_(False)
+    with make() as optimizer:
+        model.second.requires_grad_(True)
+        with torch.no_grad():
+            model.second.bias[1] += last
+            model.first.bias[1] += last  # which is there already
+        added = {"params": list(model.second.parameters())}
+        if SIZE > 1:
+            with raises(MismatchError, f"second.bias of rank {SIZE - 1} is not that of rank 0"):
+                optimizer.add_param_group(added)
+            with torch.no_grad():
+                model.second.bias[1] -= last
+            gft.broadcast_parameters({"bias": model.second.bias}, comm=comm)
+        optimizer.add_param_group(added)
+        assert (model.norm.running_mean == RANK).all()
+    if SIZE > 1:
+        with raises(MismatchError, f"broadcast is True on rank {SIZE - 1} and False on rank 0"):
+            gft.DistributedOptimizer(sgd(model.requires_grad_(True)), model, comm, broadcast=bool(last))
+
+
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -857,7 +932,7 @@ def check_broadcast_parameters(comm: gf.Communicator) -> None:
         gft.broadcast_parameters(nn.LazyLinear(2), comm=comm)
     if SIZE > 1:
         x, y = torch.zeros(3), torch.zeros(2)
-        last = RANK == SIZE - 1
+        last = int(RANK == SIZE - 1)
         place = "" if PLACE == "host" else " on cuda"
         for mine, words in (
             ({"x": x, "y": y} if last else {"x": x}, f"rank {SIZE - 1} has y, which rank 0 has not"),
@@ -914,6 +989,8 @@ CHECKS = [
     check_state_dict,
     check_closures,
     check_parameter_groups_added_later,
+    check_all_ranks_begin_alike,
+    check_ranks_that_begin_with_different_weights,
     check_exceptions_half_way,
     check_an_exception_on_one_rank_in_the_first_pass,
     check_threads,
