@@ -19,6 +19,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable
@@ -189,3 +191,32 @@ def test_the_line_that_changes_is_that_of_the_example() -> None:
     assert added
     for line in added:
         assert line in example
+
+
+def test_links_lead_to_pages_and_headings() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    checked = 0
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):
+            if target.startswith(("https://", "http://")):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in anchors_of(file), f"{page.name}: {target}"
+            checked += 1
+    assert checked > 100
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_picture_of_results_is_drawn_from_the_tables(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    script = ROOT / "docs/images/draw_results.py"
+    subprocess.run([sys.executable, script, tmp_path / "results.png"], check=True, timeout=100)
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
