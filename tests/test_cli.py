@@ -16,7 +16,9 @@ import sysconfig
 import termios
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,10 @@ from gradientflow.launch import (
     launch_environment,
     module_command,
     mpirun_command,
+    rank_of_this_process,
+    rank_program,
+    ranks_of_this_job,
+    read_hostfile,
 )
 
 RESULT_FIELDS = {
@@ -142,6 +148,87 @@ def test_a_missing_launcher_is_reported_with_its_remedy() -> None:
         find_launcher()
 
 
+def test_a_launcher_that_fails_is_quoted(
+    nothing_installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "mpirun"
+    path.write_text("#!/bin/sh\necho 'cannot open libprrte.so.3' >&2\nexit 127\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match=r"mpirun --version ended with exit status 127 .* cannot open libprrte.so.3"):
+        find_launcher()
+    path.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(LaunchError, match=r"mpirun cannot be started .*No such file"):
+        find_launcher()
+    path.write_text("#!/bin/sh\necho LAM 7\n")
+    with pytest.raises(LaunchError, match="neither Open MPI's nor MPICH's and says: LAM 7"):
+        find_launcher()
+
+
+def test_what_ranks_on_other_hosts_need_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": "/a", "VIRTUAL_ENV": "/b", "CONDA_PREFIX": "/c", "HOME": "/d"})
+    launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
+    assert "-x CONDA_PREFIX -x PATH -x VIRTUAL_ENV a" in shlex.join(mpirun_command(launcher, 1, ["a"], "one"))
+    assert "-x" not in mpirun_command(launcher, 1, ["a"])
+
+
+def test_in_an_allocation_the_batch_system_counts_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "cores", lambda: 2)
+    launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
+    assert "--oversubscribe" in mpirun_command(launcher, 1000 // 2, ["a"])
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    command = mpirun_command(launcher, 1000, ["a"])  # of more than one host, perhaps: the launcher knows
+    assert "--oversubscribe" not in command
+    assert "PATH" in command
+    with pytest.raises(LaunchError, match="at most 2147483647 ranks"):
+        mpirun_command(launcher, 99999999999, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n7", "n7"), ("n[07-12],m1", "n07"), ("a,b", "a"), ("t[3,5]-ib", "t3-ib"), ("x1n[20-21]", "x1n20")],
+)
+def test_the_master_is_the_first_host(nodes: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+    assert f"MASTER_ADDR={first} " in rank_program(["a"])[2]
+    assert "MASTER_ADDR=one " in rank_program(["a"], "one:2,two:2")[2]
+
+
+def test_hosts_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# two\n\na slots=2 max_slots=4\n b-1.c:3  # b\na\nd\n")
+    assert read_hostfile(str(path)) == "a:3,b-1.c:3,d:1"
+    for text, words in (("a\nb slots=0", "line 2 .*'b slots=0'"), ("a b", "line 1"), ("#", "names no host")):
+        path.write_text(text)
+        with pytest.raises(LaunchError, match=words):
+            read_hostfile(str(path))
+    with pytest.raises(LaunchError, match="cannot be read"):
+        read_hostfile(str(tmp_path / "none"))
+
+
+STEP = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "ranks"),
+    [
+        ({}, None, None),
+        (STEP, 1, 4),
+        ({**STEP, "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, 5, 6),  # mpirun started by srun
+        ({**STEP, "PMI_RANK": "0", "PMI_SIZE": "4"}, 0, 4),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, None, None),  # srun --pty bash
+        ({**STEP, "SLURM_STEP_ID": "4294967290"}, None, None),  # the shell of salloc
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, None, None),  # the script of sbatch
+    ],
+)
+def test_a_rank_knows_that_it_is_one(
+    variables: dict[str, str], rank: int | None, ranks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", variables)
+    assert (rank_of_this_process(), ranks_of_this_job()) == (rank, ranks)
+
+
 def test_open_mpi_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "cores", lambda: 2)
     monkeypatch.setattr(os, "environ", {"GRADIENTFLOW_TIMEOUT": "5", "HOME": "/"})
@@ -184,6 +271,43 @@ def test_run_starts_python_files_as_ranks_of_one_job(tmp_path: Path) -> None:
     ended = gradientflow("run", "-n", "3", "--", str(program), "-n", "a b")
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3: ['-n', 'a b']" for rank in range(3)]
+
+
+def test_ranks_find_the_variables_of_pytorchs_launcher(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("10.1.0.1 slots=2\n10.1.0.2:1\n")  # a netlab's, where it starts jobs
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "VIRTUAL_ENV",
+        "PATH",
+    )
+    # As over ssh, nothing of the environment comes along by itself.
+    program = "PRTE_MCA_plm_ssh_agent=$1; export PRTE_MCA_plm_ssh_agent; shift; " + shlex.join(
+        module_command("gradientflow.cli", ["run", "-np", "3", "--hostfile", str(tmp_path / "hosts")])
+    )
+    agent = tmp_path / "agent"
+    agent.write_text('#!/bin/sh\nexec env -i HOME=/ PATH=/usr/sbin:/usr/bin:/sbin:/bin $NETLAB_AGENT "$@"\n')
+    agent.chmod(0o755)
+    job = start_netlab(
+        *("--hosts", "2", "--shell", "--", "sh", "-c", f'{program} "$@"', "sh", str(agent)),
+        *("--", "sh", "-c", "echo " + "'|'".join(f"${name}" for name in names)),
+        env={"VIRTUAL_ENV": "/some where", "MASTER_PORT": "21234"},
+    )
+    ended = job.finish()
+    assert ended.returncode == 0, ended.output
+    places = [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
+    expected = ["|".join(map(str, (*place, "10.1.0.1", 21234, "/some where", os.environ["PATH"]))) for place in places]
+    assert sorted(ended.stdout.splitlines()) == expected
+
+
+def test_what_mpirun_says_is_shown_and_its_status_passed_on() -> None:
+    ended = gradientflow("run", "-n", "2", "--hosts", "no-such-host:2", "true", env={"PRTE_MCA_plm_ssh_agent": "false"})
+    assert ended.returncode not in (0, 2)
+    assert "no-such-host" in ended.stderr + ended.stdout
 
 
 def test_a_dry_run_prints_a_command_that_works() -> None:
@@ -236,6 +360,10 @@ def test_a_killed_launcher_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
         ("run -n 2 no-such-file.py", "no file no-such-file.py"),
         ("run -n 0 true", "at least one rank"),
         ("run -n 2 --hosts a:0 true", "--hosts takes"),
+        ("run -n 2 --hosts a:2 --hostfile b true", "leave one out"),
+        ("run -n 2 --hostfile /no/such/file true", "/no/such/file cannot be read"),
+        ("run -n 99999999999 true", "99999999999 ranks are too many"),
+        ("run -np 9999 --hosts a:2,b true", "3 slots of the hosts: at most 768"),
         ("run true", "'-n'"),
         ("run -n 2", "PROGRAM"),
         ("bench allreduce", "-n 2"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,28 +88,10 @@ def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-# What torchrun would set for every rank.
-AS_TORCHRUN = (
-    "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE MASTER_ADDR=127.0.0.1 MASTER_PORT={port} "
-    'exec "$0" "$@"'
-)
-
-
-def free_port() -> int:
-    """Find a port below those that the system gives to whoever asks for any, such as mpirun."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 def losses(backend: str, checkpoint: Path, epochs: int, device: str = "cpu") -> dict[int, float]:
     """Run the script with a backend; return the loss of each epoch."""
     script = [sys.executable, str(RANK_PROGRAMS / "ddp_script.py"), backend, str(checkpoint), str(epochs)]
     script += ["--device", device]
-    if backend == "gloo":
-        script = ["sh", "-c", AS_TORCHRUN.format(port=free_port()), *script]
     finished = subprocess.run(
         module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]),
         env={**OUTSIDE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},

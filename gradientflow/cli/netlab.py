@@ -8,10 +8,17 @@ from gradientflow.bench.netlab import Netlab, NetlabError, end_leftovers, parse_
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
 from gradientflow.cli.run import executable
-from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment, mpirun_command, ranks_of_this_job
+from gradientflow.launch import (
+    OPEN_MPI,
+    find_launcher,
+    launch_environment,
+    mpirun_command,
+    rank_program,
+    ranks_of_this_job,
+)
 
 # The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
-_NOT_TOO_SHORT = ("sh", "-c", 'sleep 0.1; exec "$@"', "sh")
+_NOT_TOO_SHORT = "sleep 0.1"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -66,7 +73,7 @@ def netlab(
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")
     if not shell:
-        command = mpirun_command(launcher, lab.ranks, [*_NOT_TOO_SHORT, *command], lab.slots)
+        command = mpirun_command(launcher, lab.ranks, rank_program(command, "host0", _NOT_TOO_SHORT), lab.slots)
     with lab:
         for host, seconds in downs:
             lab.take_link_down(host, seconds)

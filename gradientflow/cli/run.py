@@ -11,23 +11,38 @@ import click
 
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
-from gradientflow.launch import LaunchError, find_launcher, launch_environment, mpirun_command, ranks_of_this_job
+from gradientflow.launch import (
+    LaunchError,
+    find_launcher,
+    launch_environment,
+    mpirun_command,
+    rank_program,
+    ranks_of_this_job,
+    read_hostfile,
+)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
+@click.option("-n", "-np", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
 @click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
+@click.option("--hostfile", metavar="FILE", help="A file that says where: a line is NAME, NAME:SLOTS or NAME slots=N.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, hosts: str | None, dry_run: bool, program: tuple[str, ...]) -> int:
+def run(ranks: int, hosts: str | None, hostfile: str | None, dry_run: bool, program: tuple[str, ...]) -> int:
     """Start PROGRAM as an MPI job of N ranks, with the launcher of the MPI library in use and the flags it needs.
 
-    A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks.
+    A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
+    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
     """
     if (outer := ranks_of_this_job()) is not None:
         raise LaunchError(f"this is already a rank of an MPI job of {outer}: start the program itself, without 'run'")
+    if hostfile is not None:
+        if hosts is not None:
+            raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
+        hosts = read_hostfile(hostfile)
+    command = rank_program(executable(program, elsewhere=hosts is not None), hosts)
     launcher = find_launcher(built_with())
-    command = mpirun_command(launcher, ranks, executable(program, elsewhere=hosts is not None), hosts)
+    command = mpirun_command(launcher, ranks, command, hosts)
     environment = launch_environment(launcher)
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
