@@ -20,27 +20,21 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gradientflow.bench.collectives import COLLECTIVES, Case, block
-from gradientflow.bench.contestants import Contestant, then_divide
-from gradientflow.bench.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
-from gradientflow.bench.environment import environment_lines, mpi_library
-from gradientflow.bench.hosts import Hosts, bytes_per_second
-from gradientflow.bench.load import Load
-from gradientflow.bench.measure import FreshValues, fitting_iterations, refiller, slowest, together
-from gradientflow.bench.plan import (
-    ALGORITHMS,
-    DTYPES,
-    OPS,
-    WIRES,
-    Plan,
-    PlanError,
-    format_size,
-    parse_list,
-    parse_sizes,
-)
-from gradientflow.bench.results import Result, Times, summarise, write_json
-from gradientflow.bench.session import Outcome, Session, check_job
-from gradientflow.bench.table import bandwidth, legend, microseconds, print_table, ratio, results_table
+from gradientflow.bench.collective.columns import LAYOUT, Result, summarise
+from gradientflow.bench.collective.plan import ALGORITHMS, DTYPES, OPS
+from gradientflow.bench.collective.plan import CollectivePlan as Plan
+from gradientflow.bench.collective.session import CollectiveSession
+from gradientflow.bench.core.case import COLLECTIVES, Case, block
+from gradientflow.bench.core.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
+from gradientflow.bench.core.environment import environment_lines, mpi_library
+from gradientflow.bench.core.hosts import Hosts, bytes_per_second
+from gradientflow.bench.core.load import Load
+from gradientflow.bench.core.measure import FreshValues, Times, fitting_iterations, refiller, slowest, together
+from gradientflow.bench.core.peers import Contestant, then_divide
+from gradientflow.bench.core.plan import WIRES, PlanError, format_size, parse_list, parse_sizes
+from gradientflow.bench.core.results import write_json
+from gradientflow.bench.core.session import Outcome
+from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
 
 RESULT_FIELDS = [
@@ -128,7 +122,7 @@ def test_what_cannot_be_measured_is_refused(change: dict[str, Any], words: str) 
 )
 def test_jobs_that_could_only_fail_are_refused(plan: Plan, ranks: int, words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        check_job(plan, ranks, on_this_machine=True)
+        plan.check_job(ranks, on_this_machine=True)
 
 
 def test_ours_are_every_memory_algorithm_and_wire() -> None:
@@ -418,7 +412,7 @@ def make_results() -> list[Result]:
 
 def rendered(results: list[Result], **options: Any) -> str:
     file = io.StringIO()
-    print_table(results, Console(file=file, no_color=True, **options))
+    LAYOUT.print(results, Console(file=file, no_color=True, **options))
     return Text.from_ansi(file.getvalue()).plain
 
 
@@ -442,17 +436,17 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:
 
 def test_the_algorithm_is_shown_where_there_was_a_choice() -> None:
     results = make_results()
-    headings = [str(column.header) for column in results_table(results).columns]
+    headings = [str(column.header) for column in LAYOUT.table(results).columns]
     assert "algorithm" not in headings
-    chosen = [str(column.header) for column in results_table([replace(results[0], algorithm="mpi")]).columns]
+    chosen = [str(column.header) for column in LAYOUT.table([replace(results[0], algorithm="mpi")]).columns]
     assert "algorithm" in chosen
 
 
 def test_the_wire_is_shown_where_there_was_a_choice() -> None:
     results = make_results()
-    assert "wire" not in [str(column.header) for column in results_table(results).columns]
+    assert "wire" not in [str(column.header) for column in LAYOUT.table(results).columns]
     narrow = replace(results[0], wire="float16")
-    assert "wire" in [str(column.header) for column in results_table([*results, narrow]).columns]
+    assert "wire" in [str(column.header) for column in LAYOUT.table([*results, narrow]).columns]
     line = next(line for line in rendered([*results, narrow], force_terminal=False).splitlines() if "float16" in line)
     assert line.count("5.00x") == 2
 
@@ -474,12 +468,12 @@ def test_nothing_is_cut_where_there_are_many_variants() -> None:
 def test_processor_times_are_shown_on_demand() -> None:
     results = make_results()
     assert "cpu" not in rendered(results, force_terminal=False)
-    assert "cpu" not in legend(results)
+    assert "cpu" not in LAYOUT.explain(results)
     file = io.StringIO()
-    print_table(results, Console(file=file, no_color=True), with_cpu=True)
+    LAYOUT.print(results, Console(file=file, no_color=True), with_cpu=True)
     ours = next(line for line in file.getvalue().splitlines() if " ours " in line and "array" in line)
     assert {"3146", "1.00"} <= set(ours.split())  # microseconds; nanoseconds for each of 2^20 bytes on 3 ranks
-    assert "cpu" in legend(results, with_cpu=True)
+    assert "cpu" in LAYOUT.explain(results, with_cpu=True)
 
 
 def test_the_share_of_the_link_is_shown_where_it_is_known() -> None:
@@ -487,7 +481,7 @@ def test_the_share_of_the_link_is_shown_where_it_is_known() -> None:
     assert "link" not in rendered(results, force_terminal=False)
     known = [replace(result, link_share=0.876) for result in results]
     assert "88" in next(line for line in rendered(known, force_terminal=False).splitlines() if "array" in line).split()
-    assert "link" in legend(known)
+    assert "link" in LAYOUT.explain(known)
 
 
 def test_a_busy_machine_is_remarked() -> None:
@@ -608,8 +602,8 @@ def run_session(plan: Plan, ranks: int, extra: Callable[[ThreadRank, Case], list
 
     def play(rank: int) -> None:
         comm: Any = ThreadRank(exchange, rank)
-        build = None if extra is None else lambda case: extra(comm, case)
-        outcomes[rank] = Session(comm, plan, extra=build).run()
+        build = None if extra is None else lambda size, case: extra(comm, case)
+        outcomes[rank] = CollectiveSession(comm, plan, extra=build).run()
 
     threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in threads:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from gradientflow.bench import gpu_check
+from gradientflow.bench.collective.columns import Result
 from gradientflow.bench.gpu_check import Ended, Step, run_step
-from gradientflow.bench.kernels import DEVICE_KERNELS
-from gradientflow.bench.kernels_device import take_device_times
-from gradientflow.bench.kernels_results import KernelResult
-from gradientflow.bench.results import Result
+from gradientflow.bench.kernels.columns import KernelResult
+from gradientflow.bench.kernels.contestants import DEVICE_KERNELS
+from gradientflow.bench.kernels.device import take_device_times
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -71,7 +71,7 @@ def test_a_wrong_kernel_is_noticed(device_env: Mapping[str, str]) -> None:
     """One that leaves out the last elements: what it writes, or the number that it works out, is wrong then."""
     program = (
         "from dataclasses import replace\n"
-        "import gradientflow.bench.kernels_plan as plan\n"
+        "import gradientflow.bench.kernels.plan as plan\n"
         "def short(kernel): return replace(kernel, prepare=lambda at, count: kernel.prepare(at, count - 9))\n"
         "plan.KERNELS_OF['cuda'] = [short(kernel) for kernel in plan.KERNELS_OF['cuda']]"
     )
@@ -149,7 +149,7 @@ def test_a_wrong_result_on_the_device_is_noticed(device_env: Mapping[str, str]) 
     """One that is not there: its array on the device stays as it was, whatever the image of it has held."""
     program = (
         "from dataclasses import replace\n"
-        "import gradientflow.bench.session as session\n"
+        "import gradientflow.bench.collective.session as session\n"
         "made = session.our_contestant\n"
         "session.our_contestant = lambda *args: replace(made(*args), call=lambda: None)"
     )

@@ -15,15 +15,14 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gradientflow.bench.collectives import Case
-from gradientflow.bench.contestants import then_divide
-from gradientflow.bench.fusion import CopyFusion, FusionContestant, Reducer, fused_groups
-from gradientflow.bench.fusion_plan import FusionPlan, format_threshold, parse_buffer, parse_thresholds
-from gradientflow.bench.fusion_results import FusionResult, summarise_step
-from gradientflow.bench.fusion_table import fusion_legend, print_fusion_table
-from gradientflow.bench.plan import PlanError
-from gradientflow.bench.results import Times
-from gradientflow.bench.shapes import MODELS
+from gradientflow.bench.core.case import Case
+from gradientflow.bench.core.measure import Times
+from gradientflow.bench.core.peers import then_divide
+from gradientflow.bench.core.plan import PlanError, format_threshold, parse_thresholds
+from gradientflow.bench.core.shapes import MODELS
+from gradientflow.bench.fusion.columns import LAYOUT, FusionResult, summarise_step
+from gradientflow.bench.fusion.contestants import CopyFusion, FusionContestant, Reducer, fused_groups
+from gradientflow.bench.fusion.plan import FusionPlan, parse_buffer
 
 RESULT_FIELDS = {
     *("backend", "method", "model", "tensors", "parameters", "bytes", "memory", "threshold_bytes", "calls", "dtype"),
@@ -208,7 +207,7 @@ def make_results() -> list[FusionResult]:
 
 def rendered(results: list[FusionResult], **options: Any) -> list[str]:
     file = io.StringIO()
-    print_fusion_table(results, Console(file=file, no_color=True, **options))
+    LAYOUT.print(results, Console(file=file, no_color=True, **options))
     return Text.from_ansi(file.getvalue()).plain.splitlines()
 
 
@@ -222,7 +221,7 @@ def test_the_table_compares_with_copy_fusion_over_the_peer() -> None:
     assert (copy[:3], copy[3], copy[-1]) == (["copy", "fusion", "mpi"], "64M", "3.0")
     pool = next(line.split() for line in lines if "pool fusion" in line)
     assert (pool[3], pool[-3:]) == ("inf", ["0", "4.00x", "4.00x"])
-    assert "copy fusion over the peer" in fusion_legend(results)
+    assert "copy fusion over the peer" in LAYOUT.explain(results)
     wrong = rendered([replace(results[0], wrong=3, median_us=None), *results[1:]], force_terminal=True, width=95)
     assert max(map(len, wrong)) <= 95
     assert "WRONG" in next(line for line in wrong if "per tensor" in line)
@@ -230,13 +229,14 @@ def test_the_table_compares_with_copy_fusion_over_the_peer() -> None:
 
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from gradientflow.bench.fusion_plot import save_fusion_plot
+    from gradientflow.bench.core.plot import save_plot
+    from gradientflow.bench.fusion.plot import draw
 
     texts = dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
     counts = dict.fromkeys(("nodes", "hosts", "ranks", "ranks_on_this_machine", "ranks_per_host", "cores"), 1)
     results = make_results() + [replace(result, model="vgg16") for result in make_results()]
     path = tmp_path / "bars.svg"
-    save_fusion_plot(str(path), results, {**texts, **counts, "link_rate": None})
+    save_plot(str(path), draw, results, {**texts, **counts, "link_rate": None})
     assert path.read_text().startswith("<?xml")
 
 

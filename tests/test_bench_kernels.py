@@ -17,13 +17,22 @@ import pytest
 from kernel_data import widen
 from rich.console import Console
 
-from gradientflow.bench import kernels_check, kernels_plan, kernels_session
-from gradientflow.bench.kernels import DEVICE_KERNELS, GRADIENTS, KERNELS, Kernel, active_level, item_size, stored
-from gradientflow.bench.kernels_plan import NAMES, NAMES_OF, KernelsPlan
-from gradientflow.bench.kernels_results import KernelResult, summarise_kernel
-from gradientflow.bench.kernels_session import KernelBench, take_times
-from gradientflow.bench.kernels_table import kernels_legend, print_kernels_table
-from gradientflow.bench.plan import PlanError
+from gradientflow.bench.core.plan import PlanError
+from gradientflow.bench.kernels import check as kernels_check
+from gradientflow.bench.kernels import plan as kernels_plan
+from gradientflow.bench.kernels import session as kernels_session
+from gradientflow.bench.kernels.columns import LAYOUT, KernelResult, summarise_kernel
+from gradientflow.bench.kernels.contestants import (
+    DEVICE_KERNELS,
+    GRADIENTS,
+    KERNELS,
+    Kernel,
+    active_level,
+    item_size,
+    stored,
+)
+from gradientflow.bench.kernels.plan import NAMES, NAMES_OF, KernelsPlan
+from gradientflow.bench.kernels.session import KernelBench, take_times
 
 BY_NAME = {(kernel.name, kernel.dtype): kernel for kernel in KERNELS}
 IDS = [f"{kernel.name}-{kernel.dtype}" for kernel in KERNELS]
@@ -182,28 +191,29 @@ def test_results_are_bandwidths_and_their_ratio() -> None:
 def test_the_table_shows_every_kernel_once_and_what_is_wrong() -> None:
     results = [made_up(kernel, wrong=int(kernel.name == "gather")) for kernel in KERNELS]
     out = io.StringIO()
-    print_kernels_table(results, Console(file=out, width=100))
+    LAYOUT.print(results, Console(file=out, width=100))
     text = out.getvalue()
     assert all(text.count(f" {name}  ") == 1 for name in NAMES if name not in ("gather", "hold_back"))
     assert text.count("WRONG") == 3
     assert text.count("0.75x") == len(KERNELS) - 3
-    assert "avx2" in kernels_legend(results)
+    assert "avx2" in LAYOUT.explain(results)
     narrow = io.StringIO()
-    print_kernels_table(results, Console(file=narrow, width=72, force_terminal=True))
+    LAYOUT.print(results, Console(file=narrow, width=72, force_terminal=True))
     assert "p95" not in narrow.getvalue()
     assert "moved / copy" in narrow.getvalue()
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from gradientflow.bench.kernels_plot import save_kernels_plot
+    from gradientflow.bench.core.plot import save_plot
+    from gradientflow.bench.kernels.plot import draw
 
     texts = dict.fromkeys(("cpu", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
     counts = dict.fromkeys(("cores", "memory_GiB", "ranks", "nodes", "hosts", "ranks_per_host"), 1)
     environment = {**texts, **counts, "ranks_on_this_machine": 1, "link_rate": None}
     for name, results in (("some", [made_up(kernel) for kernel in KERNELS]), ("none", [])):
         path = tmp_path / f"{name}.png"
-        save_kernels_plot(str(path), results, environment)
+        save_plot(str(path), draw, results, environment)
         assert path.stat().st_size > 1000
 
 

@@ -14,16 +14,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gradientflow.bench.collectives import Case
-from gradientflow.bench.fusion import FusionContestant
-from gradientflow.bench.plan import PlanError
-from gradientflow.bench.results import Times
-from gradientflow.bench.shapes import MODELS
-from gradientflow.bench.sparse import CSC, DENSE, SparseContestant
-from gradientflow.bench.sparse_plan import SparsePlan, chunks_sent, parse_densities, parse_models
-from gradientflow.bench.sparse_reference import Layout, PaddedSource, Reference, choose
-from gradientflow.bench.sparse_results import SparseResult, Traced, summarise_sparse
-from gradientflow.bench.sparse_table import print_sparse_table, sparse_legend
+from gradientflow.bench.core.case import Case
+from gradientflow.bench.core.measure import Times
+from gradientflow.bench.core.plan import PlanError, parse_densities
+from gradientflow.bench.core.shapes import MODELS
+from gradientflow.bench.fusion.contestants import FusionContestant
+from gradientflow.bench.sparse.columns import LAYOUT, SparseResult, Traced, summarise_sparse
+from gradientflow.bench.sparse.contestants import CSC, DENSE, SparseContestant
+from gradientflow.bench.sparse.plan import SparsePlan, chunks_sent, parse_models
+from gradientflow.bench.sparse.reference import Layout, PaddedSource, Reference, choose
 
 RESULT_FIELDS = {
     *("backend", "method", "model", "tensors", "parameters", "bytes", "chunk_size", "density", "sent_share", "dtype"),
@@ -172,7 +171,7 @@ def make_results() -> list[SparseResult]:
 
 def rendered(results: list[SparseResult], **options: Any) -> list[str]:
     file = io.StringIO()
-    print_sparse_table(results, Console(file=file, no_color=True, **options))
+    LAYOUT.print(results, Console(file=file, no_color=True, **options))
     return Text.from_ansi(file.getvalue()).plain.splitlines()
 
 
@@ -187,7 +186,7 @@ def test_the_table_compares_with_the_dense_exchanges() -> None:
     assert csc[:2] == ["csc", "0.25"]
     assert csc[-4:] == ["2.00x", "2.00x", "4.00x", "4.00x"]
     assert {"0.4000", "5", "8.800", "50"} <= set(csc)  # bookkeeping and its share, megabytes, per cent of the link
-    assert "the network interface counts" in sparse_legend(results)
+    assert "the network interface counts" in LAYOUT.explain(results)
     wrong = rendered([replace(results[0], wrong=3, median_us=None), *results[1:]], force_terminal=True, width=95)
     assert max(map(len, wrong)) <= 95
     assert "WRONG" in next(line for line in wrong if "dense" in line and "mlp" in line)
@@ -195,13 +194,14 @@ def test_the_table_compares_with_the_dense_exchanges() -> None:
 
 def test_the_picture_shows_every_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from gradientflow.bench.sparse_plot import save_sparse_plot
+    from gradientflow.bench.core.plot import save_plot
+    from gradientflow.bench.sparse.plot import draw
 
     texts = dict.fromkeys(("cpu", "memory_GiB", "gradientflow", "mpi", "python", "numpy", "kernel"), "x")
     counts = dict.fromkeys(("nodes", "hosts", "ranks", "ranks_on_this_machine", "ranks_per_host", "cores"), 1)
     results = make_results() + [replace(result, model="vgg16") for result in make_results()]
     path = tmp_path / "lines.svg"
-    save_sparse_plot(str(path), results, {**texts, **counts, "link_rate": None})
+    save_plot(str(path), draw, results, {**texts, **counts, "link_rate": None})
     assert path.read_text().startswith("<?xml")
 
 

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gradientflow.bench.plan import PlanError
+from gradientflow.bench.core.plan import PlanError
+from gradientflow.bench.core.results import write_json
+from gradientflow.bench.train.columns import LAYOUT
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
-from gradientflow.bench.train.ladder import climb, print_ladder
+from gradientflow.bench.train.ladder import LADDER, climb
 from gradientflow.bench.train.plan import (
     CONTESTANTS,
     NONE,
@@ -36,12 +38,10 @@ from gradientflow.bench.train.results import (
     Run,
     TrainResult,
     Turn,
+    count_wrong,
     join,
     summarise,
-    write_json,
 )
-from gradientflow.bench.train.table import legend, print_table
-from gradientflow.bench.train.verify import count_wrong
 from gradientflow.launch import module_command
 
 RESULT_FIELDS = [
@@ -360,7 +360,7 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
 
 def shown(found: list[TrainResult], width: int | None = None) -> str:
     file = io.StringIO()
-    print_table(found, Console(file=file, force_terminal=width is not None, width=width, no_color=True))
+    LAYOUT.print(found, Console(file=file, force_terminal=width is not None, width=width, no_color=True))
     return file.getvalue()
 
 
@@ -376,7 +376,7 @@ def test_the_table_shows_what_is_known() -> None:
     sparse = next(line for line in lines if "csc" in line).split()
     assert sparse[:6] == ["gradientflow", "csc", "0.1,", "float16,", "auto", "40.0"]
     assert {"2.00", "5.0"} <= set(sparse)  # with chunks, and in per cent of the step
-    assert "the range" in legend(results())
+    assert "the range" in LAYOUT.explain(results())
 
 
 def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
@@ -392,14 +392,14 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
     assert [rung.samples_per_second for rung in rungs] == rates
     assert [rung.speedup_over_first for rung in rungs] == [rate and rate / 1000 for rate in rates]
     file = io.StringIO()
-    print_ladder(rungs, Console(file=file, width=200, no_color=True))
+    LADDER.print(rungs, Console(file=file, width=200, no_color=True))
     row = next(line for line in file.getvalue().splitlines() if line.startswith("mlp"))
     assert row.split() == [
         *("mlp", "1,000", "(1.0x)", "3,000", "(3.0x)", "WRONG", "5,000", "(5.0x)", "6,000", "(6.0x)"),
         *("7,000", "(7.0x)", "2,000", "(2.0x)"),
     ]
     path = tmp_path / "figures.json"
-    write_json(str(path), {}, found, rungs)
+    write_json(str(path), {}, found, {"ladder": rungs})
     assert json.loads(path.read_text())["ladder"][0] == {
         **{"model": "mlp", "column": "MPI", "samples_per_second": 1000.0, "speedup_over_first": 1.0}
     }
@@ -414,7 +414,8 @@ def test_a_narrow_terminal_gets_fewer_columns() -> None:
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from gradientflow.bench.train.plot import save_plot
+    from gradientflow.bench.core.plot import save_plot
+    from gradientflow.bench.train.plot import draw
 
     environment = {
         **{"cpu": "a processor", "cores": 2, "memory_GiB": 4, "ranks": 2, "ranks_on_this_machine": 2, "nodes": 2},
@@ -427,7 +428,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     ]
     for number, found in enumerate((timed, compared, [])):
         path = tmp_path / f"{number}.png"
-        save_plot(str(path), found, environment)
+        save_plot(str(path), draw, found, environment)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from gradientflow import launch
-from gradientflow.bench.collectives import COLLECTIVES
+from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import checks
 from gradientflow.launch import (
     MPICH,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradientflow.bench.plan import PlanError
+from ..core.plan import PlanError
 
 Array = NDArray[Any]
 

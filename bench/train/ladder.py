@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.table import Table
 
-from gradientflow.bench.table import empty_table
-
+from ..core.table import Layout, empty_table
 from .plan import NONE, Entry, TrainPlan
 from .results import TrainResult
 
@@ -63,16 +62,16 @@ def climb(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
     return found
 
 
-def print_ladder(rungs: Sequence[RungResult], console: Console) -> None:
-    """Print samples a second of all ranks, and in brackets the speed-up over the first column; a row for each model."""
-    table = empty_table()
-    table.add_column("samples/s")
-    columns = list(dict.fromkeys(rung.column for rung in rungs))
-    for column in columns:
-        table.add_column("\n".join(column.split(" +")).replace("\n", "\n+"), justify="right", no_wrap=True)
-    for model in dict.fromkeys(rung.model for rung in rungs):
-        table.add_row(model, *(_cell(rung) for rung in rungs if rung.model == model))
-    console.print(table)
+class _LadderLayout(Layout):
+    def table(self, results: Sequence[RungResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
+        """Give samples a second of all ranks, and in brackets the speed-up over the first column; a row for a model."""
+        table = empty_table()
+        table.add_column("samples/s")
+        for column in dict.fromkeys(rung.column for rung in results):
+            table.add_column("\n".join(column.split(" +")).replace("\n", "\n+"), justify="right", no_wrap=True)
+        for model in dict.fromkeys(rung.model for rung in results):
+            table.add_row(model, *(_cell(rung) for rung in results if rung.model == model))
+        return table
 
 
 def _cell(rung: RungResult) -> str:
@@ -80,3 +79,6 @@ def _cell(rung: RungResult) -> str:
         return "WRONG"
     speedup = "" if rung.speedup_over_first is None else f" ({rung.speedup_over_first:.1f}x)"
     return f"{rung.samples_per_second:,.0f}{speedup}"
+
+
+LADDER = _LadderLayout(lambda results, with_cpu: (), str, lambda results, with_cpu: "")

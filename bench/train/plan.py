@@ -7,9 +7,18 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from gradientflow.bench.fusion_plan import AUTO, Threshold, format_threshold
-from gradientflow.bench.plan import WIRES, PlanError, check_choices, format_size, parse_list
-from gradientflow.bench.sparse_plan import check_densities
+from ..core.plan import (
+    AUTO,
+    WIRES,
+    PlanError,
+    Threshold,
+    check_choices,
+    check_densities,
+    check_ranks,
+    format_size,
+    format_threshold,
+    parse_list,
+)
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
 STRATEGIES = ("dense", "csc")
@@ -252,20 +261,24 @@ class TrainPlan:
         entries = [Entry(name) for name in names]
         if self.ladder:
             return entries + [rung.entry for rung in self.rungs]
-        for name in self.contestants:
-            if name == "gradientflow":
-                entries += [
-                    Entry(name, wire, threshold, sparse=sparse, precision=precision)
-                    for sparse in self.sparse_settings
-                    for precision in self.precisions
-                    for wire in (self.wires if precision == "float32" else (precision,))
-                    for threshold in self.thresholds
-                ]
-            elif name == "ddp-gloo-powersgd":
-                entries += [Entry(name, approximation_rank=rank) for rank in self.approximation_ranks]
-            else:
-                entries.append(Entry(name))
-        return entries
+        variants = {
+            "gradientflow": self._ours,
+            "ddp-gloo-powersgd": [
+                Entry("ddp-gloo-powersgd", approximation_rank=rank) for rank in self.approximation_ranks
+            ],
+        }
+        return entries + [entry for name in self.contestants for entry in variants.get(name, [Entry(name)])]
+
+    @property
+    def _ours(self) -> list[Entry]:
+        """Our own ways to synchronise: each strategy with each precision, wire and threshold."""
+        return [
+            Entry("gradientflow", wire, threshold, sparse=sparse, precision=precision)
+            for sparse in self.sparse_settings
+            for precision in self.precisions
+            for wire in (self.wires if precision == "float32" else (precision,))
+            for threshold in self.thresholds
+        ]
 
     @property
     def sparse_settings(self) -> list[Sparse | None]:
@@ -298,6 +311,25 @@ class TrainPlan:
         """Steps that every contestant makes before the first timed one: all do the same work."""
         settled = [entry.sparse.settled for entry in self.entries if entry.sparse is not None]
         return max([_UNTIMED_STEPS_AT_FIRST, *settled])
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """What is measured together: all ways to train a model."""
+        return self.models
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return self.all_turns
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """What has to be ready: PyTorch's default process group where DDP takes part."""
+        return ("gloo",) if any(entry.needs_ddp for entry in self.entries) else ()
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way."""
+        check_ranks(ranks)
 
     @property
     def all_turns(self) -> int:

@@ -1,18 +1,11 @@
-"""What was learnt, and what the steps took, as a picture. Needs matplotlib, which only files for pictures import."""
+"""What was learnt, and what the steps took, as a picture."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-from gradientflow.bench.environment import environment_lines
-
+from ..core.plot import plain_numbers
 from .plan import NONE, Entry
 from .results import TrainResult
 
@@ -23,43 +16,29 @@ _LOGARITHMIC_FROM = 4  # the largest loss over the smallest
 _EXPOSED = 0.35  # strength of the colour of what is not computing
 
 
-def save_plot(path: str, results: Sequence[TrainResult], environment: Mapping[str, Any]) -> None:
-    """Draw, for each model, the held-out loss over time and the steps; over steps both it and accuracy, without them.
-
-    Parameters
-    ----------
-    path : str
-        The picture's file; the ending chooses the format.
-    results : sequence of TrainResult
-        Wrong ones are left out.
-    environment : mapping
-        Where they were measured, for the subtitle.
-    """
+def draw(figure: Any, results: Sequence[TrainResult]) -> str:
+    """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy over steps."""
     right = [result for result in results if result.figures is not None]
     models = list(dict.fromkeys(result.model for result in right))
     timed = any(result.entry == Entry(NONE) for result in right)
     most = max((sum(result.model == model for result in right) for model in models), default=1)
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(12, max(len(models), 1) * (1.8 + 0.28 * most) + 0.5), layout="constrained")
-        for row, model in enumerate(models):
-            block = [result for result in right if result.model == model]
-            colours = _colours([result.entry for result in block])
-            left = figure.add_subplot(len(models), 2, 2 * row + 1)
-            other = figure.add_subplot(len(models), 2, 2 * row + 2)
-            left.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: loss")
-            if timed:
-                _draw_curves(left, block, colours, "seconds", "loss")
-                _draw_steps(other, block, colours)
-            else:
-                _draw_curves(left, block, colours, "step", "loss")
-                _draw_curves(other, block, colours, "step", "accuracy")
-                other.set_title("accuracy")
-            _scale_losses(left, block)
-            left.legend(fontsize=7, frameon=False)
-        where = f"{environment_lines(environment)[0]}; {environment['mpi']}, PyTorch {environment['torch']}"
-        lines = [f"{where}. Held-out samples; medians of the slowest rank's times.", environment.get("warning", "")]
-        figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, 170)), fontsize=8)
-        figure.savefig(path, dpi=140)
+    figure.set_size_inches(12, max(len(models), 1) * (1.8 + 0.28 * most) + 0.5)
+    for row, model in enumerate(models):
+        block = [result for result in right if result.model == model]
+        colours = _colours([result.entry for result in block])
+        left = figure.add_subplot(len(models), 2, 2 * row + 1)
+        other = figure.add_subplot(len(models), 2, 2 * row + 2)
+        left.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: loss")
+        if timed:
+            _draw_curves(left, block, colours, "seconds", "loss")
+            _draw_steps(other, block, colours)
+        else:
+            _draw_curves(left, block, colours, "step", "loss")
+            _draw_curves(other, block, colours, "step", "accuracy")
+            other.set_title("accuracy")
+        _scale_losses(left, block)
+        left.legend(fontsize=7, frameon=False)
+    return "Held-out samples; medians of the slowest rank's times."
 
 
 def _colours(entries: Sequence[Entry]) -> dict[Entry, str]:
@@ -78,7 +57,7 @@ def _palette(entry: Entry) -> tuple[str, ...]:
 
 
 def _draw_curves(
-    axes: Axes, results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str
+    axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str
 ) -> None:
     for result in results:
         for number, run in enumerate(result.runs):
@@ -94,16 +73,14 @@ def _draw_curves(
     axes.grid(visible=True, alpha=0.3)
 
 
-def _scale_losses(axes: Axes, results: Sequence[TrainResult]) -> None:
+def _scale_losses(axes: Any, results: Sequence[TrainResult]) -> None:
     losses = [point.loss for result in results for run in result.runs for point in run.curve]
     if max(losses) > _LOGARITHMIC_FROM * min(losses) > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        plain_numbers(axes.yaxis)
 
 
-def _draw_steps(axes: Axes, results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> None:
+def _draw_steps(axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> None:
     """Draw the steps as bars, paler where they are longer than without communication."""
     steps = [result.figures.step_median_ms if result.figures is not None else 0.0 for result in results]
     alone = next(step for step, result in zip(steps, results, strict=True) if result.entry == Entry(NONE))

@@ -1,17 +1,16 @@
-"""The record of one contestant, and the file that holds all of them."""
+"""What is known of one contestant: its turns, the figures of its steps, and whether its gradients are right."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.data import count_beyond_rounding
+from ..core.plan import threshold_bytes
 from .plan import Entry, Sparse
 
 FORWARD, BACKWARD, UPDATE = range(3)
@@ -252,22 +251,13 @@ class TrainResult:
     def record(self) -> dict[str, Any]:
         """Give what a result file holds of it."""
         entry, figures = self.entry, self.figures
-        threshold: int | str | None = None
-        if entry.threshold is not None:
-            threshold = (
-                entry.threshold
-                if isinstance(entry.threshold, str)
-                else "inf"
-                if math.isinf(entry.threshold)
-                else int(entry.threshold)
-            )
         return {
             "model": self.model,
             "parameters": self.parameters,
             "contestant": entry.contestant,
             "precision": entry.precision,
             "wire": entry.wire,
-            "threshold_bytes": threshold,
+            "threshold_bytes": threshold_bytes(entry.threshold),
             "approximation_rank": entry.approximation_rank,
             "algorithm": entry.algorithm if entry.threshold is not None else None,
             "overlaps": entry.overlaps if entry.threshold is not None else None,
@@ -283,11 +273,24 @@ class TrainResult:
         }
 
 
-def write_json(
-    path: str, environment: Mapping[str, Any], results: Sequence[TrainResult], ladder: Sequence[Any] = ()
-) -> None:
-    """Write one object ``{"environment": ..., "results": [...]}``, with a ``"ladder"`` where there is one."""
-    written: dict[str, Any] = {"environment": environment, "results": [result.record() for result in results]}
-    if ladder:
-        written["ladder"] = [asdict(rung) for rung in ladder]
-    Path(path).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+def count_wrong(gradient: NDArray[Any], gradients: NDArray[Any], dtype: str) -> int:
+    """Count the elements that are not the mean over the ranks.
+
+    Parameters
+    ----------
+    gradient : array
+        What a contestant made of them.
+    gradients : array
+        The ranks' own, one in each row.
+    dtype : str
+        What values are rounded to where they travel.
+
+    Returns
+    -------
+    int
+        How many are further from the mean than rounding can bring them.
+    """
+    mean = gradients.mean(axis=0, dtype=np.float64)
+    magnitudes = np.abs(gradients).mean(axis=0, dtype=np.float64)
+    wrong: int = count_beyond_rounding(gradient, mean, magnitudes, len(gradients), dtype)
+    return wrong

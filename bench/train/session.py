@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,124 +12,82 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradientflow.bench.collectives import Case
-from gradientflow.bench.gloo import GlooPeer
-from gradientflow.bench.hosts import Hosts, find_hosts
-from gradientflow.bench.load import Load, LoadMeter
-from gradientflow.bench.plan import PlanError
-from gradientflow.bench.traffic import Traffic
-
+from ..core.case import Case
+from ..core.environment import package_version
+from ..core.peers import Peer
+from ..core.plan import PlanError
+from ..core.session import Session
+from ..core.traffic import Traffic
 from .contestants import MOMENTUM, Contestant
 from .data import SampleOrder
+from .ladder import climb
 from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
-from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
+from .results import JointTurn, Point, Run, TrainResult, Turn, count_wrong, join, summarise
 from .tasks import Task, load_task
-from .verify import count_wrong
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-    Observer = Callable[[int, str], None]
     Shards = Sequence[tuple[Tensor, Tensor]]
 
 _UNTIMED_STEPS = 1  # of each turn: it finds nothing in the caches
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
 
-@dataclass
-class TrainOutcome:
-    """What came out of a run.
+class TrainSession(Session[str, Any, TrainResult]):
+    """All ranks train together as planned; a block is a model, and progress is counted in turns."""
 
-    Attributes
-    ----------
-    hosts : Hosts
-        Where it was.
-    results : list of TrainResult
-        Complete on rank 0.
-    remarks : list of str
-        What the reader should know, one sentence each.
-    load : Load or None
-        What else the machine was busy with; known after the run.
-    """
-
-    hosts: Hosts
-    results: list[TrainResult] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    load: Load | None = None
+    def __init__(self, comm: Communicator, plan: TrainPlan, *observers: Any) -> None:
+        super().__init__(comm, plan, *observers)
+        self._traffic = Traffic(comm)
+        self.outcome.facts = {"torch": package_version("torch")}
 
     @property
-    def wrong(self) -> int:
-        """What was wrong, over all results."""
-        return sum(result.wrong for result in self.results)
+    def wires(self) -> list[str]:
+        """What our gradients are rounded to."""
+        return [entry.wire for entry in self.plan.entries if entry.wire is not None]
 
+    def place(self, block: str) -> str:
+        """Name a model."""
+        return block
 
-class TrainSession:
-    """All ranks train together as planned.
+    def title(self, block: str) -> str:
+        """Say what is done first with a model."""
+        return f"{block}: checking"
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    plan : TrainPlan
-        What to do.
-    observe : callable, optional
-        Told before each turn, and before the checks: how many turns are done, and what comes now.
-    """
-
-    def __init__(self, comm: Communicator, plan: TrainPlan, observe: Observer | None = None) -> None:
-        self._comm = comm
-        self._plan = plan
-        self._observe = observe or (lambda done, text: None)
-        self._outcome = TrainOutcome(find_hosts(comm))
-        self._done = 0
-
-    def run(self) -> TrainOutcome:
-        """Train; after an exception the ranks are no longer in step."""
-        comm, plan, outcome = self._comm, self._plan, self._outcome
-        peer = None
-        if any(entry.needs_ddp for entry in plan.entries):
-            peer = GlooPeer(comm.mpi)
-        torch.set_num_threads(plan.threads)
-        self._traffic = Traffic(comm)
-        meter = LoadMeter(comm, outcome.hosts.machine)
-        if comm.nodes == 1 and any(entry.wire not in (None, "float32") for entry in plan.entries):
-            outcome.remarks.append("All ranks are on one node, where our gradients are not rounded.")
-        for name in plan.models:
-            self._train(self._load(name))
-        outcome.load = meter.stop()
-        if remark := outcome.load.remark(outcome.hosts.ranks_on_this_machine):
-            outcome.remarks.append(remark)
-        if peer is not None:
-            peer.close()
-        return outcome
+    def end(self) -> None:
+        """Arrange the results of a ladder."""
+        if self.plan.ladder:
+            self.outcome.others["ladder"] = climb(self.plan, self.outcome.results)
 
     def _load(self, name: str) -> Task:
         task = load_task(name)
-        if len(set(self._comm.mpi.allgather(task.data.digest()))) > 1:
+        if len(set(self.comm.mpi.allgather(task.data.digest()))) > 1:
             raise PlanError(f"the ranks have different data for --model {name}: install the same packages on all hosts")
         return task
 
-    def _train(self, task: Task) -> None:
+    def measure(self, block: str, peers: Sequence[Peer]) -> None:
         """Train one model in all ways, from all seeds."""
-        self._observe(self._done, f"{task.name}: checking")
-        entries, wrong = self._plan.entries, self._check(task)
+        torch.set_num_threads(self.plan.threads)
+        task = self._load(block)
+        entries, wrong = self.plan.entries, self._check(task)
         turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
         runs: dict[Entry, list[Run]] = {entry: [] for entry in entries}
-        for seed in self._plan.seeds:
+        for seed in self.plan.seeds:
             right = [entry for entry in entries if not wrong[entry]]
             contestants = [self._make(entry, task, seed) for entry in right]
-            course = _Course(self._comm, self._plan, task, seed, self._traffic)
+            course = _Course(self.comm, self.plan, task, seed, self._traffic)
             for contestant in contestants:
                 runs[contestant.entry].append(self._begin(task, contestant, seed))
             for number, steps in enumerate(course.turns):
                 for place in np.random.default_rng([seed, number]).permutation(len(contestants)):
                     contestant = contestants[place]
                     entry = contestant.entry
-                    self._observe(self._done, f"{task.name}, seed {seed}: {entry.name}")
+                    self.observe(f"{task.name}, seed {seed}: {entry.name}")
                     turn = self._join(course.turn(contestant, steps))
                     turns[entry].append(turn)
                     self._evaluate(task, contestant, turn, runs[entry][-1])
-                    self._done += 1
+                    self.done += 1
             for contestant in contestants:
                 wrong[contestant.entry] += self._count_strays(contestant)
             self._measure_distances(task, seed, contestants, runs)
@@ -139,21 +95,21 @@ class TrainSession:
                 contestant.close()
         for entry in entries:
             if wrong[entry]:
-                self._outcome.remarks.append(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
-            self._outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
+                self.outcome.remark(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
+            self.outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
 
     def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
-        return Contestant(entry, task, seed, self._plan.learning_rate or task.learning_rate, self._comm)
+        return Contestant(entry, task, seed, self.plan.learning_rate or task.learning_rate, self.comm)
 
     def _check(self, task: Task) -> dict[Entry, int]:
         """Count, for every contestant, the wrong elements of its first gradient and the ranks that go astray."""
-        comm, seed = self._comm, self._plan.seeds[0]
-        samples = task.random_samples(self._plan.batch, [comm.mpi.bcast(secrets.randbits(48), 0), comm.rank])
-        precisions = dict.fromkeys(entry.precision for entry in self._plan.entries)
+        comm, seed = self.comm, self.plan.seeds[0]
+        samples = task.random_samples(self.plan.batch, [self.next_seed(), comm.rank])
+        precisions = dict.fromkeys(entry.precision for entry in self.plan.entries)
         gradients = {precision: self._gradients(task, samples, seed, precision) for precision in precisions}
-        order = SampleOrder(len(task.data.inputs), self._plan.batch * comm.size, seed)
+        order = SampleOrder(len(task.data.inputs), self.plan.batch * comm.size, seed)
         wrong = {}
-        for entry in self._plan.entries:
+        for entry in self.plan.entries:
             wrong[entry] = 0
             if entry.is_reference:
                 continue
@@ -176,7 +132,7 @@ class TrainSession:
         What was sent is the mean of what the ranks had, which is their own gradients with what they held back; it is
         zero elsewhere. What was not sent is held back, times the momentum, and nothing else is.
         """
-        comm, held = self._comm, contestant.held()
+        comm, held = self.comm, contestant.held()
         alone = self._make(Entry(NONE, precision=contestant.entry.precision), task, 0)
         alone.model.load_state_dict(contestant.model.state_dict())
         train_step(alone, task, [samples])
@@ -196,38 +152,38 @@ class TrainSession:
         alone = self._make(Entry(NONE, precision=precision), task, seed)
         train_step(alone, task, [samples])
         own = alone.gradient()
-        gradients = np.empty((self._comm.size, len(own)), np.float32)
-        self._comm.mpi.Allgather(own, gradients)
+        gradients = np.empty((self.comm.size, len(own)), np.float32)
+        self.comm.mpi.Allgather(own, gradients)
         return gradients
 
     def _count_strays(self, contestant: Contestant) -> int:
         """Count the ranks whose parameters are not those of rank 0."""
         if contestant.entry.is_reference:
             return 0
-        digests = self._comm.mpi.allgather(contestant.digest())
+        digests = self.comm.mpi.allgather(contestant.digest())
         return sum(digest != digests[0] for digest in digests)
 
     def _join(self, turn: Turn) -> JointTurn:
-        turns = self._comm.mpi.gather(turn, 0)
+        turns = self.comm.mpi.gather(turn, 0)
         return join([turn] if turns is None else turns)
 
     def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
         """Begin a run with what its model knows before training, as rank 0 sees it."""
-        points = [Point(0, 0.0, *task.evaluate(contestant.model))] if self._comm.rank == 0 else []
+        points = [Point(0, 0.0, *task.evaluate(contestant.model))] if self.comm.rank == 0 else []
         return Run(seed, points)
 
     def _evaluate(self, task: Task, contestant: Contestant, turn: JointTurn, run: Run) -> None:
-        if self._comm.rank == 0:
+        if self.comm.rank == 0:
             before, learnt = run.curve[-1], task.evaluate(contestant.model)
             run.curve.append(Point(before.step + turn.steps, before.seconds + turn.seconds, *learnt))
-        self._comm.barrier()
+        self.comm.barrier()
 
     def _measure_distances(
         self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, list[Run]]
     ) -> None:
         """Compare the parameters at the end with those of training in one process."""
         single = next((contestant for contestant in contestants if contestant.entry.contestant == SINGLE), None)
-        if single is None or self._comm.rank != 0:
+        if single is None or self.comm.rank != 0:
             return
         start = self._make(Entry(NONE), task, seed).parameters().astype(np.float64)
         end = single.parameters()
@@ -238,7 +194,7 @@ class TrainSession:
     def _result(
         self, task: Task, entry: Entry, turns: dict[Entry, list[JointTurn]], runs: list[Run], wrong: int
     ) -> TrainResult:
-        comm, plan = self._comm, self._plan
+        comm, plan = self.comm, self.plan
         parameters = sum(parameter.numel() for parameter in task.build().parameters())
         figures = None
         if comm.rank == 0 and not wrong:
@@ -248,7 +204,7 @@ class TrainSession:
         if entry.sent_dtype is not None:
             share = 1.0 if entry.sparse is None else entry.sparse.density
             case = Case("allreduce", 4 * round(share * parameters), "float32", "mean", comm.size, comm.rank)
-            link_seconds = self._outcome.hosts.link_seconds(case, entry.sent_dtype)
+            link_seconds = self.outcome.hosts.link_seconds(case, entry.sent_dtype)
         link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
         return TrainResult(
             task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong

@@ -1,74 +1,44 @@
-"""``gradientflow bench``: measure collectives beside other libraries."""
+"""``gradientflow bench``: measure ours and other libraries side by side.
+
+A bench measures several ranks. Outside an MPI job its command checks the options, starts itself again under mpirun, and
+passes on what the ranks cannot see for themselves: whether its own output goes to a terminal, and how wide that is.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import signal
+import sys
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
-from gradientflow.bench.collectives import COLLECTIVES
-from gradientflow.bench.device import check_device
-from gradientflow.bench.plan import (
-    ALGORITHMS_OF,
-    DEFAULT_SIZES,
-    DEVICES,
-    DTYPES,
-    MEMORIES,
-    OPS,
-    PEERS_OF,
-    WIRES,
-    Plan,
-    parse_list,
-    parse_sizes,
-)
-from gradientflow.bench.session import check_job
-from gradientflow.cli.bench_fusion import fusion
-from gradientflow.cli.bench_job import JOB_OPTIONS, run_bench
-from gradientflow.cli.bench_kernels import kernels
-from gradientflow.cli.bench_rank import run_rank
-from gradientflow.cli.bench_sparse import sparse
-from gradientflow.cli.bench_train import train
-from gradientflow.cli.library import keep_mpi_unstarted
+import gradientflow as gf
+from gradientflow.bench.collective.command import BENCHES as COLLECTIVES
+from gradientflow.bench.core.command import Bench
+from gradientflow.bench.core.plan import PlanError
+from gradientflow.bench.core.report import Output, progress, report
+from gradientflow.bench.fusion.command import FUSION
+from gradientflow.bench.kernels.command import KERNELS
+from gradientflow.bench.sparse.command import SPARSE
+from gradientflow.bench.train.command import TRAIN
+from gradientflow.cli.job import Job, die_with_parent, run_job
+from gradientflow.cli.library import built_with, keep_mpi_unstarted
+from gradientflow.errors import GradientFlowError
+from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
 
-_SIZED_OPTIONS = (
-    click.Option(["--device"], default="cpu", show_default=True, metavar="NAME", help=f"of {', '.join(DEVICES)}"),
-    click.Option(["--sizes"], default=DEFAULT_SIZES, show_default=True, metavar="LIST", help="bytes; K, M, G allowed"),
-    click.Option(
-        ["--memory"],
-        default=",".join(MEMORIES),
-        show_default=True,
-        metavar="LIST",
-        help="pool: node memory, array: ordinary memory",
-    ),
-    click.Option(
-        ["--algorithm"],
-        default="auto",
-        show_default=True,
-        metavar="LIST",
-        help=f"of {', '.join(ALGORITHMS_OF['cuda'])}",
-    ),
-    click.Option(["--dtype"], default="float32", show_default=True, metavar="NAME", help=", ".join(DTYPES)),
-    click.Option(["--plot", "plot_path"], metavar="FILE.png", help="draw bandwidth against size (needs matplotlib)"),
+_PLOT_FORMATS = (".png", ".pdf", ".svg")
+
+_RANKS = (
+    click.Option(["-n", "--ranks"], type=int, metavar="N", help="ranks to start; not needed under mpirun"),
+    click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="where to start them (default: this machine)"),
 )
-_REDUCING_OPTIONS = (click.Option(["--op"], default="sum", show_default=True, metavar="NAME", help=", ".join(OPS)),)
-_WIRE_OPTION = click.Option(
-    ["--wire"],
-    metavar="LIST",
-    help=f"what values are rounded to between nodes, of {', '.join(WIRES)}  [default: the dtype]",
-)
-_OPTIONS = (
-    click.Option(
-        ["--compare"],
-        default="mpi",
-        show_default=True,
-        metavar="LIST",
-        help=f"of {', '.join(PEERS_OF['cuda'])}, or '' for none",
-    ),
-    click.Option(["--iterations"], type=int, metavar="N", help="timed calls of each contestant (default: what fits)"),
-    click.Option(["--seconds"], type=float, default=1.0, show_default=True, help="to spend on each size, roughly"),
-    click.Option(["--cpu", "with_cpu"], is_flag=True, help="show processor times in the table"),
-)
+_JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figures and environment here")
+_COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
 
 @click.group()
@@ -79,55 +49,92 @@ def bench() -> None:
     """
 
 
-class _CollectiveCommand(click.Command):
-    """Measure one collective, with the options that mean something for it."""
+class BenchCommand(click.Command):
+    """The command of a bench; its result is the exit status.
 
-    def __init__(self, name: str) -> None:
-        sized = () if name == "barrier" else _SIZED_OPTIONS
-        reducing = _REDUCING_OPTIONS if COLLECTIVES[name].reduces else ()
-        wire = (_WIRE_OPTION,) if name == "allreduce" else ()
-        super().__init__(name, params=[*sized, *reducing, *wire, *_OPTIONS, *JOB_OPTIONS], help=f"Measure {name}.")
+    Parameters
+    ----------
+    what : Bench
+        What to make it of.
+    """
+
+    def __init__(self, what: Bench) -> None:
+        self._bench = what
+        params = [*what.options, *(_RANKS if what.in_job else ()), _JSON, _COLUMNS]
+        super().__init__(what.name, params=params, help=what.help)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Measure; the result is the exit status."""
-        plan = _plan(str(self.name), ctx.params)
-        return run_bench(
-            ctx.params,
-            lambda ranks, on_this_machine: _check(plan, ranks, on_this_machine=on_this_machine),
-            lambda output: run_rank(plan, output, with_cpu=ctx.params["with_cpu"]),
-        )
-
-
-for _name in COLLECTIVES:
-    bench.add_command(_CollectiveCommand(_name))
-bench.add_command(fusion)
-bench.add_command(kernels)
-bench.add_command(sparse)
-bench.add_command(train)
-
-
-def _plan(name: str, options: Mapping[str, Any]) -> Plan:
-    """Make the plan of a command from its options; a barrier has fewer."""
-    plan = Plan(
-        collective=name,
-        sizes=(0,) if name == "barrier" else parse_sizes(options["sizes"]),
-        memories=parse_list(options.get("memory", "array")),
-        algorithms=parse_list(options.get("algorithm", "auto")),
-        peers=parse_list(options["compare"]),
-        dtype=options.get("dtype", "float32"),
-        op=options.get("op", "sum"),
-        wires=parse_list(options.get("wire") or ""),
-        iterations=options["iterations"],
-        seconds=options["seconds"],
-        device=options.get("device", "cpu"),
-    )
-    plan.check_peers()
-    return plan
-
-
-def _check(plan: Plan, ranks: int, *, on_this_machine: bool) -> None:
-    """Refuse, before anything is started, what could only fail on the way."""
-    check_job(plan, ranks, on_this_machine=on_this_machine)
-    if plan.device != "cpu" and on_this_machine:
+        """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
+        options, plan = ctx.params, self._bench.plan(ctx.params)
+        _check_files(options["json_path"], options.get("plot_path"))
+        inside, ranks = ranks_of_this_job(), options.get("ranks")
+        if not self._bench.in_job:
+            if inside not in (None, 1):
+                raise PlanError(f"bench {self.name} measures one process: start it without mpirun")
+            plan.check_job(1, on_this_machine=True)
+            return self._measure(plan, _output(options))
+        if inside is not None:
+            if ranks not in (None, inside):
+                raise PlanError(f"-n {ranks} was given, but this MPI job has {inside} ranks: leave -n out under mpirun")
+            return self._measure_in_job(plan, _output(options))
+        if ranks is None:
+            raise PlanError("say how many ranks to start, for example -n 2")
         keep_mpi_unstarted()
-        check_device(plan.device)
+        plan.check_job(ranks, on_this_machine=options["hosts"] is None)
+        launcher = find_launcher(built_with())
+        arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]
+        command = mpirun_command(launcher, ranks, module_command("gradientflow.cli", arguments), options["hosts"])
+        return run_job(Job(command, launch_environment(launcher)))
+
+    def _measure(self, plan: Any, output: Output) -> int:
+        with gf.init() as comm:
+            with progress(comm, output, plan.stages) as show:
+                outcome = self._bench.session(comm, plan, show).run()
+            report(comm, self._bench, outcome, output)
+        return 1 if outcome.wrong else 0
+
+    def _measure_in_job(self, plan: Any, output: Output) -> int:
+        """Measure with the other ranks; an exception on one rank ends the job."""
+        die_with_parent(signal.SIGKILL)
+        try:
+            return self._measure(plan, output)
+        except Exception as error:
+            from mpi4py import MPI
+
+            text = str(error) if isinstance(error, GradientFlowError) else traceback.format_exc()
+            print(f"gradientflow: rank {MPI.COMM_WORLD.Get_rank()}: {text}", file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(1)  # the others may be waiting for this rank
+            raise
+
+
+for _bench in (*COLLECTIVES, FUSION, KERNELS, SPARSE, TRAIN):
+    bench.add_command(BenchCommand(_bench))
+
+
+def _output(options: Mapping[str, Any]) -> Output:
+    """Say where the figures go; a rank was told of the terminals, and of what was typed leave that out."""
+    arguments, columns = sys.argv[1:], _columns()
+    if options["columns"] is not None:
+        arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
+    elif options.get("ranks", 1) is None:  # under mpirun all terminals are its own
+        columns = [0, 0]
+    with_cpu = options.get("with_cpu", False)
+    return Output(arguments, options["json_path"], options.get("plot_path"), *columns, with_cpu)
+
+
+def _check_files(json_path: str | None, plot_path: str | None) -> None:
+    """Find out now, and not after the measurement, that its figures cannot be written."""
+    for path in (json_path, plot_path):
+        if path is not None and not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
+            raise PlanError(f"{path} cannot be written")
+    if plot_path is not None:
+        if Path(plot_path).suffix.lower() not in _PLOT_FORMATS:
+            raise PlanError(f"--plot draws {', '.join(_PLOT_FORMATS)} files, not {plot_path}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise PlanError("--plot needs matplotlib, which is not installed: pip install matplotlib")
+
+
+def _columns() -> list[int]:
+    """Give the widths of the terminals behind standard output and error, 0 where there is none."""
+    descriptors = (stream.fileno() for stream in (sys.stdout, sys.stderr))
+    return [os.get_terminal_size(number).columns if os.isatty(number) else 0 for number in descriptors]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gradientflow._location import load_core
-from gradientflow.bench.environment import cpu_model, memory_limit, mpi_library, package_version
-from gradientflow.bench.plan import format_size
+from gradientflow.bench.core.environment import cpu_model, memory_limit, mpi_library, package_version
+from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK

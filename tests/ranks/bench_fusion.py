@@ -6,8 +6,8 @@ What follows are the command's own arguments.
 import sys
 from typing import Any
 
-from gradientflow.bench import fusion
-from gradientflow.bench.shapes import MODELS, Model
+from gradientflow.bench.core.shapes import MODELS, Model
+from gradientflow.bench.fusion import contestants as fusion
 from gradientflow.cli import main
 
 MODELS["small"] = Model("small", "Small", ((3, 5), (1,), (200, 150), (7,), (40,), (64, 3, 3, 3)))

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import gradientflow as gf
-from gradientflow.bench.shapes import MODELS, Model
+from gradientflow.bench.core.shapes import MODELS, Model
 from gradientflow.cli import main
 
 MODELS["small"] = Model("small", "Small", ((3, 5), (1,), (200, 150), (7,), (40,), (64, 3, 3, 3)))

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 import gradientflow as gf
+from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.train import session
 from gradientflow.bench.train.contestants import Contestant
 from gradientflow.bench.train.ladder import climb
 from gradientflow.bench.train.plan import NONE, Entry, TrainPlan
-from gradientflow.bench.train.session import TrainOutcome, TrainSession
+from gradientflow.bench.train.session import TrainSession
 
 PEERS = ("ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "mpi")
 
@@ -119,7 +120,7 @@ def check_faults(comm: gf.Communicator) -> None:
     contestants = ("gradientflow", "ddp-gloo", "ddp-gloo-powersgd")
     strategies = ("dense", "csc")
     plan = TrainPlan(("cnn",), contestants, wires=("float32",), strategies=strategies, steps=3, turn=3, batch=8)
-    outcome: TrainOutcome = TrainSession(comm, plan).run()
+    outcome: Outcome[Any] = TrainSession(comm, plan).run()
     wrong = {result.entry.contestant: result.wrong for result in outcome.results if result.entry.sparse is None}
     assert wrong["ddp-gloo"] > 100_000  # nearly every element, on both ranks, and then one rank
     assert (wrong["ddp-gloo-powersgd"], wrong["gradientflow"], wrong[NONE]) == (1, 0, 0)

@@ -1,0 +1,1 @@
+"""Collectives, each beside those of other libraries."""

@@ -1,0 +1,141 @@
+"""What a result of a collective holds, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.case import Case
+from ..core.measure import Times
+from ..core.peers import OURS, Contestant, Key
+from ..core.plan import format_size
+from ..core.results import figures
+from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratios
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contestant's figures at one size; `core.results` explains the fields that all benches have.
+
+    Attributes
+    ----------
+    collective, algorithm, memory : str
+        What was measured.
+    launch_us : float or None
+        On a device, how long a call keeps the host, which does not wait for the device; the median of the slowest rank.
+    """
+
+    backend: str
+    collective: str
+    algorithm: str
+    memory: str
+    dtype: str
+    wire: str
+    device: str
+    ranks: int
+    nodes: int
+    bytes: int
+    iterations: int
+    median_us: float | None
+    min_us: float | None
+    p95_us: float | None
+    refill_median_us: float | None
+    algbw_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
+    busbw_GBps: float | None  # noqa: N815
+    cpu_us: float | None
+    launch_us: float | None
+    link_share: float | None
+    wrong: int
+
+    @property
+    def key(self) -> Key:
+        """The contestant it belongs to."""
+        return self.backend, self.algorithm, self.memory, self.wire
+
+
+def summarise(
+    case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
+) -> Result:
+    """Turn one contestant's times, which are ignored where it was wrong, into its result."""
+    timed = None if wrong else times
+    return Result(
+        backend=contestant.backend,
+        collective=case.collective,
+        algorithm=contestant.algorithm,
+        memory=contestant.memory,
+        dtype=case.dtype,
+        wire=contestant.wire,
+        device=contestant.device,
+        ranks=case.ranks,
+        nodes=nodes,
+        bytes=case.bytes,
+        wrong=wrong,
+        launch_us=None if timed is None or timed.launch is None else round(float(np.median(timed.launch)) / 1e3, 3),
+        **figures(case, timed, link_seconds),
+    )
+
+
+def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
+    ours = [result for result in results if result.backend == OURS]
+    sized = any(result.bytes for result in results)  # a barrier has no bytes
+    beside = {(result.bytes, result.backend): result for result in results}
+
+    def compared(peer: str) -> Column:
+        def pairs(result: Result) -> list[tuple[float | None, float | None]]:
+            other = beside.get((result.bytes, peer))
+            if result.backend != OURS or other is None:
+                return []
+            found = [(result.median_us, other.median_us), (result.refill_median_us, other.refill_median_us)]
+            return found if sized else found[:1]
+
+        return ratios(f"{peer} / ours", pairs, "call  filled" if sized else "call")
+
+    def size(result: Result) -> str:
+        return format_size(result.bytes) if result.bytes else "-"
+
+    def cpu_per_byte(result: Result) -> float | None:
+        return None if result.cpu_us is None else result.cpu_us * 1e3 / (result.bytes * result.ranks)
+
+    return [
+        name("size", size, justify="right", repeats=False),
+        name("", lambda result: "ours" if result.backend == OURS else result.backend),
+        name("memory", "memory"),
+        name("algorithm", "algorithm", shown=any(result.algorithm != "auto" for result in ours)),
+        name("wire", "wire", shown=any(result.wire != result.dtype for result in ours)),
+        figure("call", "us", "median_us", microseconds),
+        figure("min", "us", "min_us", microseconds),
+        figure("p95", "us", "p95_us", microseconds),
+        figure("launch", "us", "launch_us", microseconds, shown=any(r.launch_us is not None for r in results)),
+        figure("filled", "us", "refill_median_us", microseconds, shown=sized),
+        figure("algbw", "GB/s", "algbw_GBps", bandwidth, shown=sized),
+        figure("busbw", "GB/s", "busbw_GBps", bandwidth, shown=sized),
+        figure("link", "%", "link_share", percentage, shown=sized and any(r.link_share is not None for r in results)),
+        figure("cpu", "us", "cpu_us", microseconds, shown=with_cpu),
+        figure("cpu", "ns/B", cpu_per_byte, bandwidth, shown=with_cpu and sized),
+        *(compared(peer) for peer in dict.fromkeys(result.backend for result in results) if peer != OURS),
+    ]
+
+
+def _legend(results: Sequence[Result], with_cpu: bool) -> str:
+    text = "Times are those of the slowest rank; call is the median."
+    if any(result.bytes for result in results):
+        text += (
+            " filled is the median of writing fresh values into the buffer and the call, timed together: what a "
+            "training step pays."
+        )
+    if any(result.device == "cuda" for result in results):
+        text += " Both end when the device is done; launch is how long the call keeps the host before that."
+        if any(result.backend in ("mpi", "gloo") for result in results):
+            text += " mpi and gloo copy to pinned memory of the host, call, and copy back."
+    if any(result.link_share is not None for result in results):
+        text += " link is the least time that the links need for what has to be sent, over call."
+    if with_cpu:
+        text += " cpu is the processor time of a call: of all ranks together, and for each byte and rank."
+    if any(result.backend != OURS for result in results):
+        text += " The last columns are the peer's time over ours: below 1 we are slower."
+    return text
+
+
+LAYOUT = Layout(_columns, lambda result: result.bytes, _legend, ("min", "busbw", "p95", "algbw", "link"))

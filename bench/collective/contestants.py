@@ -1,0 +1,90 @@
+"""Ours: each collective on each kind of memory, with each algorithm and wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradientflow.device import empty
+
+from ..core.case import COLLECTIVES, ROOT, Case
+from ..core.device import DevicePart
+from ..core.peers import OURS, Contestant, mirrored
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+
+def our_contestant(
+    comm: Communicator, case: Case, algorithm: str, memory: str, wire: str, device: int | None = None
+) -> Contestant:
+    """Make one of our own variants.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks of it have to call this together.
+    case : Case
+        What to run.
+    algorithm : str
+        Which algorithm.
+    memory : str
+        "pool" for node memory, "array" for ordinary memory.
+    wire : str
+        What values are rounded to on their way between nodes; the element type: to nothing.
+    device : int, optional
+        The CUDA device that memory is on; memory of the host by default.
+
+    Returns
+    -------
+    Contestant
+        With fresh buffers.
+    """
+    largest = replace(case, rank=ROOT)  # node memory is allocated by all ranks alike
+
+    def allocate(count: int, count_on_root: int) -> Any:
+        if device is not None:
+            shared = memory == "pool"
+            array = comm.empty(count_on_root, case.dtype, device=device) if shared else empty(count, case.dtype, device)
+            return array if array.size == count else DevicePart(array, count)
+        return (comm.empty(count_on_root, case.dtype) if memory == "pool" else np.empty(count, case.dtype))[:count]
+
+    source = allocate(case.input_count, largest.input_count) if case.count else np.empty(0, case.dtype)
+    in_place = COLLECTIVES[case.collective].in_place
+    result = source if in_place else allocate(case.result_count, largest.result_count)
+    call = _our_call(comm, case, algorithm, wire, source, result)
+    if device is None:
+        return Contestant(OURS, algorithm, memory, wire, source, result, call)
+    mirror = mirrored(case, source, result)
+    return Contestant(OURS, algorithm, memory, wire, mirror.source_image, mirror.result_image, call, mirror)
+
+
+def _our_call(
+    comm: Communicator, case: Case, algorithm: str, wire: str, source: Any, result: Any
+) -> Callable[[], object]:
+    """Bind a collective of ours to its arrays."""
+    call: Callable[[], object]
+    if case.collective == "allreduce":
+        rounding = {"wire": wire} if wire != case.dtype else {}
+        call = partial(comm.allreduce, source, case.op, algorithm, **rounding)
+    elif case.collective == "broadcast":
+        call = partial(comm.broadcast, source, ROOT, algorithm)
+    elif case.collective == "reduce":
+        call = partial(comm.reduce, source, ROOT, case.op, algorithm)
+    elif case.collective == "allgather":
+        call = partial(comm.allgather, source, algorithm, result)
+    elif case.collective == "reduce-scatter":
+        call = partial(comm.reduce_scatter, source, case.op, algorithm, result)
+    elif case.collective == "alltoall":
+        call = partial(comm.alltoall, source, algorithm, result)
+    elif case.collective == "gather":
+        call = partial(comm.gather, source, ROOT, algorithm, result)
+    elif case.collective == "scatter":
+        call = partial(comm.scatter, source, ROOT, algorithm, result)
+    else:
+        call = comm.barrier
+    return call

@@ -1,0 +1,129 @@
+"""What to measure: the options of a bench of one collective as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ..core.case import COLLECTIVES, Case
+from ..core.data import alphabet
+from ..core.device import check_device
+from ..core.plan import (
+    DEVICES,
+    PEERS,
+    WIRES,
+    PlanError,
+    check_choices,
+    check_memory,
+    check_ranks,
+    check_time,
+    format_size,
+)
+
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+OPS = ("sum", "mean", "max", "min", "prod")
+MEMORIES = ("pool", "array")
+ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
+ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
+PEERS_OF = {"cpu": PEERS, "cuda": (*PEERS, "nccl")}
+DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
+
+
+@dataclass(frozen=True)
+class CollectivePlan:
+    """One run of ``gradientflow bench`` over a collective.
+
+    Attributes
+    ----------
+    collective : str
+        A key of `COLLECTIVES`.
+    sizes : tuple of int
+        Bytes, as nccl-tests counts them for the collective.
+    memories, algorithms, peers : tuple of str
+        Our variants (each memory with each algorithm) and whom to compare them with.
+    dtype, op : str
+        Element type and reduction.
+    wires : tuple of str
+        What ours rounds values to where they travel between nodes, each a variant; empty: the element type only.
+    iterations : int or None
+        Timed calls of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend on each size, roughly.
+    device : str
+        Where the arrays are: "cpu", or "cuda" for a device of each rank.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    memories: tuple[str, ...] = MEMORIES
+    algorithms: tuple[str, ...] = ("auto",)
+    peers: tuple[str, ...] = ("mpi",)
+    dtype: str = "float32"
+    op: str = "sum"
+    wires: tuple[str, ...] = ()
+    iterations: int | None = None
+    seconds: float = 1.0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("collective", (self.collective,), tuple(COLLECTIVES))
+        check_choices("--dtype", (self.dtype,), DTYPES)
+        check_choices("--op", (self.op,), OPS)
+        check_choices("--memory", self.memories, MEMORIES)
+        check_choices("--device", (self.device,), DEVICES)
+        check_choices("--algorithm", self.algorithms, ALGORITHMS_OF[self.device])
+        check_choices("--compare", self.peers, PEERS_OF[self.device], may_be_empty=True)
+        if self.op == "mean" and np.dtype(self.dtype).kind != "f":
+            raise PlanError(f"--op mean needs a floating --dtype, not {self.dtype}")
+        for wire in self.wires:
+            self._check_wire(wire)
+        check_time(self.iterations, self.seconds)
+        if not self.sizes:
+            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
+        item = np.dtype(self.dtype).itemsize
+        for size in self.sizes if self.collective != "barrier" else ():
+            if size < item or size % item:
+                raise PlanError(f"{size} bytes is not a whole number of {self.dtype} elements ({item} bytes each)")
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """What is measured together: all contestants at one size."""
+        return self.sizes
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return len(self.sizes)
+
+    @property
+    def variants(self) -> list[tuple[str, str, str]]:
+        """Ours: every memory with every algorithm and wire. A barrier touches no memory, so one is enough."""
+        memories = self.memories if self.collective != "barrier" else ("array",)
+        return list(product(memories, self.algorithms, self.wires or (self.dtype,)))
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way."""
+        check_ranks(ranks)
+        case = Case(self.collective, max(self.sizes, default=0), self.dtype, self.op, ranks, 0, self.wires)
+        alphabet(case)
+        contestants = len(self.variants) + len(self.peers)
+        buffers = 1 if COLLECTIVES[self.collective].in_place else 2
+        if on_this_machine:
+            check_memory(
+                contestants * ranks * buffers * case.bytes,
+                f"{format_size(case.size)} with {contestants} contestants and {ranks} ranks needs",
+                "smaller --sizes, or less to --compare",
+                " of buffers",
+            )
+            check_device(self.device)
+
+    def _check_wire(self, wire: str) -> None:
+        if self.collective != "allreduce":
+            raise PlanError(f"--wire is for allreduce, not {self.collective}")
+        if wire != self.dtype:
+            check_choices("--wire", (wire,), WIRES)
+            if self.dtype != "float32":
+                raise PlanError(f"--wire {wire} needs --dtype float32, not {self.dtype}")

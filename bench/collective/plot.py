@@ -1,0 +1,73 @@
+"""Bandwidth against size, as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.peers import OURS
+from ..core.plan import format_size
+from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from .columns import Result
+
+# A colour for each algorithm and memory of ours, a line style for each wire.
+_OUR_MARKERS = ("o", "^", "D", "v")  # the next one where the colours begin again
+_WIRE_STYLES = {"float16": "-.", "bfloat16": ":"}
+_LEGEND_COLUMNS = 3
+
+
+def draw(figure: Any, results: Sequence[Result]) -> str:
+    """Draw all contestants of a collective over size: the call alone, and with writing the values beside it."""
+    right = [result for result in results if result.median_us]
+    collective = right[0].collective if right else ""
+    keys = dict.fromkeys(result.key for result in right)
+    lines = [[result for result in right if result.key == key] for key in keys]
+    figure.set_size_inches(11, 4.8 + 0.2 * math.ceil(len(lines) / _LEGEND_COLUMNS))
+    alone, filled = figure.subplots(1, 2, sharex=True, sharey=True)
+    ours = list(dict.fromkeys((result.algorithm, result.memory) for result in right if result.backend == OURS))
+    for line in lines:
+        label, style = _appearance(line[0], ours)
+        sizes = [result.bytes for result in line]
+        for axes, times in (
+            (alone, [result.median_us or 0.0 for result in line]),
+            (filled, [result.refill_median_us or 0.0 for result in line]),
+        ):
+            rates = [size / (time * 1e3) for size, time in zip(sizes, times, strict=True)]
+            axes.plot(sizes, rates, label=label, markersize=4.5, **style)
+    for axes, title in ((alone, f"{collective} alone"), (filled, f"writing fresh values and {collective}")):
+        axes.set_title(title)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("bytes")
+        plain_numbers(axes.xaxis, show=lambda size: format_size(int(size)))
+        axes.set_xticks(sorted({result.bytes for result in right}))
+        plain_numbers(axes.yaxis, steps=_steps(right))
+        axes.grid(visible=True, which="major", alpha=0.3)
+    alone.set_ylabel("algorithm bandwidth, GB/s")
+    if right:
+        handles = alone.get_legend_handles_labels()
+        options = {"fontsize": 8, "frameon": False, "handlelength": 3.5, "columnspacing": 1}
+        figure.legend(*handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, **options)
+    return "Medians of the slowest rank's times."
+
+
+def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
+    """Choose the name and the look of the line that a result is on."""
+    if result.backend != OURS:
+        colour = PEER_COLOURS.get(result.backend, OTHER_COLOUR)
+        return result.backend, {"color": colour, "marker": "s", "linestyle": "--"}
+    turn, number = divmod(ours.index((result.algorithm, result.memory)), len(OUR_COLOURS))
+    wire = f", {result.wire}" if result.wire != result.dtype else ""
+    return f"GradientFlow, {result.memory}, {result.algorithm}{wire}", {
+        "color": OUR_COLOURS[number],
+        "marker": _OUR_MARKERS[turn % len(_OUR_MARKERS)],
+        "linestyle": _WIRE_STYLES.get(result.wire if wire else "", "-"),
+        "linewidth": 2.0,
+    }
+
+
+def _steps(results: Sequence[Result]) -> tuple[int, ...]:
+    """Choose the labels within a decade: more of them where the figures span few decades."""
+    rates = [result.bytes / result.median_us for result in results if result.median_us]
+    return (1, 2, 5) if rates and max(rates) < 1e3 * min(rates) else (1,)

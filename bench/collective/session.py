@@ -1,0 +1,106 @@
+"""Measuring one collective at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.case import Case
+from ..core.data import alphabet
+from ..core.device import (
+    DeviceFreshValues,
+    Mirror,
+    check_device,
+    device_facts,
+    synchronize,
+    take_device,
+)
+from ..core.measure import Course, Steps, Times
+from ..core.peers import Contestant, Peer, staged
+from ..core.plan import format_size
+from ..core.session import Session
+from .columns import Result, summarise
+from .contestants import our_contestant
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+    from .plan import CollectivePlan
+
+
+class CollectiveSession(Session[int, Contestant, Result]):
+    """All ranks measure one collective; a block is a size."""
+
+    preposition = "at"
+
+    def __init__(self, comm: Communicator, plan: CollectivePlan, *observers: Any, **further: Any) -> None:
+        super().__init__(comm, plan, *observers, **further)
+        check_device(plan.device)
+        self._device = take_device(comm) if plan.device == "cuda" else None
+        self.outcome.facts = device_facts(plan.device)
+        others = "ring and recursive_doubling" if self._device is None else "nccl, ring and recursive_doubling"
+        self.rounded_nevertheless = f", except by {others}"
+
+    def place(self, block: int) -> str:
+        """Name a size."""
+        return format_size(block)
+
+    def title(self, block: int) -> str:
+        """Name the collective and the size."""
+        collective = str(self.plan.collective)
+        return collective if collective == "barrier" else f"{collective} {format_size(block)}"
+
+    def case(self, block: int) -> Case:
+        """Give the collective at this size."""
+        plan, comm = self.plan, self.comm
+        return Case(plan.collective, block, plan.dtype, plan.op, comm.size, comm.rank, plan.wires)
+
+    def measure(self, block: int, peers: Sequence[Peer]) -> None:
+        """Measure a size, unless it is too small for so many ranks."""
+        if self.case(block).count == 0 and self.plan.collective != "barrier":
+            self.outcome.remark(f"{format_size(block)} is less than one element for each rank and was left out.")
+            self.done += 1
+            return
+        super().measure(block, peers)
+
+    def contestants(self, block: int, case: Case, peers: Sequence[Peer]) -> Iterator[Contestant]:
+        """Make our variants, and what the peers have."""
+        for memory, algorithm, wire in self.plan.variants:
+            yield our_contestant(self.comm, case, algorithm, memory, wire, self._device)
+        for peer in peers:
+            with self.serving(block):
+                contestant = peer.contestant(case)
+                on_host = contestant.mirror is None
+                yield staged(case, contestant) if self._device is not None and on_host else contestant
+
+    def result(self, block: int, case: Case, contestant: Contestant, wrong: int, times: Times | None) -> Result:
+        """Summarise."""
+        link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
+        return summarise(case, contestant, self.comm.nodes, wrong, times, link_seconds)
+
+    def courses(self, case: Case, contestants: list[Contestant]) -> tuple[Course, Course | None]:
+        """Write on the device what is there, and take the time of calls that nobody waits for as well."""
+        if self._device is None:
+            return super().courses(case, contestants)
+        barrier, on_device = self.comm.barrier, DeviceFreshValues(case, alphabet(case), self.next_seed())
+        steps = [
+            _steps_on_device(on_device, entry.mirror, entry.call) for entry in contestants if entry.mirror is not None
+        ]
+        launches = [replace(step, call=entry.call) for step, entry in zip(steps, contestants, strict=True)]
+        return Course(steps, on_device, barrier), Course(launches, on_device, barrier)
+
+
+def _steps_on_device(fresh: DeviceFreshValues, mirror: Mirror, launch: Callable[[], object]) -> Steps:
+    """Write on the device; a call ends when the device is done."""
+    write = fresh.writer(mirror)
+
+    def refill(start: int) -> None:
+        write(start)
+        synchronize()
+
+    def call() -> None:
+        launch()
+        synchronize()
+
+    return Steps(refill, call, write, call)

@@ -1,0 +1,213 @@
+"""Test data whose exact result every rank can work out alone, and the counting of wrong elements.
+
+All values are integers (stored in whatever element type), small enough for every order of addition to give the same
+bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
+comparison needs no tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .case import Case
+from .plan import PlanError
+
+Values = NDArray[Any]
+
+CHUNK = 1 << 18  # elements made and compared at a time: references of any size need a few MiB
+
+_REDUCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+
+
+# Of rounding to nearest: the largest error over the value, and where values are tiny.
+_ROUNDING = {"float32": (2.0**-24, 2.0**-150), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+
+
+class Source(Protocol):
+    """Where the inputs of all ranks come from."""
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        ...
+
+
+class RandomSource:
+    """Random values that do not repeat, so that a misplaced piece of any length is noticed.
+
+    Parameters
+    ----------
+    alphabet : array
+        The values to draw from.
+    seed : int
+        A new one gives fresh values.
+    """
+
+    def __init__(self, alphabet: Values, seed: int) -> None:
+        self._alphabet = alphabet
+        self._seed = seed
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        parts = [
+            self._chunk(rank, start // CHUNK)[max(begin - start, 0) : end - start]
+            for start in range(begin - begin % CHUNK, end, CHUNK)
+        ]
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def _chunk(self, rank: int, number: int) -> Values:
+        random = np.random.Generator(np.random.SFC64([self._seed, rank, number]))
+        return self._alphabet.take(random.integers(0, len(self._alphabet), CHUNK, dtype=np.uint16))
+
+
+class TiledSource:
+    """The same block over and over, a different one for each rank: what a timed call works on.
+
+    Parameters
+    ----------
+    blocks : list of array
+        One block for each rank.
+    """
+
+    def __init__(self, blocks: list[Values]) -> None:
+        self._blocks = blocks
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's input."""
+        block = self._blocks[rank]
+        return np.resize(np.roll(block, -(begin % len(block))), end - begin)
+
+
+def alphabet(case: Case) -> Values:
+    """List the values a case draws from: integers whose reduction over all ranks is exact in the element type.
+
+    Parameters
+    ----------
+    case : Case
+        Its element type, op, wires and number of ranks count.
+
+    Returns
+    -------
+    array
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that it is an integer as well, and
+        so is what travels, which is divided before. Partial results are exact on every wire too.
+    """
+    dtype = np.dtype(case.dtype)
+    unsigned = dtype.kind == "u"
+    if case.op == "prod":
+        largest = min(_largest(name) for name in (case.dtype, *case.wires))
+        factors = [1, 2] if 2.0**case.ranks <= largest else [1]
+        return np.array(factors if unsigned else [-value for value in factors] + factors, dtype)
+    terms = case.ranks if case.op in ("sum", "mean") else 1
+    step = case.ranks if case.op == "mean" else 1
+    bounds = [(_exact(case.dtype) // (terms * step), case.dtype, "--dtype")]
+    bounds += [(_exact(wire) // terms, wire, "--wire") for wire in case.wires]
+    bound, narrowest, option = min(bounds)
+    if bound < 1:
+        raise PlanError(f"a {case.op} over {case.ranks} ranks is not exact in {narrowest}: choose a wider {option}")
+    bound = min(bound, 2047)
+    return (np.arange(0 if unsigned else -bound, bound + 1) * step).astype(dtype)
+
+
+def fill(target: Values, source: Source, rank: int) -> None:
+    """Write one rank's input into an array."""
+    for begin in range(0, len(target), CHUNK):
+        end = min(begin + CHUNK, len(target))
+        target[begin:end] = source.values(rank, begin, end)
+
+
+def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
+    """Compare this rank's results with the exact reference, element by element.
+
+    Parameters
+    ----------
+    case : Case
+        What was run.
+    source : Source
+        The inputs it was run on.
+    results : list of array
+        One flat result of each contestant.
+
+    Returns
+    -------
+    list of int
+        The number of wrong elements of each; a missing element is a wrong one.
+    """
+    wrong = [0] * len(results)
+    for offset, expected in _reference(case, source):
+        for contestant, result in enumerate(results):
+            part = result[offset : offset + len(expected)]
+            wrong[contestant] += len(expected) - int(np.count_nonzero(part == expected[: len(part)]))
+    return wrong
+
+
+def count_beyond_rounding(
+    means: NDArray[Any], exact: NDArray[Any], magnitudes: NDArray[Any], ranks: int, dtype: str
+) -> int:
+    """Count the elements that are further from the exact mean than rounding can bring them.
+
+    Parameters
+    ----------
+    means : array
+        What came out.
+    exact : array
+        What should have.
+    magnitudes : array
+        The means of the absolute values that were added up.
+    ranks : int
+        Of so many ranks. Each value is rounded once or twice before it is added, and each sum again.
+    dtype : str
+        To what they are rounded.
+
+    Returns
+    -------
+    int
+        How many are wrong.
+    """
+    relative, smallest = _ROUNDING[dtype]
+    allowed = (ranks + 1) * (relative * magnitudes + smallest)
+    right = np.abs(means - exact) <= 1.01 * allowed
+    return int(np.count_nonzero(~right))
+
+
+def _exact(dtype: str) -> int:
+    """Give the number up to which a dtype has all integers."""
+    if dtype == "bfloat16":  # NumPy does not know it
+        return 1 << 8
+    return 1 << (np.finfo(dtype).nmant + 1) if np.dtype(dtype).kind == "f" else int(np.iinfo(dtype).max)
+
+
+def _largest(dtype: str) -> float:
+    """Give the number up to which a dtype has all powers of two."""
+    if dtype == "bfloat16":
+        return _largest("float32")
+    return float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else float(np.iinfo(dtype).max)
+
+
+def _reference(case: Case, source: Source) -> Iterator[tuple[int, Values]]:
+    """Make the right result in pieces; each comes with its place in the result."""
+    for segment in case.segments():
+        start = segment.begin - segment.begin % CHUNK  # pieces as the source makes them
+        for piece in range(start, segment.end, CHUNK):
+            begin, end = max(piece, segment.begin), min(piece + CHUNK, segment.end)
+            yield segment.offset + begin - segment.begin, _expected(case, source, segment.source, begin, end)
+
+
+def _expected(case: Case, source: Source, rank: int | None, begin: int, end: int) -> Values:
+    if rank is not None:
+        return source.values(rank, begin, end)
+    total = source.values(0, begin, end)
+    for other in range(1, case.ranks):
+        _REDUCTIONS[case.op](total, source.values(other, begin, end), out=total)
+    if case.op == "mean":
+        total = (total // case.ranks).astype(total.dtype)  # exact: every value is a multiple of the number of ranks
+    return total

@@ -1,0 +1,179 @@
+"""The CUDA device that a rank measures on, its arrays there, and fresh values for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradientflow._location import build_info, load_core
+from gradientflow.device import asarray
+
+from .case import Case
+from .data import Values
+from .measure import FreshValues
+from .plan import PlanError
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+_ALIGNED = 64  # elements
+_DISTINCT = 61  # places are used in turn; a prime, so as not to fall in step with anything
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there, in one sentence that says why.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    """
+    if device == "cuda" and (trouble := load_core().cuda.trouble()):
+        raise PlanError(f"--device cuda: {trouble}")
+
+
+def take_device(comm: Communicator) -> int:
+    """Make one of the machine's devices this thread's: the ranks of a node take them in turn.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+
+    Returns
+    -------
+    int
+        The device's number.
+    """
+    cuda = load_core().cuda
+    number: int = comm.local_rank % cuda.device_count()
+    cuda.use(number)
+    return number
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Describe the device for the environment of a result file; empty for the processor.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    """
+    if device != "cuda":
+        return {}
+    cuda = load_core().cuda
+    return {
+        "device": "cuda",
+        "gpu": cuda.device_name(0),
+        "gpus": cuda.device_count(),
+        "cuda": build_info().get("cuda") or "unknown",
+    }
+
+
+class DevicePart:
+    """The first elements of an array on a device, as the CUDA array interface shows them.
+
+    Parameters
+    ----------
+    array : DeviceArray
+        Of one dimension; it is kept.
+    count : int
+        How many elements.
+    """
+
+    def __init__(self, array: Any, count: int) -> None:
+        self._array = array
+        self._count = count
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The array's, with another shape."""
+        return {**self._array.__cuda_array_interface__, "shape": (self._count,)}
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The arrays of a contestant on the device, and their images in memory of the host.
+
+    Attributes
+    ----------
+    source, result : object
+        With the CUDA array interface. The same where the collective works in place.
+    source_image, result_image : array
+        Flat, as long as those.
+    """
+
+    source: Any
+    result: Any
+    source_image: Values
+    result_image: Values
+
+    def push(self) -> None:
+        """Copy the image of the source to the device."""
+        copy(address(self.source), address(self.source_image), self.source_image.nbytes)
+        synchronize()
+
+    def pull(self) -> None:
+        """Copy the result from the device to its image; waits for whatever makes it."""
+        copy(address(self.result_image), address(self.result), self.result_image.nbytes)
+        synchronize()
+
+
+class DeviceFreshValues(FreshValues):
+    """Fresh values that are on the device already: as backpropagation writes gradients there.
+
+    One block is repeated in memory of the device, and in each iteration buffers are copied from another place of it.
+    What it calls a block is the first element to copy.
+    """
+
+    def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
+        super().__init__(case, alphabet, seed)
+        self._case = case
+        base = self._own[0]
+        self._repeated = asarray(np.resize(base, case.input_count + self.block_length)) if case.contributes else None
+
+    def block(self, iteration: int) -> Any:
+        """Give the place that buffers are copied from in an iteration."""
+        return self._starts[iteration % len(self._starts)]
+
+    def writer(self, mirror: Mirror) -> Callable[[int], None]:
+        """Make the function that puts the copy over a contestant's source into the stream.
+
+        Ranks whose input reaches no result have nothing to write.
+        """
+        if self._repeated is None:
+            return lambda start: None
+        put, target, size = load_core().cuda.copy, address(mirror.source), mirror.source_image.nbytes
+        source, item = address(self._repeated), mirror.source_image.itemsize
+        return lambda start: put(target, source + start * item, size)
+
+    def _blocks(self, rank: int) -> list[Values]:
+        base = super()._blocks(rank)[0]
+        # Copies are fastest from places that are multiples of what a warp reads.
+        step = _ALIGNED if len(base) > _ALIGNED * _DISTINCT else 1
+        self._starts = [number * step % len(base) for number in range(_DISTINCT)]
+        return [np.roll(base, -start) for start in self._starts]
+
+
+def address(array: Any) -> int:
+    """Give where an array begins, on the device or in memory of the host."""
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])
+
+
+def copy(target: int, source: int, size: int) -> None:
+    """Put a copy into the default stream: between host and device in either direction, or on the device."""
+    load_core().cuda.copy(target, source, size)
+
+
+def synchronize() -> None:
+    """Wait for all that was put into the default stream."""
+    load_core().cuda.synchronize()
+
+
+def pinned(values: Values) -> Any:
+    """Pin memory of the host for as long as what this gives is there; None where there is nothing to pin."""
+    return load_core().cuda.Pinned(address(values), values.nbytes) if values.nbytes else None

@@ -1,0 +1,107 @@
+"""Gloo as a peer, through PyTorch's process groups, which is how it is used in practice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from .case import COLLECTIVES, ROOT, Case
+from .data import Values
+from .peers import Contestant, NotServedError, has_reduction, then_divide
+from .plan import PlanError
+from .traffic import interface_to_others
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+dist: Any = torch.distributed  # its annotations leave out the stores
+
+# The names since PyTorch 2.13, where the older ones warn.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
+
+
+class GlooPeer:
+    """Gloo's collectives on CPU tensors.
+
+    The ranks find each other through a file where all are on one host, and then talk over its loopback interface;
+    otherwise through a port of rank 0's host, and over the interface that ``GLOO_SOCKET_IFNAME`` names, or that the
+    host's name leads to, or over which the host reaches others.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator
+        Whose ranks take part; all have to call this together.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        torch.set_num_threads(1)  # one thread a rank, like every other contestant
+        folder = None
+        rank, size = comm.Get_rank(), comm.Get_size()
+        if len(set(comm.allgather(socket.gethostname()))) == 1:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            folder = comm.bcast(tempfile.mkdtemp(prefix="gradientflow-gloo-") if rank == ROOT else None, ROOT)
+            store = dist.FileStore(os.path.join(folder, "store"), size)
+        else:
+            found = interface_to_others()
+            if found is None:
+                raise PlanError(
+                    "gloo does not know which interface leads to the other hosts: set GLOO_SOCKET_IFNAME to its name"
+                )
+            os.environ["GLOO_SOCKET_IFNAME"], own_address = found
+            address = comm.bcast(own_address, ROOT)
+            server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
+            port = comm.bcast(server.port if server is not None else None, ROOT)
+            store = server if server is not None else dist.TCPStore(address, port, size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
+        dist.barrier()
+        if folder is not None and rank == ROOT:
+            shutil.rmtree(folder, ignore_errors=True)  # they have met
+
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Make it ready to run a case."""
+        source = np.empty(case.input_count, case.dtype) if source is None else source
+        result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
+        sent, received = torch.from_numpy(source), torch.from_numpy(result)
+        operation = _OPERATIONS.get(case.op, dist.ReduceOp.SUM)
+        is_root = case.rank == ROOT
+        call: Callable[[], object]
+        if case.collective == "allreduce":
+            call = partial(dist.all_reduce, sent, operation)
+        elif case.collective == "broadcast":
+            call = partial(dist.broadcast, sent, ROOT)
+        elif case.collective == "reduce":
+            call = partial(dist.reduce, sent, ROOT, operation)
+        elif case.collective == "allgather":
+            call = partial(_all_gather, received, sent)
+        elif case.collective == "reduce-scatter":
+            if case.count % case.ranks:
+                raise NotServedError("gloo's reduce-scatter needs a size that divides evenly among the ranks")
+            call = partial(_reduce_scatter, received, sent, operation)
+        elif case.collective == "alltoall":
+            call = partial(dist.all_to_all_single, received, sent)
+        elif case.collective == "gather":
+            call = partial(dist.gather, sent, list(received.chunk(case.ranks)) if is_root else None, ROOT)
+        elif case.collective == "scatter":
+            call = partial(dist.scatter, received, list(sent.chunk(case.ranks)) if is_root else None, ROOT)
+        else:
+            call = dist.barrier
+        if case.op == "mean" and has_reduction(case):
+            call = then_divide(call, result, case.ranks)
+        return Contestant("gloo", "gloo", "array", case.dtype, source, result, call)
+
+    def close(self) -> None:
+        """End the process group."""
+        dist.barrier()
+        dist.destroy_process_group()

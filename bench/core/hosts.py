@@ -1,0 +1,107 @@
+"""Which hosts the ranks of a job are on, and what the links between these can carry."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .case import COLLECTIVES, Case
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+RATE_VARIABLE = "NETLAB_RATE"  # set by ``gradientflow netlab``; may be set by hand where the links are known
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the ranks of a job are, as one of them sees it.
+
+    Attributes
+    ----------
+    number : int
+        Of the hosts.
+    ranks_per_host : int
+        Of the host with the most.
+    machine : str
+        What tells this rank's machine from others.
+    ranks_on_this_machine : int
+        How many ranks share its processors; they may be on several hosts, if those are containers or namespaces.
+    rate : str
+        What each host can send, such as ``1gbit``; empty where it is not known.
+    """
+
+    number: int
+    ranks_per_host: int
+    machine: str
+    ranks_on_this_machine: int
+    rate: str
+
+    def link_seconds(self, case: Case, wire: str) -> float | None:
+        """Give the least time in which the busiest host can send what it has to.
+
+        Parameters
+        ----------
+        case : Case
+            What is run.
+        wire : str
+            The dtype of what is sent.
+
+        Returns
+        -------
+        float or None
+            None where nothing needs to be sent, or the rate is not known.
+        """
+        factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
+        rate = bytes_per_second(self.rate)
+        if rate is None or self.number == 1 or not case.count:
+            return None
+        return case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor / rate
+
+
+def find_hosts(comm: Communicator) -> Hosts:
+    """Find out where the ranks are; all of them together.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+
+    Returns
+    -------
+    Hosts
+        As this rank sees it.
+    """
+    machine = _machine()
+    places = comm.mpi.allgather((socket.gethostname(), machine))
+    ranks = Counter(name for name, _ in places)
+    return Hosts(
+        number=len(ranks),
+        ranks_per_host=max(ranks.values()),
+        machine=machine,
+        ranks_on_this_machine=sum(other == machine for _, other in places),
+        rate=os.environ.get(RATE_VARIABLE, "").replace("none", ""),
+    )
+
+
+def bytes_per_second(rate: str) -> float | None:
+    """Read a rate as ``tc`` writes it (``200mbit``, ``1gbit``); None for anything else."""
+    match = _RATE.fullmatch(rate)
+    return float(match[1]) * 1000.0 ** " kmgt".index(match[2] or " ") / 8 if match else None
+
+
+def _machine() -> str:
+    """Name this machine; network and process namespaces on it have the same name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()

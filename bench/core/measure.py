@@ -1,0 +1,312 @@
+"""Timing contestants side by side.
+
+Two series are taken, each with all contestants interleaved and in a new random order (the same on every rank) each
+iteration:
+
+- *call*: write fresh values (not timed), barrier, **call**;
+- *refill*: barrier, **write fresh values and call**, timed together.
+
+Both matter. A call that leaves the buffer's cache lines with another core is fast itself and makes the next writes
+slow; a training step pays for both.
+
+A third, shorter series is like the first, with the processor time of each rank's process in place of the time that
+passed. It is apart because reading that clock enters the kernel, which makes the shortest calls slower.
+
+"Writing fresh values" imitates backpropagation, which writes gradients out of registers and the first-level cache and
+does not read them from memory first: a block of at most 64 KiB, at a random place of a pool of random numbers that fits
+the second-level cache and different in each iteration, is copied over the whole buffer again and again. It runs at the
+speed of memcpy and is the same for every contestant. On a device the copy is put into the stream, and what is timed is
+the call and the wait for the device. There a fourth series takes the time of the call alone: how long it keeps the
+host, while the device may still be at work.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .case import Case
+from .data import RandomSource, TiledSource, Values
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+Samples = NDArray[np.int64]  # nanoseconds, [contestant, iteration]
+Clock = Callable[[], int]
+
+MIN_ITERATIONS = 5
+MAX_ITERATIONS = 10_000
+
+_BLOCK_BYTES = 64 << 10
+_POOL_BYTES = 512 << 10
+_DISTINCT_BLOCKS = 61  # blocks are used in turn; a prime, so as not to fall in step with anything
+_DISTINCT_ORDERS = 97
+_PROCESSOR_SHARE = 4  # one in so many iterations is repeated to take processor time
+
+
+class FreshValues:
+    """The blocks that buffers are refilled from: small integers, so that results stay exact.
+
+    Parameters
+    ----------
+    case : Case
+        Whose buffers will be refilled.
+    alphabet : array
+        The values to draw from.
+    seed : int
+        The same on all ranks; each rank gets values of its own.
+    """
+
+    def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
+        self._alphabet = alphabet
+        self._seed = seed
+        self._ranks = case.ranks
+        item = np.dtype(case.dtype).itemsize
+        self.block_length = min(_BLOCK_BYTES // item, max(case.count, 1))  # the same on all ranks
+        self._pool_length = _POOL_BYTES // item
+        self._own = self._blocks(case.rank)
+
+    def block(self, iteration: int) -> Values:
+        """Give this rank's block of an iteration."""
+        return self._own[iteration % _DISTINCT_BLOCKS]
+
+    def source(self, iteration: int) -> TiledSource:
+        """Describe all ranks' inputs of an iteration, for checking its result."""
+        return TiledSource([self._blocks(rank)[iteration % _DISTINCT_BLOCKS] for rank in range(self._ranks)])
+
+    def _blocks(self, rank: int) -> list[Values]:
+        pool = RandomSource(self._alphabet, self._seed).values(rank, 0, self._pool_length)
+        random = np.random.Generator(np.random.SFC64([self._seed, rank]))
+        starts = random.integers(0, (self._pool_length - self.block_length) // 64 + 1, _DISTINCT_BLOCKS) * 64
+        return [pool[start : start + self.block_length] for start in starts.tolist()]
+
+
+def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values], None]:
+    """Make the function that copies a block over a whole buffer.
+
+    Parameters
+    ----------
+    case : Case
+        Ranks whose input reaches no result have nothing to write.
+    target : array
+        The buffer, flat.
+    block_length : int
+        The length of the blocks that will be given.
+
+    Returns
+    -------
+    callable
+        Takes a block.
+    """
+    return writer(target, block_length) if case.contributes else lambda block: None
+
+
+def writer(target: Values, block_length: int) -> Callable[[Values], None]:
+    """Make the function that copies a block over a whole flat array."""
+    whole = len(target) - len(target) % block_length
+    rows, rest = target[:whole].reshape(-1, block_length), target[whole:]
+
+    def refill_even(block: Values) -> None:
+        rows[...] = block
+
+    def refill_uneven(block: Values) -> None:
+        rows[...] = block
+        rest[...] = block[: len(rest)]
+
+    return refill_uneven if len(rest) else refill_even
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a contestant does in an iteration of either series.
+
+    Attributes
+    ----------
+    refill : callable
+        Writes a block over the contestant's buffers. Not timed.
+    call : callable
+        What is timed after it.
+    begin : callable
+        Writes a block as well, and begins the call where that is possible meanwhile. Timed, together with `end`.
+    end : callable
+        The rest of the call.
+    """
+
+    refill: Callable[[Any], object]
+    call: Callable[[], object]
+    begin: Callable[[Any], object]
+    end: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Everything one series needs.
+
+    Attributes
+    ----------
+    contestants : list of Steps
+        Who runs it.
+    fresh : FreshValues
+        What the buffers are refilled with.
+    barrier : callable
+        Brings the ranks together before each timed stretch; the same for every contestant.
+    """
+
+    contestants: list[Steps]
+    fresh: FreshValues
+    barrier: Callable[[], object]
+
+    def run(self, iterations: int, *, with_refill: bool, clock: Clock = time.perf_counter_ns) -> Samples:
+        """Take one series; all ranks together.
+
+        Parameters
+        ----------
+        iterations : int
+            Timed calls of each contestant.
+        with_refill : bool
+            Whether writing the values is inside the timed stretch.
+        clock : callable
+            What times it, in nanoseconds.
+
+        Returns
+        -------
+        array
+            This rank's times.
+        """
+        barrier, fresh = self.barrier, self.fresh
+        entries = [
+            (number, *((steps.begin, steps.end) if with_refill else (steps.refill, steps.call)))
+            for number, steps in enumerate(self.contestants)
+        ]
+        random = np.random.default_rng(len(entries))  # the same seed, hence the same orders, on every rank
+        orders = [[entries[k] for k in random.permutation(len(entries))] for _ in range(_DISTINCT_ORDERS)]
+        samples = np.empty((len(entries), iterations), np.int64)
+        collected = gc.isenabled()
+        gc.disable()
+        try:
+            for iteration in range(iterations):
+                block = fresh.block(iteration)
+                for number, write, call in orders[iteration % _DISTINCT_ORDERS]:
+                    if with_refill:
+                        barrier()
+                        start = clock()
+                        write(block)
+                        call()
+                        end = clock()
+                    else:
+                        write(block)
+                        barrier()
+                        start = clock()
+                        call()
+                        end = clock()
+                    samples[number, iteration] = end - start
+        finally:
+            if collected:
+                gc.enable()
+        return samples
+
+
+def fitting_iterations(seconds: float, seconds_per_round: float) -> int:
+    """Give how many rounds fit into a time, within sensible bounds."""
+    return int(min(max(seconds / max(seconds_per_round, 1e-9), MIN_ITERATIONS), MAX_ITERATIONS))
+
+
+def slowest(samples_of_ranks: list[Samples]) -> Samples:
+    """Keep, for every timed call, the time of the rank that took longest."""
+    slowest_samples: Samples = np.stack(samples_of_ranks).max(axis=0)
+    return slowest_samples
+
+
+def together(samples_of_ranks: list[Samples]) -> Samples:
+    """Add up, for every call, what it took on all ranks."""
+    sums: Samples = np.stack(samples_of_ranks).sum(axis=0)
+    return sums
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of every iteration, in nanoseconds.
+
+    Attributes
+    ----------
+    call : array
+        Of the call alone, on the slowest rank.
+    refill : array
+        Of writing fresh values and the call, on the slowest rank.
+    processor : array
+        Processor time of the call alone, of all ranks together; of fewer iterations.
+    launch : array or None
+        On a device, until the call returns, which may be before the device is done; on the slowest rank.
+    """
+
+    call: Samples
+    refill: Samples
+    processor: Samples
+    launch: Samples | None = None
+
+
+def take_series(
+    comm: Communicator,
+    course: Course,
+    iterations: int | None,
+    seconds: float,
+    check: Callable[[int], None],
+    warm_up: int = 3,
+    launches: Course | None = None,
+) -> list[Times]:
+    """Take all series of a course; all ranks together.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    course : Course
+        What to time.
+    iterations : int or None
+        Timed calls of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend, roughly.
+    check : callable
+        Told after each series of wall times which iteration the buffers now hold the results of.
+    warm_up : int
+        Rounds to warm up, and as many of each kind to find out how many iterations fit.
+    launches : Course, optional
+        The same contestants on a device, with calls that nobody waits for; taken in addition.
+
+    Returns
+    -------
+    list of Times
+        Of each contestant; on rank 0 those of all ranks, on the others their own.
+    """
+    course.run(warm_up, with_refill=True)
+    start = time.perf_counter()
+    course.run(warm_up, with_refill=False)
+    course.run(warm_up, with_refill=True)
+    seconds_per_round = max(comm.mpi.allgather((time.perf_counter() - start) / warm_up))
+    iterations = iterations or fitting_iterations(seconds, seconds_per_round)
+    processor = course.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
+    series = []
+    for with_refill in (False, True):
+        series.append(_on_root(comm, course.run(iterations, with_refill=with_refill), slowest))
+        check(iterations - 1)
+    series.append(_on_root(comm, processor, together))
+    if launches is not None:
+        series.append(_on_root(comm, launches.run(iterations, with_refill=False), slowest))
+    return [Times(*samples) for samples in zip(*series, strict=True)]
+
+
+def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:
+    """Add up what each rank has counted, entry by entry."""
+    return [sum(of_ranks) for of_ranks in zip(*comm.mpi.allgather(counts), strict=True)]
+
+
+def _on_root(comm: Communicator, samples: Samples, merge: Callable[[list[Samples]], Samples]) -> Samples:
+    """Merge the samples of all ranks on rank 0; the others keep their own."""
+    samples_of_ranks = comm.mpi.gather(samples, 0)
+    return samples if samples_of_ranks is None else merge(samples_of_ranks)

@@ -1,0 +1,237 @@
+"""The contestants: one callable each for the same collective on the same values, over buffers of its own.
+
+A contestant's `call` is bound to its buffers beforehand, so that a timed call costs what the library costs and nothing
+of ours. On a CUDA device its arrays are images of the buffers, in memory of the host, and `call` may return before the
+device is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gradientflow.device import empty
+
+from .case import COLLECTIVES, ROOT, Case, block
+from .data import Values
+from .device import Mirror, address, copy, pinned, synchronize
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+OURS = "gradientflow"
+
+Key = tuple[str, str, str, str]  # backend, algorithm, memory, wire
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to run a case.
+
+    Attributes
+    ----------
+    backend, algorithm, memory, wire : str
+        What it is, as results name it. The wire is what values are rounded to on their way.
+    source : array
+        Flat; this rank's input is written here before each call.
+    result : array
+        Flat; the result is here after a call. The same array as `source` where the collective works in place.
+    call : callable
+        Runs the collective.
+    mirror : Mirror or None
+        The buffers on the device, where they are there.
+    """
+
+    backend: str
+    algorithm: str
+    memory: str
+    wire: str
+    source: Values
+    result: Values
+    call: Callable[[], object]
+    mirror: Mirror | None = None
+
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return "cpu" if self.mirror is None else "cuda"
+
+    @property
+    def inputs(self) -> list[Values]:
+        """Where values are written to: one array."""
+        return [self.source]
+
+    @property
+    def results(self) -> list[Values]:
+        """Where the result is: one array."""
+        return [self.result]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def push(self) -> None:
+        """Bring what was written to `source` to the device."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def pull(self) -> None:
+        """Bring the result from the device to `result`."""
+        if self.mirror is not None:
+            self.mirror.pull()
+
+    @property
+    def key(self) -> Key:
+        """What tells this contestant from the others."""
+        return self.backend, self.algorithm, self.memory, self.wire
+
+    @property
+    def name(self) -> str:
+        """The contestant in words."""
+        if self.backend != OURS:
+            return self.backend
+        wire = "" if self.wire == self.source.dtype.name else f", {self.wire} on the wire"
+        return f"ours ({self.algorithm}, {self.memory}{wire})"
+
+
+class Peer(Protocol):
+    """A library to compare with, ready for use by all ranks."""
+
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Make it ready to run a case, on a given source or one of its own.
+
+        Raises `NotServedError` where it cannot.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; all ranks together."""
+        ...
+
+
+class NotServedError(Exception):
+    """A contestant cannot run a case; the message says why. All ranks come to the same conclusion."""
+
+
+def mirrored(case: Case, source: Any, result: Any) -> Mirror:
+    """Give arrays on the device images in memory of the host.
+
+    Parameters
+    ----------
+    case : Case
+        What they are for.
+    source, result : object
+        With the CUDA array interface; the same where the collective works in place.
+
+    Returns
+    -------
+    Mirror
+        With new images.
+    """
+    image = np.empty(case.input_count, case.dtype)
+    return Mirror(source, result, image, image if result is source else np.empty(case.result_count, case.dtype))
+
+
+def staged(case: Case, contestant: Contestant) -> Contestant:
+    """Make a contestant that works in memory of the host one for the device, as one does by hand.
+
+    Parameters
+    ----------
+    case : Case
+        What it runs.
+    contestant : Contestant
+        Of a library that knows no devices; its arrays become pinned memory.
+
+    Returns
+    -------
+    Contestant
+        Whose call copies to the host, calls, and copies back.
+    """
+    on_source = empty(case.input_count, case.dtype)
+    in_place = contestant.result is contestant.source
+    on_result = on_source if in_place else empty(case.result_count, case.dtype)
+    mirror = Mirror(on_source, on_result, contestant.source, contestant.result)
+    pins = [pinned(contestant.source), None if in_place else pinned(contestant.result)]
+    down = address(contestant.source), address(on_source), contestant.source.nbytes
+    up = address(on_result), address(contestant.result), contestant.result.nbytes
+
+    def call(_pins: object = pins) -> None:
+        copy(*down)
+        synchronize()
+        contestant.call()
+        copy(*up)
+
+    return replace(contestant, call=call, mirror=mirror)
+
+
+class MpiPeer:
+    """The MPI library's own collectives, called through mpi4py.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator
+        Whose ranks take part.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Make it ready to run a case: in place where the collective has it, otherwise into a second array."""
+        from mpi4py import MPI
+
+        comm = self._comm
+        source = np.empty(case.input_count, case.dtype) if source is None else source
+        result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
+        datatype = MPI.Datatype.fromcode(np.dtype(case.dtype).char)
+        if datatype == MPI.DATATYPE_NULL:
+            raise NotServedError(f"this MPI library has no {case.dtype}")
+        operation = {"max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}.get(case.op, MPI.SUM)
+        is_root = case.rank == ROOT
+        sent, share = [source, len(source), datatype], case.count // case.ranks
+        blocks_sent, blocks_received = [source, share, datatype], [result, share, datatype]  # a block for each rank
+        call: Callable[[], object]
+        if case.collective == "allreduce":
+            call = partial(comm.Allreduce, MPI.IN_PLACE, sent, operation)
+        elif case.collective == "broadcast":
+            call = partial(comm.Bcast, sent, ROOT)
+        elif case.collective == "reduce":
+            call = partial(comm.Reduce, MPI.IN_PLACE if is_root else sent, sent if is_root else None, operation, ROOT)
+        elif case.collective == "allgather":
+            call = partial(comm.Allgather, sent, blocks_received)
+        elif case.collective == "reduce-scatter":
+            counts = [end - begin for begin, end in (block(len(source), case.ranks, r) for r in range(case.ranks))]
+            call = partial(comm.Reduce_scatter, sent, [result, len(result), datatype], counts, operation)
+        elif case.collective == "alltoall":
+            call = partial(comm.Alltoall, blocks_sent, blocks_received)
+        elif case.collective == "gather":
+            call = partial(comm.Gather, sent, blocks_received if is_root else None, ROOT)
+        elif case.collective == "scatter":
+            call = partial(comm.Scatter, blocks_sent if is_root else None, [result, len(result), datatype], ROOT)
+        else:
+            call = comm.Barrier
+        if case.op == "mean" and has_reduction(case):
+            call = then_divide(call, result, case.ranks)
+        return Contestant("mpi", "mpi", "array", case.dtype, source, result, call)
+
+    def close(self) -> None:
+        """Nothing to give back: the communicator is the caller's."""
+
+
+def then_divide(call: Callable[[], object], result: Values, ranks: int) -> Callable[[], object]:
+    """Follow a sum with the division that makes it a mean, for libraries that have no mean."""
+    divide: Any = np.floor_divide if result.dtype.kind in "iu" else np.divide
+
+    def mean() -> None:
+        call()
+        divide(result, ranks, out=result)
+
+    return mean
+
+
+def has_reduction(case: Case) -> bool:
+    """Tell whether this rank gets a reduced result."""
+    return any(segment.source is None and segment.end > segment.begin for segment in case.segments())

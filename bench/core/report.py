@@ -1,0 +1,128 @@
+"""What rank 0 shows and writes: how far a measurement is, and what came out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+
+from .environment import describe_environment, environment_lines
+from .plot import save_plot
+from .results import write_json
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+    from .command import Bench
+    from .session import Observer, Outcome
+
+# Drawn between stages, by nothing that lives on in the background: a thread that redraws would disturb what is
+# measured, and a hidden cursor would stay hidden when the job is interrupted.
+_CLEAR_LINE = "\r\x1b[K"
+_BAR_LENGTH = 30
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the figures go.
+
+    Attributes
+    ----------
+    arguments : list of str
+        The command line, for the record.
+    json_path, plot_path : str or None
+        Files to write.
+    out_columns, err_columns : int
+        Widths of the terminals that mpirun forwards standard output and error to; 0 where there is none.
+    with_cpu : bool
+        Whether to show processor times.
+    """
+
+    arguments: list[str]
+    json_path: str | None
+    plot_path: str | None
+    out_columns: int
+    err_columns: int
+    with_cpu: bool = False
+
+
+@contextlib.contextmanager
+def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observer | None]:
+    """Draw, on rank 0 and where there is a terminal, how far the work is.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    output : Output
+        Tells of the terminals.
+    total : int
+        How much there is to do.
+
+    Yields
+    ------
+    callable or None
+        To be told how much is done, and what comes now; None where nothing is drawn.
+    """
+    # To standard output where that is seen: it and standard error overtake each other on their way through mpirun.
+    file, columns = (sys.stdout, output.out_columns) if output.out_columns else (sys.stderr, output.err_columns)
+    if comm.rank != 0 or columns == 0:
+        yield None
+        return
+
+    def show(done: int, text: str) -> None:
+        bar = "#" * round(_BAR_LENGTH * done / total)
+        file.write(f"{_CLEAR_LINE}[{bar:.<{_BAR_LENGTH}}] {text}"[: columns + len(_CLEAR_LINE) - 1])
+        file.flush()
+
+    try:
+        yield show
+    finally:
+        file.write(_CLEAR_LINE)
+        file.flush()
+
+
+def open_console(file: TextIO, columns: int) -> Console:
+    """Make a console whose terminal, if any, is this many columns wide."""
+    # What a rank sees says nothing: Open MPI gives its ranks pseudo-terminals and forwards what they print.
+    return Console(file=file, force_terminal=columns > 0, width=columns or None)
+
+
+def report(comm: Communicator, bench: Bench, outcome: Outcome[Any], output: Output) -> None:
+    """Show and write, on rank 0, what came out of a measurement.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    bench : Bench
+        What was run.
+    outcome : Outcome
+        What came out.
+    output : Output
+        Where the figures go.
+    """
+    if comm.rank != 0:
+        return
+    environment: Mapping[str, Any] = {
+        **describe_environment(comm, output.arguments, outcome.hosts, outcome.load),
+        **outcome.facts,
+    }
+    console = open_console(sys.stdout, output.out_columns)
+    for line in environment_lines(environment):
+        console.print(line, highlight=False, soft_wrap=True)
+    tables = [(bench.layout, outcome.results), *((bench.others[name], found) for name, found in outcome.others.items())]
+    for layout, results in tables:
+        layout.print(results, console, with_cpu=output.with_cpu)
+        if legend := layout.explain(results, with_cpu=output.with_cpu):
+            console.print(legend, highlight=False, markup=False)
+    for sentence in outcome.remarks:
+        console.print(sentence, style="yellow", highlight=False, markup=False)
+    if output.json_path is not None:
+        write_json(output.json_path, environment, outcome.results, outcome.others)
+    if output.plot_path is not None:
+        save_plot(output.plot_path, bench.draw, outcome.results, environment)

@@ -1,0 +1,80 @@
+"""Results: the figures that all benches have, and the JSON file of a run.
+
+Of every result scripts rely on the names. Those that benches share are:
+
+- ``backend``, ``dtype``, ``wire``, ``device``, ``ranks``, ``nodes``, ``bytes``: what was measured, and on how much;
+- ``iterations``: timed calls of the contestant, 0 where the result was wrong; all figures are None then;
+- ``median_us``, ``min_us``, ``p95_us``: of the call alone, each with the time of its slowest rank;
+- ``refill_median_us``: of writing fresh values and the call, together;
+- ``algbw_GBps``, ``busbw_GBps``: bandwidth at the median, in 10^9 bytes per second;
+- ``cpu_us``: processor time of a call, user and system, of all ranks' processes together; the mean;
+- ``link_share``: the least time that the links between the hosts need for the call, over the median; None where their
+  rate is not known;
+- ``wrong``: wrong elements, summed over ranks and checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .case import COLLECTIVES, Case
+from .measure import Times
+
+
+def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict[str, Any]:
+    """Work out what results say of times; there are no figures where there are none.
+
+    Parameters
+    ----------
+    case : Case
+        What was run.
+    times : Times or None
+        Of one contestant; None where it was not timed, or was wrong.
+    link_seconds : float or None
+        The least time that the links between the hosts need for it, where that is known.
+
+    Returns
+    -------
+    dict
+        By the names of the fields.
+    """
+    if times is None:
+        names = ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us")
+        return {"iterations": 0, **dict.fromkeys((*names, "link_share"))}
+    median = float(np.median(times.call)) / 1e3
+    bandwidth = case.bytes / (median * 1e3)
+    return {
+        "iterations": len(times.call),
+        "median_us": round(median, 3),
+        "min_us": round(float(times.call.min()) / 1e3, 3),
+        "p95_us": round(float(np.percentile(times.call, 95)) / 1e3, 3),
+        "refill_median_us": round(float(np.median(times.refill)) / 1e3, 3),
+        "algbw_GBps": round(bandwidth, 6),
+        "busbw_GBps": round(bandwidth * COLLECTIVES[case.collective].bus_factor(case.ranks), 6),
+        "cpu_us": round(float(times.processor.mean()) / 1e3, 3),
+        "link_share": None if link_seconds is None else round(link_seconds * 1e6 / median, 4),
+    }
+
+
+def write_json(
+    path: str,
+    environment: Mapping[str, Any],
+    results: Sequence[Any],
+    others: Mapping[str, Sequence[Any]] | None = None,
+) -> None:
+    """Write one object ``{"environment": ..., "results": [...]}``, with other results under names of their own."""
+    tables = {"results": results, **(others or {})}
+    lists = {name: [record(result) for result in table] for name, table in tables.items()}
+    text = json.dumps({"environment": environment, **lists}, indent=2)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def record(result: Any) -> dict[str, Any]:
+    """Give what a result file holds of a result: its fields, or what it says itself."""
+    return dict(result.record()) if hasattr(result, "record") else asdict(result)

@@ -1,0 +1,203 @@
+"""Tables of results: columns as data, blocks of what was measured together, and as many columns as fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_MIN_PLAIN_WIDTH = 100
+
+# A rule below the headings and an empty line between blocks, in characters that every terminal and file can hold.
+_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+
+Cell = Text | str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes
+    ----------
+    heading : str
+        Above it; what comes in a second line is the unit.
+    text : callable
+        What is shown of a result.
+    kind : str
+        A "figure" is what a wrong result does not have; a "name" comes before the figures and says what was measured;
+        a "ratio" comes behind them.
+    shown : bool
+        Whether it is there at all.
+    justify : str
+        "left" or "right".
+    repeats : bool
+        Whether it shows again what stands above it in the same block.
+    """
+
+    heading: str
+    text: Callable[[Any], Cell]
+    kind: str = "figure"
+    shown: bool = True
+    justify: Any = "right"
+    repeats: bool = True
+
+
+def name(heading: str, text: str | Callable[[Any], str], **options: Any) -> Column:
+    """Make a column that says what was measured: an attribute, or what a callable gives."""
+    show = text if callable(text) else lambda result: str(getattr(result, text))
+    return Column(heading, show, "name", **{"justify": "left", **options})
+
+
+def figure(
+    heading: str,
+    unit: str,
+    value: str | Callable[[Any], float | None],
+    show: Callable[[float | None], str],
+    *,
+    shown: bool = True,
+) -> Column:
+    """Make a column of a figure: an attribute, or what a callable gives, and how that is written."""
+    find = value if callable(value) else lambda result: getattr(result, value)
+    return Column(f"{heading}\n{unit}", lambda result: show(find(result)), shown=shown)
+
+
+def ratios(
+    heading: str, pairs: Callable[[Any], Sequence[tuple[float | None, float | None]]], names: str = "call  filled"
+) -> Column:
+    """Make a column of how many times as fast a result is as others: pairs of its time and theirs, empty for none."""
+    return Column(f"{heading}\n{names}", lambda result: ratios_text(*pairs(result)), "ratio")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The table of a bench.
+
+    Attributes
+    ----------
+    columns : callable
+        Told all results, and whether to show processor times, gives the columns.
+    block : callable
+        What results of the same block have in common.
+    legend : callable
+        Told the same as `columns`, explains them.
+    dispensable : sequence of str
+        Headings of columns to leave out, in this order, where a terminal is too narrow for all.
+    """
+
+    columns: Callable[[Sequence[Any], bool], Sequence[Column]]
+    block: Callable[[Any], object]
+    legend: Callable[[Sequence[Any], bool], str]
+    dispensable: Sequence[str] = ()
+
+    def print(self, results: Sequence[Any], console: Console, *, with_cpu: bool = False) -> None:
+        """Print all results in their order, with as many of the columns as fit.
+
+        Parameters
+        ----------
+        results : sequence
+            Those of a block follow each other.
+        console : Console
+            Where to; it may be a terminal or a file.
+        with_cpu : bool
+            Whether to show processor times.
+        """
+        table = self.table(results, with_cpu=with_cpu)
+        least = _MIN_PLAIN_WIDTH  # nobody can widen a pipe
+        if console.is_terminal:
+            least = console.width
+            for count in range(len(self.dispensable) + 1):
+                table = self.table(results, self.dispensable[:count], with_cpu=with_cpu)
+                if _width(table, console) <= least:
+                    break
+        # A terminal that is still too narrow breaks lines, but cuts none.
+        console.width = max(least, _width(table, console))
+        console.print(table)
+
+    def explain(self, results: Sequence[Any], *, with_cpu: bool = False) -> str:
+        """Explain the columns of the table of these results."""
+        return self.legend(results, with_cpu)
+
+    def table(self, results: Sequence[Any], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
+        """Lay out the results, less some columns by their headings."""
+        columns = [column for column in self.columns(results, with_cpu) if column.shown]
+        columns = [column for column in columns if column.heading.partition("\n")[0] not in without]
+        table = empty_table()
+        for column in columns:
+            table.add_column(column.heading, justify=column.justify, no_wrap=True)
+        for key in dict.fromkeys(map(self.block, results)):
+            block = [result for result in results if self.block(result) == key]
+            above: list[Cell] = [""] * len(columns)
+            for result in block:
+                cells = _cells(result, columns)
+                pairs = zip(columns, cells, above, strict=True)
+                table.add_row(*("" if not column.repeats and cell == over else cell for column, cell, over in pairs))
+                above = cells
+            table.add_section()
+        return table
+
+
+def _cells(result: Any, columns: Sequence[Column]) -> list[Cell]:
+    """Give what is shown of a result; of a wrong one no figures."""
+    if not result.wrong:
+        return [column.text(result) for column in columns]
+    instead = iter([Text("WRONG", style="bold red")])
+    return [next(instead, "") if column.kind == "figure" else column.text(result) for column in columns]
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(width=400)).maximum
+
+
+def empty_table() -> Table:
+    """Make a table without columns, in the style of all."""
+    return Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    """Give how many times as fast we are; None where either was not measured."""
+    return theirs / ours if ours and theirs else None
+
+
+def ratios_text(*pairs: tuple[float | None, float | None]) -> Text:
+    """Write how many times as fast we are, for each pair of our time and theirs."""
+    parts: list[tuple[str, str] | str] = []
+    for ours, theirs in pairs:
+        times = ratio(ours, theirs)
+        shown = "-" if times is None else f"{times:.{2 if times < 9.95 else 1 if times < 99.5 else 0}f}x"
+        parts += [" ", (f"{shown:>6}", "" if times is None else "green" if times >= 1 else "red")]
+    return Text.assemble(*parts[1:])
+
+
+def microseconds(value: float | None) -> str:
+    """Write a time with three or four significant digits and no exponent."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def milliseconds(microseconds: float | None) -> str:
+    """Write microseconds as milliseconds with four significant digits."""
+    return "-" if microseconds is None else f"{microseconds / 1e3:#.4g}".rstrip(".")
+
+
+def megabytes(count: float | None) -> str:
+    """Write bytes as 10^6 bytes."""
+    return "-" if count is None else f"{count / 1e6:.3f}"
+
+
+def bandwidth(value: float | None) -> str:
+    """Write a bandwidth with three significant digits and no exponent."""
+    if not value:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}" if value >= 1e-3 else f"{value:.6f}"
+
+
+def percentage(value: float | None) -> str:
+    """Write a share in per cent."""
+    return "-" if value is None else f"{100 * value:.0f}"

@@ -1,0 +1,89 @@
+"""The network interface that leads to the other hosts of a job, and what it has sent, for every contestant alike."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+_SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
+_SENT_FIELD = 8  # of a line of /proc/net/dev, after the name
+
+
+class Traffic:
+    """The counter of the interface that leads from this host to the others.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks; all of them make one together.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        host = socket.gethostname()
+        hosts = comm.mpi.allgather(host)
+        found = interface_to_others() if len(set(hosts)) > 1 else None
+        self._interface = found[0] if found is not None else None
+        self._counts_here = hosts.index(host) == comm.rank  # one rank of each host
+        self.is_known: bool = all(comm.mpi.allgather(self._interface is not None))
+
+    def sent(self) -> int:
+        """Give the bytes sent so far; 0 where another rank of this host gives them, or they are not known."""
+        if not self.is_known or not self._counts_here or self._interface is None:
+            return 0
+        sent: int = bytes_sent_through(self._interface)
+        return sent
+
+
+def interface_to_others() -> tuple[str, str] | None:
+    """Name the interface that leads to other hosts, and its address; None where it is not clear.
+
+    It is the one that ``GLOO_SOCKET_IFNAME`` names, or that the host's name leads to, or that of the default route.
+    """
+    addresses = _addresses()
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if wanted in addresses:
+        return wanted, addresses[wanted]
+    names = {address: name for name, address in addresses.items() if not address.startswith("127.")}
+    for address in _candidates() if not wanted else ():
+        if address in names:
+            return names[address], address
+    return None
+
+
+def bytes_sent_through(interface: str) -> int:
+    """Give the bytes that this host has sent through an interface, headers included."""
+    # Not from /sys, which in a container can show the interfaces of the machine.
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, fields = line.partition(":")
+        if name.strip() == interface:
+            return int(fields.split()[_SENT_FIELD])
+    raise OSError(f"there is no network interface {interface}")
+
+
+def _candidates() -> Iterator[str]:
+    """Give what may be this host's address among others; its name may lead nowhere, or to itself only."""
+    with contextlib.suppress(OSError):
+        yield socket.gethostbyname(socket.gethostname())
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses an interface
+        yield probe.getsockname()[0]
+
+
+def _addresses() -> dict[str, str]:
+    """Give the address of every interface that has one."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses

@@ -1,0 +1,1 @@
+"""Ways to average all gradients of a model over the ranks."""

@@ -1,0 +1,95 @@
+"""What to measure: the options of ``gradientflow bench fusion`` as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.plan import (
+    PEERS,
+    WIRES,
+    PlanError,
+    Threshold,
+    check_choices,
+    check_memory,
+    check_ranks,
+    check_time,
+    parse_sizes,
+)
+from ..core.shapes import MODELS, Model
+
+DEFAULT_THRESHOLDS = "auto,0,1M,8M,inf"
+DEFAULT_BUFFER = "64M"  # Horovod's
+
+DTYPE = "float32"
+_ITEM = 4
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """One run of ``gradientflow bench fusion``.
+
+    Attributes
+    ----------
+    models : tuple of str
+        Keys of `MODELS`: whose gradients are exchanged.
+    thresholds : tuple of float or str
+        Of the pools, in bytes: 0 for one range a tensor, infinity for one range.
+    buffer_bytes : int
+        Size of the buffer of copy fusion.
+    peers : tuple of str
+        Whom to compare with.
+    wires : tuple of str
+        What ours rounds values to where they travel between nodes, each a variant.
+    iterations : int or None
+        Timed steps of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend on each model, roughly.
+    """
+
+    models: tuple[str, ...]
+    thresholds: tuple[Threshold, ...]
+    buffer_bytes: int
+    peers: tuple[str, ...] = ("mpi",)
+    wires: tuple[str, ...] = (DTYPE,)
+    iterations: int | None = None
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--models", self.models, tuple(MODELS))
+        check_choices("--wire", self.wires, WIRES)
+        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
+        if not self.thresholds:
+            raise PlanError(f"--thresholds names nothing: write for example {DEFAULT_THRESHOLDS}")
+        check_time(self.iterations, self.seconds)
+
+    @property
+    def blocks(self) -> list[Model]:
+        """What is measured together: all contestants on one model."""
+        return [MODELS[name] for name in self.models]
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return len(self.models)
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way."""
+        check_ranks(ranks)
+        contestants = len(self.wires) * (3 + len(self.thresholds)) + 2 * len(self.peers)
+        largest = max(self.blocks, key=lambda model: model.parameters)
+        buffers = (len(self.wires) + len(self.peers)) * self.buffer_bytes
+        if on_this_machine:
+            check_memory(
+                ranks * (contestants * largest.parameters * _ITEM + buffers),
+                f"the gradients of {largest.title} with {contestants} contestants and {ranks} ranks need",
+                "fewer --thresholds, less to --compare, or smaller --models",
+            )
+
+
+def parse_buffer(text: str) -> int:
+    """Read the size of the buffer of copy fusion."""
+    sizes = parse_sizes(text)
+    if len(sizes) != 1:
+        raise PlanError(f"--fusion-buffer takes one size, such as {DEFAULT_BUFFER}, not {text!r}")
+    return sizes[0]

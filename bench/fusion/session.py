@@ -1,0 +1,61 @@
+"""Measuring ways to average all gradients of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..core.case import Case
+from ..core.measure import Steps, Times
+from ..core.peers import Peer
+from ..core.session import Session
+from ..core.shapes import Model
+from .columns import FusionResult, summarise_step
+from .contestants import FusionContestant, fusion_contestants
+from .plan import DTYPE
+
+
+class FusionSession(Session[Model, FusionContestant, FusionResult]):
+    """All ranks average the gradients of models; a block is a model."""
+
+    warm_up = 1  # a round takes seconds; it touches all of the memory
+
+    def place(self, block: Model) -> str:
+        """Name a model."""
+        return block.title
+
+    def title(self, block: Model) -> str:
+        """Name a model where progress is shown."""
+        return f"fusion {block.title}"
+
+    def case(self, block: Model) -> Case:
+        """Give the allreduce of all gradients."""
+        return Case("allreduce", 4 * block.parameters, DTYPE, "mean", self.comm.size, self.comm.rank, self.plan.wires)
+
+    def contestants(self, block: Model, case: Case, peers: Sequence[Peer]) -> Iterator[FusionContestant]:
+        """Make all contestants."""
+        return fusion_contestants(self.comm, case, block, self.plan, peers)
+
+    def parts(self, case: Case, contestant: FusionContestant) -> list[Case]:
+        """Give the allreduce of each tensor."""
+        return [replace(case, size=tensor.nbytes) for tensor in contestant.tensors]
+
+    def steps(self, case: Case, contestant: FusionContestant, block_length: int) -> Steps:
+        """Write tensors one by one."""
+        return contestant.steps(block_length)
+
+    def check(
+        self, block: Model, case: Case, contestants: list[FusionContestant]
+    ) -> tuple[list[FusionContestant], list[int]]:
+        """Note what each has copied in its first step as well."""
+        found = super().check(block, case, contestants)
+        self._copied = {contestant.key: contestant.copied() for contestant in contestants}
+        return found
+
+    def result(
+        self, block: Model, case: Case, contestant: FusionContestant, wrong: int, times: Times | None
+    ) -> FusionResult:
+        """Summarise."""
+        link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
+        copied = self._copied[contestant.key]
+        return summarise_step(case, block, contestant, self.comm.nodes, copied, wrong, times, link_seconds)

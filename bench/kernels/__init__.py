@@ -1,0 +1,1 @@
+"""The compute kernels, each beside a plain copy."""

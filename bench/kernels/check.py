@@ -1,0 +1,57 @@
+"""Whether a compute kernel gives what it has to: fresh values for its arrays, and the comparison afterwards."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from ..core.data import Values
+from .contestants import Kernel, stored
+
+_BLOCK = 1_000_003  # random values that are repeated; a prime, so that what is misplaced shows
+
+
+class Trial:
+    """Fresh random values for the arrays of one kernel, and what they have to become.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What will be run.
+    count : int
+        Elements of each of its arrays.
+    """
+
+    def __init__(self, kernel: Kernel, count: int) -> None:
+        blocks = kernel.fresh(min(_BLOCK, count), secrets.randbits(48))
+        expected = kernel.expect(blocks)
+        self._count = count
+        self._addends = expected.addends
+        self._before = {name: stored(blocks[name], dtype) for name, dtype in kernel.arrays.items()}
+        self._after = {name: stored(values, kernel.arrays[name]) for name, values in expected.arrays.items()}
+
+    def fill(self, name: str, target: Values) -> None:
+        """Write the values that an array has to have before the kernel runs."""
+        block = self._before[name]
+        for begin in range(0, len(target), len(block)):
+            part = target[begin : begin + len(block)]
+            part[...] = block[: len(part)]
+
+    def differing(self, name: str, found: Values) -> int:
+        """Count the elements of an array whose bits are not what they have to be afterwards."""
+        block = self._after.get(name, self._before[name])
+        bits = np.dtype(f"u{block.itemsize}")
+        count = 0
+        for begin in range(0, len(found), len(block)):
+            part = found[begin : begin + len(block)].view(bits)
+            count += int(np.count_nonzero(part != block[: len(part)].view(bits)))
+        return count
+
+    def is_wrong(self, number: float | None) -> bool:
+        """Tell whether what the kernel has added up is something else than it has to be."""
+        if self._addends is None:
+            return False
+        addends = self._addends.astype(np.float64)
+        times, rest = divmod(self._count, len(addends))
+        return bool(number != times * addends.sum() + addends[:rest].sum())

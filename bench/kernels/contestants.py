@@ -1,0 +1,296 @@
+"""The compute kernels as ``gradientflow bench kernels`` measures them: what each reads, writes and has to give.
+
+All values are small integers, and all factors powers of two, so that every result is exact in every element type and
+in every order of addition. Kernels work element by element, so results over a buffer that repeats a block of random
+values repeat too; and what a kernel adds up is a multiple of the sum over the block, and a rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradientflow._location import load_core
+
+from ..core.data import Values
+
+GRADIENTS = ("float16", "bfloat16", "float32")
+
+_STORAGE: dict[str, Any] = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}
+_NARROW = GRADIENTS[:2]
+
+# With the rates below, parameters are exact in bfloat16. No zeros: where the gradient is always zero, weights decay
+# until they are subnormal numbers, which processors can be slow with.
+_VALUES = np.array([-3, -2, -1, 1, 2, 3], np.float32)
+_NO_RESULT = 99
+_MOMENTUM = 0.5
+_RATES = {"gradient_scale": 0.5, "weight_decay": 0.25, "factor": 0.5, "inner_rate": 0.25, "outer_rate": 1.0}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a kernel has to give.
+
+    Attributes
+    ----------
+    arrays : mapping
+        By the names of the arrays that it writes, their values as float32.
+    addends : array or None
+        What the number that it returns adds up; None where it returns none.
+    """
+
+    arrays: Mapping[str, Values]
+    addends: Values | None = None
+
+
+class Launch(Protocol):
+    """A kernel, or a copy, on a CUDA device with all that it needs there."""
+
+    def run(self) -> Sequence[float]:
+        """Launch it, and wait for the number that it works out, if there is one."""
+        ...
+
+    def microseconds(self, repeats: int) -> float:
+        """Launch it so many times in a row, and give the time of one by the clock of the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel on gradients of one element type.
+
+    Attributes
+    ----------
+    name, dtype : str
+        Which.
+    arrays : mapping
+        The element types of its arrays by name, in the order of their addresses in `call`.
+    reads, writes : sequence of str
+        Which arrays go from and to memory.
+    call : callable
+        Told the SIMD level, the addresses of the arrays and the number of elements; gives what the kernel returns.
+    prepare : callable
+        Told the addresses, on a device, and the number of elements; gives its twin, ready to be launched there.
+    expect : callable
+        The reference: told the values of all arrays as float32.
+    spoils : bool
+        Whether its input has infinities and NaN.
+    """
+
+    name: str
+    dtype: str
+    arrays: Mapping[str, str]
+    reads: Sequence[str]
+    writes: Sequence[str]
+    call: Callable[[str, Sequence[int], int], float | None]
+    prepare: Callable[[Sequence[int], int], Launch]
+    expect: Callable[[Mapping[str, Values]], Expected]
+    spoils: bool = False
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written for each element."""
+        return sum(item_size(self.arrays[name]) for name in chain(self.reads, self.writes))
+
+    def fresh(self, length: int, seed: int) -> dict[str, Values]:
+        """Draw values for all arrays, as float32; what is only written holds what is no result."""
+        random = np.random.default_rng(seed)
+        blocks = {name: random.choice(_VALUES, length) for name in self.arrays}
+        for name in set(self.arrays) - set(self.reads):
+            blocks[name][:] = _NO_RESULT
+        if self.spoils:
+            bad = np.array([np.inf, -np.inf, np.nan], np.float32)
+            for block in blocks.values():
+                block[:] = np.where(random.random(length) < 0.01, random.choice(bad, length), block)
+        return blocks
+
+
+def item_size(dtype: str) -> int:
+    """Give the bytes of one element."""
+    return int(np.dtype(_STORAGE[dtype]).itemsize)
+
+
+def stored(values: Values, dtype: str) -> Values:
+    """Write float32 values, which have to be exact in an element type, as it stores them."""
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(_STORAGE[dtype], copy=False)
+
+
+def active_level() -> str:
+    """Name the SIMD level that the library uses."""
+    return str(_compute().active_level())
+
+
+def plain_copy(level: str, destination: int, source: int, size: int) -> None:
+    """Copy memory with memcpy, which kernels are compared with."""
+    _compute().copy(level, destination, source, size)
+
+
+@cache
+def _compute() -> Any:
+    return load_core().compute
+
+
+@cache
+def _prepared() -> Any:
+    return load_core().cuda.prepared
+
+
+def _reduce(dtype: str, number: int = 2) -> Kernel:
+    sources = tuple(f"source {place}" for place in range(number))
+    return Kernel(
+        "reduce" if number == 2 else f"reduce of {number}",
+        dtype,
+        {**dict.fromkeys(sources, dtype), "sum": dtype},
+        sources,
+        ("sum",),
+        lambda level, at, count: _compute().reduce(level, at[number:], at[:number], count, dtype, "sum"),
+        lambda at, count: _prepared().reduce(at[number:], at[:number], count, dtype, "sum"),
+        lambda values: Expected({"sum": np.stack([values[name] for name in sources]).sum(axis=0)}),
+    )
+
+
+def _cast(source: str, target: str) -> Kernel:
+    return Kernel(
+        f"cast to {target}",
+        source,
+        {"source": source, "target": target},
+        ("source",),
+        ("target",),
+        lambda level, at, count: _compute().cast(level, at[1], target, at[0], source, count),
+        lambda at, count: _prepared().cast(at[1], target, at[0], source, count),
+        lambda values: Expected({"target": values["source"]}),
+    )
+
+
+def _count_nonfinite(dtype: str) -> Kernel:
+    return Kernel(
+        "count_nonfinite",
+        dtype,
+        {"gradient": dtype},
+        ("gradient",),
+        (),
+        lambda level, at, count: _compute().count_nonfinite(level, at[0], dtype, count),
+        lambda at, count: _prepared().count_nonfinite(at[0], dtype, count),
+        lambda values: Expected({}, ~np.isfinite(values["gradient"])),
+        spoils=True,
+    )
+
+
+def _hold_back(dtype: str, *, streaming: bool) -> Kernel:
+    def expect(values: Mapping[str, Values]) -> Expected:
+        held = values["gradient"] + values["held"]
+        return Expected({"gradient": np.zeros_like(held), "next_held": held * np.float32(_MOMENTUM)}, np.abs(held))
+
+    return Kernel(
+        "hold_back streaming" if streaming else "hold_back",
+        dtype,
+        {"gradient": dtype, "held": "float32", "next_held": "float32"},
+        ("gradient", "held"),
+        ("gradient", "next_held"),
+        lambda level, at, count: _compute().hold_back(level, at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming),
+        lambda at, count: _prepared().hold_back([(*at, count, 1.0, _MOMENTUM)], dtype),
+        expect,
+    )
+
+
+def _gather(dtype: str) -> Kernel:
+    def expect(values: Mapping[str, Values]) -> Expected:
+        sent = values["gradient"] + values["held"]
+        return Expected({"buffer": sent}, np.abs(sent))
+
+    return Kernel(
+        "gather",
+        dtype,
+        {"gradient": dtype, "held": "float32", "buffer": dtype},
+        ("gradient", "held"),
+        ("buffer",),
+        lambda level, at, count: _compute().gather(level, at[0], dtype, *at[1:], count),
+        lambda at, count: _prepared().gather([(*at, count, 1.0)], dtype),
+        expect,
+    )
+
+
+def _scatter(dtype: str) -> Kernel:
+    return Kernel(
+        "scatter",
+        dtype,
+        {"gradient": dtype, "buffer": dtype},
+        ("buffer",),
+        ("gradient",),
+        lambda level, at, count: _compute().scatter(level, at[0], dtype, at[1], count),
+        lambda at, count: _prepared().scatter([(*at, count, 1.0)], dtype),
+        lambda values: Expected({"gradient": values["buffer"]}, np.abs(values["buffer"])),
+    )
+
+
+def _sum_of_squares(dtype: str) -> Kernel:
+    return Kernel(
+        "sum_of_squares",
+        dtype,
+        {"gradient": dtype},
+        ("gradient",),
+        (),
+        lambda level, at, count: _compute().sum_of_squares(level, at[0], dtype, count),
+        lambda at, count: _prepared().sum_of_squares([(at[0], count, 1.0)], dtype),
+        lambda values: Expected({}, values["gradient"] ** 2),
+    )
+
+
+def _momentum_step(dtype: str, copy: str | None) -> Kernel:
+    def expect(values: Mapping[str, Values]) -> Expected:
+        rate = {name: np.float32(number) for name, number in _RATES.items()}
+        direction = values["gradient"] * rate["gradient_scale"] + rate["weight_decay"] * values["weight"]
+        momentum = rate["factor"] * values["momentum"] + rate["inner_rate"] * direction
+        weight = values["weight"] - rate["outer_rate"] * momentum
+        return Expected({"weight": weight, "momentum": momentum} | ({"parameter": weight} if copy else {}))
+
+    def call(level: str, at: Sequence[int], count: int) -> None:
+        parameter = {"parameter": at[3], "parameter_dtype": copy} if copy else {}
+        _compute().momentum_step(level, at[0], at[1], dtype, at[2], count, **parameter, **_RATES)
+
+    def prepare(at: Sequence[int], count: int) -> Launch:
+        parameter = (at[3], copy) if copy else (0, dtype)
+        launch: Launch = _prepared().momentum_step([(at[0], *parameter, at[1], at[2], count, *_RATES.values())], dtype)
+        return launch
+
+    copies = {"parameter": copy} if copy else {}
+    return Kernel(
+        "momentum_step to 16 bits" if copy else "momentum_step",
+        dtype,
+        {"weight": "float32", "gradient": dtype, "momentum": "float32", **copies},
+        ("weight", "gradient", "momentum"),
+        ("weight", "momentum", *copies),
+        call,
+        prepare,
+        expect,
+    )
+
+
+KERNELS = (
+    *(_reduce(dtype) for dtype in GRADIENTS),
+    *(_cast("float32", dtype) for dtype in _NARROW),
+    *(_cast(dtype, "float32") for dtype in _NARROW),
+    *(_count_nonfinite(dtype) for dtype in GRADIENTS),
+    *(_hold_back(dtype, streaming=False) for dtype in GRADIENTS),
+    *(_hold_back(dtype, streaming=True) for dtype in GRADIENTS),
+    *(_gather(dtype) for dtype in GRADIENTS),
+    *(_scatter(dtype) for dtype in GRADIENTS),
+    *(_sum_of_squares(dtype) for dtype in GRADIENTS),
+    *(_momentum_step(dtype, None) for dtype in GRADIENTS),
+    *(_momentum_step(dtype, dtype) for dtype in _NARROW),
+)
+
+# A device has no streaming stores to choose. It reduces what several ranks have put into its memory.
+DEVICE_KERNELS = (
+    *(_reduce(dtype, number) for number in (2, 4, 8) for dtype in GRADIENTS),
+    *(_cast(source, target) for target in GRADIENTS for source in GRADIENTS if source != target),
+    *(kernel for kernel in KERNELS if kernel.name.partition(" ")[0] not in ("reduce", "cast", "hold_back")),
+    *(_hold_back(dtype, streaming=False) for dtype in GRADIENTS),
+)

@@ -1,0 +1,117 @@
+"""Measuring the compute kernels on a CUDA device: as on the processor, with the memory and the clock of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradientflow._location import load_core
+
+from ..core.data import Values
+from ..core.device import address
+from ..core.measure import Samples, fitting_iterations
+from .check import Trial
+from .columns import KernelResult, summarise_kernel
+from .contestants import Kernel, Launch, stored
+from .plan import KernelsPlan, count_of
+
+_SHORTEST_US = 4000.0  # that a timed series of launches should take: the first of it waits for the host
+_WARM_UP = 3
+
+
+class DeviceKernelBench:
+    """The memory of one size on the current device, and measuring kernels in it.
+
+    Parameters
+    ----------
+    plan : KernelsPlan
+        Says what the memory has to be enough for.
+    size : int
+        The size.
+    """
+
+    def __init__(self, plan: KernelsPlan, size: int) -> None:
+        self._cuda: Any = load_core().cuda
+        self.size = size
+        self._count = count_of(size)
+        self._arrays = [self._cuda.Memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]
+        half = max(kernel.moved for kernel in plan.kernels) * self._count // 2
+        self._copies = self._cuda.Memory(half), self._cuda.Memory(half)
+
+    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
+        """Check a kernel on fresh random data, then time it beside a copy, on the device, of as many bytes.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            What to run.
+        seconds : float
+            The time to spend, roughly.
+
+        Returns
+        -------
+        KernelResult
+            The record.
+        """
+        addresses = [memory.address for memory in self._arrays[: len(kernel.arrays)]]
+        launch = kernel.prepare(addresses, self._count)
+        wrong = self._check(kernel, addresses, launch)
+        target, source = (memory.address for memory in self._copies)
+        copy = self._cuda.prepared.copy(target, source, kernel.moved * self._count // 2)
+        times = np.zeros((2, 0), np.int64) if wrong else take_device_times((launch, copy), seconds)
+        return summarise_kernel(kernel, "none", self.size, self._count, wrong, times, "cuda")
+
+    def _check(self, kernel: Kernel, addresses: Sequence[int], launch: Launch) -> int:
+        """Run a kernel on fresh values and count what is wrong afterwards; the host has one array at a time."""
+        trial = Trial(kernel, self._count)
+        for (name, dtype), place in zip(kernel.arrays.items(), addresses, strict=True):
+            host = self._host_array(dtype)
+            trial.fill(name, host)
+            self._copy(place, address(host), host.nbytes)
+        numbers = launch.run()
+        wrong = int(trial.is_wrong(numbers[0] if numbers else None))
+        for (name, dtype), place in zip(kernel.arrays.items(), addresses, strict=True):
+            host = self._host_array(dtype)
+            self._copy(address(host), place, host.nbytes)
+            wrong += trial.differing(name, host)
+        return wrong
+
+    def _host_array(self, dtype: str) -> Values:
+        return np.empty(self._count, stored(np.zeros(1, np.float32), dtype).dtype)
+
+    def _copy(self, target: int, source: int, size: int) -> None:
+        self._cuda.copy(target, source, size)
+        self._cuda.synchronize()
+
+
+def take_device_times(launches: Sequence[Launch], seconds: float) -> Samples:
+    """Time launches side by side by the device's clock, in an order that changes from one iteration to the next.
+
+    A sample is the mean of a series, long enough to hide how the first launch of it comes to the device. What the
+    others wait for the host shows where they are shorter than that.
+
+    Parameters
+    ----------
+    launches : sequence of Launch
+        What to time.
+    seconds : float
+        The time to spend, roughly.
+
+    Returns
+    -------
+    array
+        Nanoseconds of one launch, [launch, iteration].
+    """
+    for launch in launches:
+        launch.microseconds(_WARM_UP)
+    round_us = max(sum(launch.microseconds(_WARM_UP) for launch in launches), 1e-3)
+    repeats = max(int(_SHORTEST_US * len(launches) / round_us), 1)
+    iterations = fitting_iterations(seconds, round_us * repeats / 1e6)
+    samples = np.empty((len(launches), iterations), np.int64)
+    random = np.random.default_rng(iterations)
+    for iteration in range(iterations):
+        for number in random.permutation(len(launches)).tolist():
+            samples[number, iteration] = round(launches[number].microseconds(repeats) * 1e3)
+    return samples

@@ -1,0 +1,91 @@
+"""What ``gradientflow bench kernels`` measures: its options as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.device import check_device
+from ..core.plan import DEVICES, PlanError, check_choices, check_memory, check_time, format_size
+from .contestants import DEVICE_KERNELS, KERNELS, Kernel
+
+KERNELS_OF = {"cpu": KERNELS, "cuda": DEVICE_KERNELS}
+NAMES_OF = {device: tuple(dict.fromkeys(kernel.name for kernel in kernels)) for device, kernels in KERNELS_OF.items()}
+NAMES = NAMES_OF["cpu"]
+
+# In a cache near the core, in one shared, and in memory; and where a launch takes longer than the work, in the second
+# level cache, and in memory.
+DEFAULT_SIZES = {"cpu": "1M,24M,256M", "cuda": "64K,4M,256M"}
+
+_ITEM = 4  # bytes of a float32
+
+
+@dataclass(frozen=True)
+class KernelsPlan:
+    """One run of ``gradientflow bench kernels``.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
+    names : tuple of str, optional
+        The kernels to measure; all of the device by default.
+    device : str
+        Where they run.
+    seconds : float
+        The time to spend on each size, roughly.
+    """
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+    device: str = "cpu"
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--device", (self.device,), DEVICES)
+        if self.names is not None:
+            check_choices("--kernels", self.names, NAMES_OF[self.device])
+        check_time(None, self.seconds)
+        if not self.sizes:
+            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES[self.device]}")
+        for size in self.sizes:
+            if size % _ITEM:
+                raise PlanError(f"{size} bytes is not a whole number of float32 elements ({_ITEM} bytes each)")
+        # Of a device's memory nobody knows how much is free before it is asked for; the host has one array at a time.
+        needed = self.buffer_bytes(max(self.sizes)) if self.device == "cpu" else max(self.sizes)
+        check_memory(needed, f"{format_size(max(self.sizes))} of gradients need", "smaller --sizes", " of buffers")
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Nobody: the copies are part of every measurement."""
+        return ()
+
+    @property
+    def blocks(self) -> list[tuple[int, Kernel]]:
+        """What is measured together: a kernel and a copy at one size."""
+        return [(size, kernel) for size in self.sizes for kernel in self.kernels]
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return len(self.blocks)
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse a device that is not there."""
+        check_device(self.device)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels to measure, with every element type."""
+        kernels = KERNELS_OF[self.device]
+        return [kernel for kernel in kernels if self.names is None or kernel.name in self.names]
+
+    def buffer_bytes(self, size: int) -> int:
+        """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy beside it."""
+        arrays = max(len(kernel.arrays) for kernel in self.kernels) * size
+        return arrays + max(kernel.moved for kernel in self.kernels) * count_of(size)
+
+
+def count_of(size: int) -> int:
+    """Give the number of gradients of a size."""
+    return size // _ITEM

@@ -1,0 +1,53 @@
+"""Bandwidths of the compute kernels, as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.plan import format_size
+from ..core.plot import OTHER_COLOUR
+from .columns import KernelResult
+
+_COLOURS = {"float32": "#0b5fa5", "float16": "#2a9d8f", "bfloat16": "#7a4fb5"}
+_COPY_COLOUR = "#d1495b"
+
+
+def draw(figure: Any, results: Sequence[KernelResult]) -> str:
+    """Draw the bandwidth of each kernel, and of the copy beside it, for each size."""
+    right = [result for result in results if result.bandwidth_GBps]
+    sizes = list(dict.fromkeys(result.bytes for result in right))
+    kernels = list(dict.fromkeys((result.kernel, result.dtype) for result in right))
+    figure.set_size_inches(2.5 + 4 * max(len(sizes), 1), 1.6 + 0.24 * len(kernels))
+    panels = figure.subplots(1, max(len(sizes), 1), sharey=True, squeeze=False)[0]
+    for axes, size in zip(panels, sizes, strict=False):
+        _draw(axes, size, kernels, [result for result in right if result.bytes == size])
+    if sizes:
+        panels[0].set_yticks(range(len(kernels)), [f"{name}, {dtype}" for name, dtype in kernels])
+        panels[0].invert_yaxis()
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=1, fontsize=8, frameon=False)
+    return "Medians."
+
+
+def _draw(axes: Any, size: int, kernels: Sequence[tuple[str, str]], results: Sequence[KernelResult]) -> None:
+    places = [kernels.index((result.kernel, result.dtype)) for result in results]
+    bars = axes.barh(
+        places,
+        [result.bandwidth_GBps or 0.0 for result in results],
+        0.7,
+        color=[_COLOURS.get(result.dtype, OTHER_COLOUR) for result in results],
+    )
+    axes.bar_label(bars, [f"{result.ratio:.2f}" for result in results], padding=2, fontsize=7)
+    axes.plot(
+        [result.copy_GBps or 0.0 for result in results],
+        places,
+        "|",
+        color=_COPY_COLOUR,
+        markersize=9,
+        markeredgewidth=1.5,
+        label="a plain copy of as many bytes, read and written; the number is the kernel's bandwidth over it",
+    )
+    axes.margins(x=0.12)
+    axes.set_xlabel("GB/s, read and written")
+    axes.set_title(f"{format_size(size)} of float32 gradients")

@@ -1,0 +1,177 @@
+"""Measuring the compute kernels as planned: for each size and kernel fill, run, check, and time beside a copy."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.data import Values
+from ..core.device import address, device_facts
+from ..core.measure import Samples, fitting_iterations
+from ..core.peers import Peer
+from ..core.plan import format_size
+from ..core.session import Session
+from .check import Trial
+from .columns import KernelResult, summarise_kernel
+from .contestants import Kernel, active_level, plain_copy, stored
+from .device import DeviceKernelBench
+from .plan import KernelsPlan, count_of
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+Block = tuple[int, Kernel]
+
+_LINE = 64
+_SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter calls are made several times in it
+_WARM_UP = 2
+
+
+class KernelsSession(Session[Block, Any, KernelResult]):
+    """One process measures the kernels; a block is one of them at one size."""
+
+    def __init__(self, comm: Communicator, plan: KernelsPlan, *observers: Any) -> None:
+        super().__init__(comm, plan, *observers)
+        self.outcome.facts = device_facts(plan.device)
+        self._bench: KernelBench | DeviceKernelBench | None = None
+
+    def place(self, block: Block) -> str:
+        """Name a size and a kernel."""
+        size, kernel = block
+        return f"{format_size(size)} {kernel.name} {kernel.dtype}"
+
+    def measure(self, block: Block, peers: Sequence[Peer]) -> None:
+        """Measure a kernel, in the same memory as those before it of the same size."""
+        size, kernel = block
+        if self._bench is None or self._bench.size != size:
+            self._bench = None  # gives its memory back
+            on_device = self.plan.device == "cuda"
+            self._bench = (
+                DeviceKernelBench(self.plan, size) if on_device else KernelBench(self.plan, size, active_level())
+            )
+        result = self._bench.measure(kernel, self.plan.seconds / len(self.plan.kernels))
+        self.outcome.results.append(result)
+        if result.wrong:
+            where = f"{kernel.name} of {kernel.dtype} at {format_size(size)}"
+            self.outcome.remark(f"WRONG: {where}: {result.wrong} wrong elements and sums.")
+        self.done += 1
+
+
+class KernelBench:
+    """The memory of one size, and measuring kernels in it on one core.
+
+    Parameters
+    ----------
+    plan : KernelsPlan
+        Says what the memory has to be enough for.
+    size : int
+        The size.
+    level : str
+        The SIMD level.
+    """
+
+    def __init__(self, plan: KernelsPlan, size: int, level: str) -> None:
+        self.size = size
+        self._count = count_of(size)
+        self._level = level
+        self._arrays = [_memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]
+        half = max(kernel.moved for kernel in plan.kernels) * self._count // 2
+        self._copies = _memory(half), _memory(half)
+
+    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
+        """Check a kernel on fresh random data, then time it beside a copy of as many bytes.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            What to run.
+        seconds : float
+            The time to spend, roughly.
+
+        Returns
+        -------
+        KernelResult
+            The record.
+        """
+        views = {
+            name: memory[: self._count * stored_item.itemsize].view(stored_item)
+            for (name, stored_item), memory in zip(_storage(kernel).items(), self._arrays, strict=False)
+        }
+        addresses = [address(view) for view in views.values()]
+
+        def call() -> float | None:
+            return kernel.call(self._level, addresses, self._count)
+
+        wrong = self._check(kernel, views, call)
+        half = kernel.moved * self._count // 2
+        target, source = (address(memory) for memory in self._copies)
+        contestants = call, lambda: plain_copy(self._level, target, source, half)
+        times = np.zeros((2, 0), np.int64) if wrong else take_times(contestants, seconds)
+        return summarise_kernel(kernel, self._level, self.size, self._count, wrong, times)
+
+    def _check(self, kernel: Kernel, views: Mapping[str, Values], call: Callable[[], float | None]) -> int:
+        """Run a kernel on fresh values and count what is wrong afterwards."""
+        trial = Trial(kernel, self._count)
+        for name, view in views.items():
+            trial.fill(name, view)
+        wrong = int(trial.is_wrong(call()))
+        return wrong + sum(trial.differing(name, view) for name, view in views.items())
+
+
+def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
+    """Time calls side by side, in an order that changes from one iteration to the next.
+
+    Parameters
+    ----------
+    contestants : sequence of callable
+        What to time.
+    seconds : float
+        The time to spend, roughly.
+
+    Returns
+    -------
+    array
+        Nanoseconds of a call, [contestant, iteration].
+    """
+    for contestant in contestants:
+        for _ in range(_WARM_UP):
+            contestant()
+    start = time.perf_counter()
+    for contestant in contestants:
+        contestant()
+    round_seconds = time.perf_counter() - start
+    repeats = max(int(_SHORTEST * len(contestants) / max(round_seconds, 1e-9)), 1)
+    iterations = fitting_iterations(seconds, round_seconds * repeats)
+    samples = np.empty((len(contestants), iterations), np.int64)
+    random = np.random.default_rng(iterations)
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        for iteration in range(iterations):
+            for number in random.permutation(len(contestants)).tolist():
+                contestant = contestants[number]
+                begin = time.perf_counter_ns()
+                for _ in range(repeats):
+                    contestant()
+                samples[number, iteration] = (time.perf_counter_ns() - begin) // repeats
+    finally:
+        if collected:
+            gc.enable()
+    return samples
+
+
+def _storage(kernel: Kernel) -> dict[str, np.dtype[np.generic]]:
+    """Give how the arrays of a kernel are stored."""
+    return {name: stored(np.zeros(1, np.float32), dtype).dtype for name, dtype in kernel.arrays.items()}
+
+
+def _memory(size: int) -> Values:
+    """Make memory that begins at a cache line and has been written to, so that it is there."""
+    raw = np.zeros(size + _LINE, np.uint8)
+    raw.fill(1)
+    start = -address(raw) % _LINE
+    return raw[start : start + size]

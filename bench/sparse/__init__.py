@@ -1,0 +1,1 @@
+"""Sparse communication: all gradients of a model, dense and by important chunks."""

@@ -1,0 +1,132 @@
+"""What to measure: the options of ``gradientflow bench sparse`` as one checked value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..core.plan import (
+    PEERS,
+    WIRES,
+    PlanError,
+    check_choices,
+    check_densities,
+    check_memory,
+    check_ranks,
+    check_time,
+    parse_list,
+    parse_sizes,
+)
+from ..core.shapes import MODELS, Model
+
+DEFAULT_DENSITIES = "1,0.3,0.15,0.1,0.05,0.01"
+DEFAULT_CHUNKS = "4K,32K"
+
+DTYPE = "float32"
+_ITEM = 4
+_TENSORS = 16  # of a model that is only a number of elements
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """One run of ``gradientflow bench sparse``.
+
+    Attributes
+    ----------
+    models : tuple of Model
+        Whose gradients are exchanged.
+    densities : tuple of float
+        The shares of the chunks that are sent.
+    chunk_sizes : tuple of int
+        Elements of a chunk.
+    momentum : float
+        What is held back is multiplied by it.
+    wires : tuple of str
+        What ours rounds values to where they travel between nodes, each a variant.
+    peers : tuple of str
+        Whose allreduce of all gradients to compare with.
+    iterations : int or None
+        Timed steps of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend on each model and chunk size, roughly.
+    """
+
+    models: tuple[Model, ...]
+    densities: tuple[float, ...]
+    chunk_sizes: tuple[int, ...]
+    momentum: float = 0.9
+    wires: tuple[str, ...] = (DTYPE,)
+    peers: tuple[str, ...] = ("mpi",)
+    iterations: int | None = None
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--wire", self.wires, WIRES)
+        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
+        if not self.models:
+            raise PlanError(f"--model names nothing: choose from {', '.join(MODELS)}")
+        if not self.chunk_sizes:
+            raise PlanError(f"--chunk names nothing: write for example {DEFAULT_CHUNKS}")
+        check_densities(self.densities)
+        if not 0 <= self.momentum <= 1:
+            raise PlanError(f"--momentum needs a number from 0 to 1, not {self.momentum:g}")
+        check_time(self.iterations, self.seconds)
+
+    @property
+    def blocks(self) -> list[tuple[Model, int]]:
+        """What is measured together: each model with each chunk size."""
+        return [(model, chunk_size) for model in self.models for chunk_size in self.chunk_sizes]
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return len(self.blocks)
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way."""
+        check_ranks(ranks)
+        largest = max(self.models, key=lambda model: model.parameters)
+        # Gradients, twice what is held back, and the buffer of the first iteration, which is dense; and for the check.
+        copies = len(self.wires) * (1 + 4 * len(self.densities)) + len(self.peers) + 6
+        if on_this_machine:
+            check_memory(
+                ranks * copies * largest.parameters * _ITEM,
+                f"the gradients of {largest.title} with {len(self.densities)} densities and {ranks} ranks need",
+                "fewer --density or --wire, or a smaller --model",
+            )
+
+
+def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:
+    """Read what to exchange: models by name, or in their place numbers of elements.
+
+    Parameters
+    ----------
+    names : str
+        Of `MODELS`, separated by commas.
+    elements : str or None
+        Such as ``6M,100000``.
+
+    Returns
+    -------
+    tuple of Model
+        In the order given.
+    """
+    if elements is not None:
+        return tuple(_model_of(count) for count in parse_sizes(elements))
+    chosen = parse_list(names)
+    check_choices("--model", chosen, tuple(MODELS))
+    return tuple(MODELS[name] for name in chosen)
+
+
+def chunks_sent(density: float, chunks: int) -> int:
+    """Give how many of so many chunks are sent."""
+    return math.ceil(density * chunks - 1e-9)
+
+
+def _model_of(elements: int) -> Model:
+    """Divide so many elements among tensors of equal size, and a shorter one at the end of backpropagation."""
+    length = -(-elements // _TENSORS)
+    whole, rest = divmod(elements, length)
+    shapes = ((rest,),) * (rest > 0) + ((length,),) * whole
+    return Model(str(elements), f"{elements:,} elements", shapes)

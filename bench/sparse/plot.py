@@ -1,0 +1,66 @@
+"""Step time and bytes against density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.peers import OURS
+from ..core.plan import format_size
+from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS
+from .columns import SparseResult
+from .contestants import CSC
+
+
+def draw(figure: Any, results: Sequence[SparseResult]) -> str:
+    """Draw, for each model, the time of a step and the bytes that a rank sends, against density; dense is level."""
+    right = [result for result in results if result.median_us]
+    models = list(dict.fromkeys(result.model for result in right))
+    figure.set_size_inches(12, 4 * max(len(models), 1) + 0.5)
+    for row, model in enumerate(models):
+        block = [result for result in right if result.model == model]
+        times, sent = (figure.add_subplot(len(models), 2, 2 * row + side) for side in (1, 2))
+        times.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: a step, ms")
+        _draw(times, block, lambda result: (result.refill_median_us or 0.0) / 1e3)
+        times.legend(fontsize=7, frameon=False)
+        is_sent = any(_megabytes(result) for result in block)
+        sent.set_title("sent by a rank in a step, 10^6 bytes" if is_sent else "nothing is sent inside a node")
+        _draw(sent, block, _megabytes)
+    return "Writing the gradients and exchanging them; medians of the slowest rank's times."
+
+
+def _megabytes(result: SparseResult) -> float:
+    sent = result.bytes_sent if result.bytes_sent is not None else result.bytes_reported
+    return (sent or 0) / 1e6
+
+
+def _draw(axes: Any, results: Sequence[SparseResult], height: Callable[[SparseResult], float]) -> None:
+    sparse = [result for result in results if result.method == CSC]
+    lines = list(dict.fromkeys((result.chunk_size, result.wire) for result in sparse))
+    for number, (chunk_size, wire) in enumerate(lines):
+        line = sorted(
+            (result for result in sparse if (result.chunk_size, result.wire) == (chunk_size, wire)),
+            key=lambda result: result.density or 0.0,
+        )
+        axes.plot(
+            [result.density or 0.0 for result in line],
+            [height(result) for result in line],
+            marker="o",
+            markersize=3,
+            color=OUR_COLOURS[number % len(OUR_COLOURS)],
+            label=f"chunks of {format_size(chunk_size)}, {wire}",
+        )
+    dense = {(result.backend, result.wire): result for result in results if result.method != CSC and height(result)}
+    for (backend, wire), result in dense.items():
+        axes.axhline(
+            height(result),
+            color="#222222" if backend == OURS else PEER_COLOURS.get(backend, OTHER_COLOUR),
+            linestyle="--" if wire == result.dtype else ":",
+            linewidth=1,
+            label=f"dense, {'ours' if backend == OURS else backend}, {wire}",
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda density, _: f"{density:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("density")
+    axes.grid(visible=True, alpha=0.3)

@@ -1,0 +1,151 @@
+"""Coarse-grained sparse communication in NumPy, straight from its definition, to compare the pool with.
+
+The reference of a rank needs no communication: every rank can produce the gradients of all. It covers a range of whole
+chunks, so that the ranks can divide the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.data import Source, Values
+from .plan import chunks_sent
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the gradients lie in memory.
+
+    Attributes
+    ----------
+    places : sequence of (int, int)
+        Where each tensor begins and ends, in elements; what lies between them is zero.
+    elements : int
+        All of them, with what lies between the tensors.
+    chunk_size : int
+        Elements of a chunk; the last one may be shorter.
+    """
+
+    places: Sequence[tuple[int, int]]
+    elements: int
+    chunk_size: int
+
+    @property
+    def chunks(self) -> int:
+        """How many there are."""
+        return -(-self.elements // self.chunk_size)
+
+    def range_of(self, chunks: range) -> tuple[int, int]:
+        """Give the elements of chunks that follow each other."""
+        begin, end = (min(chunk * self.chunk_size, self.elements) for chunk in (chunks.start, chunks.stop))
+        return begin, end
+
+
+class PaddedSource:
+    """Gradients laid out in memory, with zeros between the tensors.
+
+    Parameters
+    ----------
+    source : Source
+        Gives all other values.
+    layout : Layout
+        Where the tensors lie.
+    """
+
+    def __init__(self, source: Source, layout: Layout) -> None:
+        self._source = source
+        ends = [0, *(end for _, end in layout.places)]
+        begins = [*(begin for begin, _ in layout.places), layout.elements]
+        self._gaps = [(end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end]
+
+    def values(self, rank: int, begin: int, end: int) -> Values:
+        """Give elements ``[begin, end)`` of one rank's gradients."""
+        values = self._source.values(rank, begin, end) if end > begin else np.zeros(0, np.float32)
+        for first, after in self._gaps:
+            if first < end and after > begin:
+                values[max(first - begin, 0) : after - begin] = 0
+        return values
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration is to do with the chunks of a reference.
+
+    Attributes
+    ----------
+    mean : array
+        The gradient that the update uses: the means of what is sent, zeros elsewhere.
+    magnitude : array
+        The means of the absolute values of what is added up for it, which bound its rounding.
+    norms : array
+        By chunk: the L1 norms, summed over the ranks; those of chunks that are sent are of the mean.
+    """
+
+    mean: Doubles
+    magnitude: Doubles
+    norms: Doubles
+
+
+class Reference:
+    """The iterations of some ranks on some of the chunks.
+
+    Parameters
+    ----------
+    layout : Layout
+        The chunks.
+    chunks : range
+        Which of them.
+    ranks : sequence of int
+        Whose gradients; all of them where means are asked for.
+    momentum : float
+        What is held back is multiplied by it.
+
+    Attributes
+    ----------
+    held : dict of int to array
+        What each rank holds back.
+    """
+
+    def __init__(self, layout: Layout, chunks: range, ranks: Sequence[int], momentum: float) -> None:
+        self._begin, self._end = layout.range_of(chunks)
+        self._chunks, self._size = chunks, layout.chunk_size
+        self._momentum = np.float32(momentum)
+        self.held: dict[int, Floats] = {rank: np.zeros(self._end - self._begin, np.float32) for rank in ranks}
+
+    def iterate(self, source: Source, important: Flags) -> Iteration:
+        """Make an iteration that sends the important ones of all chunks."""
+        own = important[self._chunks.start : self._chunks.stop]
+        sent = np.repeat(own, self._size)[: self._end - self._begin]
+        total, magnitude = np.zeros((2, self._end - self._begin), np.float64)
+        norms = np.zeros(len(own), np.float64)
+        for rank, held in self.held.items():
+            gradient = source.values(rank, self._begin, self._end) + held
+            total += gradient
+            magnitude += np.abs(gradient)
+            norms += self._norms(gradient)
+            self.held[rank] = np.where(sent, np.float32(0), self._momentum * gradient)
+        ranks = len(self.held)
+        mean = np.where(sent, total / ranks, 0.0)
+        return Iteration(mean, magnitude / ranks, np.where(own, ranks * self._norms(mean), norms))
+
+    def _norms(self, values: NDArray[Any]) -> Doubles:
+        if not len(values):
+            return np.zeros(0, np.float64)
+        starts = np.arange(0, len(values), self._size)
+        return np.add.reduceat(np.abs(values), starts, dtype=np.float64)
+
+
+def choose(norms: Doubles, density: float) -> Flags:
+    """Choose the next important chunks: those with the largest norms, and of equal ones the first."""
+    important = np.zeros(len(norms), bool)
+    important[np.argsort(-norms, kind="stable")[: chunks_sent(density, len(norms))]] = True
+    return important

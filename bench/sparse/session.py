@@ -1,0 +1,203 @@
+"""Measuring sparse communication."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.case import Case
+from ..core.data import RandomSource, Source, Values, alphabet, count_beyond_rounding
+from ..core.measure import Steps, Times, sum_over_ranks
+from ..core.peers import Peer
+from ..core.session import Session
+from ..core.shapes import Model
+from ..core.traffic import Traffic
+from ..kernels.columns import KernelResult
+from ..kernels.contestants import KERNELS, active_level
+from ..kernels.plan import KernelsPlan
+from ..kernels.session import KernelBench
+from .columns import SparseResult, Traced, summarise_sparse
+from .contestants import SparseContestant, sparse_contestants
+from .plan import DTYPE, SparsePlan
+from .reference import Flags, Layout, PaddedSource, Reference, choose
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+Block = tuple[Model, int]
+
+_COUNTED_STEPS = 3  # in which bytes are counted
+_CHECKED_STEPS = 3  # dense; the first sparse one; and one that sends what was held back before
+_KERNELS = ("hold_back", "gather", "scatter")
+_KERNEL_SECONDS = 0.5  # for each
+_LARGEST = 15  # of the values of a check, over the number of ranks: norms are exact, too
+
+
+class SparseSession(Session[Block, SparseContestant, SparseResult]):
+    """All ranks exchange the gradients of models; a block is a model and a chunk size."""
+
+    warm_up = 2  # the first iteration of a sparse pool is dense
+
+    def __init__(self, comm: Communicator, plan: SparsePlan, *observers: Any, **further: Any) -> None:
+        super().__init__(comm, plan, *observers, **further)
+        self._traffic = Traffic(comm)
+
+    def place(self, block: Block) -> str:
+        """Name a model."""
+        return block[0].title
+
+    def title(self, block: Block) -> str:
+        """Name a model and a chunk size."""
+        return f"sparse {block[0].title}, chunks of {block[1]}"
+
+    def case(self, block: Block) -> Case:
+        """Give the allreduce of all gradients."""
+        size, comm = 4 * block[0].parameters, self.comm
+        return Case("allreduce", size, DTYPE, "mean", comm.size, comm.rank, self.plan.wires)
+
+    def contestants(self, block: Block, case: Case, peers: Sequence[Peer]) -> Iterator[SparseContestant]:
+        """Make all contestants."""
+        return sparse_contestants(self.comm, case, *block, self.plan, peers)
+
+    def parts(self, case: Case, contestant: SparseContestant) -> list[Case]:
+        """Give the allreduce of each tensor."""
+        return [replace(case, size=tensor.nbytes) for tensor in contestant.inputs]
+
+    def steps(self, case: Case, contestant: SparseContestant, block_length: int) -> Steps:
+        """Write tensors one by one."""
+        return contestant.exchange.steps(block_length)
+
+    def end(self) -> None:
+        """Measure on rank 0, while the others wait, what works on chunks, on as many gradients as each model has."""
+        self.observe("chunk kernels")
+        found: list[KernelResult] = []
+        if self.comm.rank == 0:
+            for size in dict.fromkeys(4 * model.parameters for model in self.plan.models):
+                bench = KernelBench(KernelsPlan((size,), _KERNELS), size, active_level())
+                kernels = [kernel for kernel in KERNELS if kernel.name in _KERNELS and kernel.dtype == DTYPE]
+                found += [bench.measure(kernel, _KERNEL_SECONDS) for kernel in kernels]
+            wrong = [result.kernel for result in found if result.wrong]
+            if wrong:
+                self.outcome.remark(f"WRONG: {', '.join(wrong)}.")
+        self.outcome.others["kernels"] = found
+        self.comm.barrier()
+
+    # ---- right or wrong ----------------------------------------------------------------------------------------------
+
+    def check(
+        self, block: Block, case: Case, contestants: list[SparseContestant]
+    ) -> tuple[list[SparseContestant], list[int]]:
+        """Compare the dense ones with the mean, and the sparse ones for some steps with the reference."""
+        served, wrong = super().check(block, case, [one for one in contestants if one.density is None])
+        sparse = [one for one in contestants if one.density is not None]
+        return [*served, *sparse], [*wrong, *(self._check_sparse(case, one) for one in sparse)]
+
+    def check_again(self, case: Case, source: Source, contestants: list[SparseContestant]) -> list[int]:
+        """Compare the dense ones with the mean; of the sparse ones, all ranks have the same, and nothing else."""
+        dense = iter(super().check_again(case, source, [one for one in contestants if one.density is None]))
+        return [
+            next(dense) if one.density is None else self._count_strays(one) + self._count_left(one)
+            for one in contestants
+        ]
+
+    def _check_sparse(self, case: Case, contestant: SparseContestant) -> int:
+        """Compare with the reference: the ranks share the chunks for the means, and each sees to what it holds back."""
+        comm, pool, plan = self.comm, contestant.pool, self.plan
+        layout = _layout(pool)
+        bounds = np.linspace(0, layout.chunks, comm.size + 1).astype(int)
+        part = range(bounds[comm.rank], bounds[comm.rank + 1])
+        begin, end = layout.range_of(part)
+        shared = Reference(layout, part, range(comm.size), plan.momentum)
+        own = Reference(layout, range(layout.chunks), [comm.rank], plan.momentum)
+        gradients: Values = pool.memory.view(np.float32)
+        important: Flags = np.ones(layout.chunks, bool)
+        wrong = 0
+        for step in range(_CHECKED_STEPS):
+            source = PaddedSource(self._next_source(case), layout)
+            gradients[:] = source.values(comm.rank, 0, layout.elements)
+            wrong += int(np.count_nonzero(pool.important != important))
+            contestant.call()
+            expected = shared.iterate(source, important)
+            own.iterate(source, important)
+            wrong += _count_held_wrong(pool, layout, own.held[comm.rank])
+            wrong += not np.array_equal(pool.sent, np.flatnonzero(important))
+            # Where something was held back before, it need not be an integer.
+            if step < _CHECKED_STEPS - 1:
+                wrong += int(np.count_nonzero(gradients[begin:end] != expected.mean))
+                norms = np.concatenate(comm.mpi.allgather(expected.norms))
+                wrong += int(np.count_nonzero(pool.norms != norms))
+                important = choose(norms, contestant.density or 1.0)
+            else:
+                means = gradients[begin:end]
+                wire = contestant.exchange.wire
+                wrong += count_beyond_rounding(means, expected.mean, expected.magnitude, comm.size, wire)
+        return sum_over_ranks(comm, [wrong])[0] + self._count_strays(contestant)
+
+    def _count_strays(self, contestant: SparseContestant) -> int:
+        """Count the ranks that ended with gradients of their own."""
+        digests = self.comm.mpi.allgather(hashlib.sha256(contestant.pool.memory).hexdigest())
+        return sum(digest != digests[0] for digest in digests)
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+
+    def result(
+        self, block: Block, case: Case, contestant: SparseContestant, wrong: int, times: Times | None
+    ) -> SparseResult:
+        """Summarise, with what else is known of its steps."""
+        sent = replace(case, size=round(case.size * contestant.share))
+        traced = Traced(None, None, None, self.outcome.hosts.link_seconds(sent, contestant.exchange.wire))
+        if times is not None:
+            filled = contestant.bookkeeping[-len(times.refill) :]  # the last series
+            bookkeeping = self._slowest_median(filled)
+            traced = replace(
+                traced, times=times, bytes_sent=self._bytes_sent(contestant), bookkeeping_seconds=bookkeeping
+            )
+        return summarise_sparse(case, *block, contestant, self.comm.nodes, wrong, traced)
+
+    def _count_left(self, contestant: SparseContestant) -> int:
+        """Count the elements that are not zero where nothing was sent, over all ranks."""
+        gradients = contestant.pool.memory.view(np.float32)
+        count = int(np.count_nonzero(gradients))
+        count -= sum(int(np.count_nonzero(gradients[begin:end])) for begin, end in contestant.pool.spans)
+        return sum_over_ranks(self.comm, [count])[0]
+
+    def _bytes_sent(self, contestant: SparseContestant) -> int | None:
+        """Count what a rank sends in a step, by the interface that leads to the other hosts."""
+        comm = self.comm
+        if not self._traffic.is_known:
+            return None
+        comm.barrier()
+        before = self._traffic.sent()
+        for _ in range(_COUNTED_STEPS):
+            contestant.call()
+        comm.barrier()
+        sent = sum_over_ranks(comm, [self._traffic.sent() - before])[0]
+        return round(sent / _COUNTED_STEPS / comm.size)
+
+    def _slowest_median(self, seconds: Sequence[float]) -> float | None:
+        medians: list[float | None] = self.comm.mpi.allgather(float(np.median(seconds)) if seconds else None)
+        known = [median for median in medians if median is not None]
+        return max(known) if known else None
+
+    def _next_source(self, case: Case) -> RandomSource:
+        values = alphabet(case)
+        return RandomSource(values[np.abs(values) <= _LARGEST * case.ranks], self.next_seed())
+
+
+def _layout(pool: Any) -> Layout:
+    """Describe how the gradients lie in a sparse pool."""
+    begins = [offset // np.dtype(DTYPE).itemsize for offset in pool.offsets]
+    places = [(begin, begin + view.size) for begin, view in zip(begins, pool.views, strict=True)]
+    return Layout(places, len(pool.memory.view(DTYPE)), pool.chunk_size)
+
+
+def _count_held_wrong(pool: Any, layout: Layout, expected: Values) -> int:
+    """Count what a rank holds back and should not, or not so."""
+    return sum(
+        int(np.count_nonzero(held.reshape(-1) != expected[begin:end]))
+        for held, (begin, end) in zip(pool.held, layout.places, strict=True)
+    )

@@ -1,0 +1,128 @@
+"""The table of ``gradientflow bench train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..core.table import Column, Layout, megabytes, name
+from .plan import NONE, Entry
+from .results import Figures, Run, TrainResult
+
+_BASELINE = Entry("ddp-gloo")
+
+Text = Callable[[TrainResult], str]  # empty where nothing is known
+
+
+def _figure(value: Callable[[Figures], float | None], show: Callable[[float], str]) -> Text:
+    def text(result: TrainResult) -> str:
+        found = None if result.figures is None else value(result.figures)
+        return "" if found is None else show(found)
+
+    return text
+
+
+def _final(value: Callable[[Run], float | None], show: Callable[[float], str]) -> Text:
+    def text(result: TrainResult) -> str:
+        values = [found for run in result.runs if (found := value(run)) is not None]
+        if not values:
+            return ""
+        mean = show(float(np.mean(values)))
+        return mean if len(values) == 1 else f"{mean} ({show(min(values))}..{show(max(values))})"
+
+    return text
+
+
+def _least_exposed(results: Sequence[TrainResult]) -> Text:
+    """Say what of the time that links need cannot be hidden behind the backward pass of none."""
+    alone = {result.model: result.figures for result in results if result.entry == Entry(NONE)}
+
+    def text(result: TrainResult) -> str:
+        none = alone.get(result.model)
+        if result.link_ms is None or none is None:
+            return ""
+        return milliseconds(max(0.0, result.link_ms - none.backward_median_ms))
+
+    return text
+
+
+def _over_baseline(results: Sequence[TrainResult]) -> Text:
+    baselines = {result.model: result.figures for result in results if result.entry == _BASELINE}
+
+    def text(result: TrainResult) -> str:
+        baseline = baselines.get(result.model)
+        if baseline is None or result.figures is None or result.entry.is_reference:
+            return ""
+        return f"{baseline.step_median_ms / result.figures.step_median_ms:.2f}x"
+
+    return text
+
+
+def _bookkeeping_share(figures: Figures) -> float | None:
+    return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
+
+
+def milliseconds(value: float) -> str:
+    """Write a time with three significant digits or so."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
+    texts: list[tuple[str, Text]] = [
+        ("step\nms", _figure(lambda figures: figures.step_median_ms, milliseconds)),
+        ("p95\nms", _figure(lambda figures: figures.step_p95_ms, milliseconds)),
+        ("backward\nms", _figure(lambda figures: figures.backward_median_ms, milliseconds)),
+        ("exposed\nms", _figure(lambda figures: figures.exposed_ms, milliseconds)),
+        ("least\nms", _least_exposed(results)),
+        ("chunks\nms", _figure(lambda figures: figures.bookkeeping_ms, milliseconds)),
+        ("chunks\n%", _figure(_bookkeeping_share, "{:.1f}".format)),
+        ("samples\n/s", _figure(lambda figures: figures.samples_per_second, "{:.0f}".format)),
+        ("speed-up\n", _figure(lambda figures: figures.speedup, "{:.2f}x".format)),
+        ("over\nddp-gloo", _over_baseline(results)),
+        ("sent\nMB", _figure(lambda figures: figures.bytes_sent, megabytes)),
+        ("reported\nMB", _figure(lambda figures: figures.bytes_reported, megabytes)),
+        ("loss\n", _final(lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}".format)),
+        ("accuracy\n%", _final(lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}".format)),
+        ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
+    ]
+    return [
+        name("model", "model", repeats=False),
+        name("contestant", lambda result: result.entry.contestant),
+        name("setting", lambda result: result.entry.setting),
+        *(_known(heading, text, results) for heading, text in texts),
+    ]
+
+
+def _known(heading: str, text: Text, results: Sequence[TrainResult]) -> Column:
+    """Make a column that is there where anything is known."""
+    return Column(heading, lambda result: text(result) or "-", shown=any(text(result) for result in results))
+
+
+def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
+    text = "Times are those of the slowest rank; step is the median."
+    if any(result.entry == Entry(NONE) for result in results):
+        text += (
+            " exposed is the step less that of none in the same turns. speed-up is over the samples per second of one "
+            "rank of none."
+        )
+    if any(_least_exposed(results)(result) for result in results):
+        text += " least is the time that the links need for the gradients less the backward pass of none."
+    if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
+        text += " chunks is what the slowest rank spends with the chunks of sparse communication, whatever runs beside."
+    if any(run.distance is not None for result in results for run in result.runs):
+        text += (
+            " distance is how far the parameters ended from those of single, over how far those have moved; that of "
+            "single-accumulated is what rounding makes of it."
+        )
+    text += " loss and accuracy are of held-out samples, after the last step"
+    several = any(len(result.runs) > 1 for result in results)
+    return text + (": the mean over the seeds, and the range." if several else ".")
+
+
+LAYOUT = Layout(
+    _columns,
+    lambda result: result.model,
+    _legend,
+    ("backward", "reported", "p95", "least", "accuracy", "speed-up"),
+)
