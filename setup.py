@@ -17,12 +17,15 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import ExecError
 
 ROOT = Path(__file__).resolve().parent
 
 # Environments that pip, build and uv make for one build and then throw away.
 THROWAWAY = re.compile(r"build-env-|[/\\]builds-v\d")
+
+IN_CHECKOUT_ONLY = {("gradientflow.bench", "gpu_check")}  # it builds and tests the repository around it
 
 
 def find(*names: str, otherwise: str, throwaway_first: bool = True) -> str:
@@ -85,6 +88,15 @@ class CleanBuild(build):
         super().run()
 
 
+class PackageModules(build_py):
+    """The modules of the packages, less what works in a checkout only."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """Name the modules of one package."""
+        found = super().find_package_modules(package, package_dir)
+        return [entry for entry in found if entry[:2] not in IN_CHECKOUT_ONLY]
+
+
 class CMakeBuild(build_ext):
     """Configures, builds and installs the CMake project into the package."""
 
@@ -136,5 +148,5 @@ setup(
     ],
     package_dir={"gradientflow.bench": "bench"},
     ext_modules=[Extension("gradientflow._core", sources=[])],
-    cmdclass={"build": CleanBuild, "build_ext": CMakeBuild},
+    cmdclass={"build": CleanBuild, "build_py": PackageModules, "build_ext": CMakeBuild},
 )

@@ -212,6 +212,15 @@ def uncompiled(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_packages_hold_every_bench_and_nothing_that_needs_a_checkout(uncompiled: Path) -> None:
+    shutil.copy(ROOT / "setup.py", uncompiled)
+    run(sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built", cwd=uncompiled)
+    source, built = uncompiled / "bench", uncompiled / "built" / "gradientflow" / "bench"
+    modules = {path.relative_to(source) for path in source.rglob("*.py")}
+    assert {path.relative_to(built) for path in built.rglob("*.py")} == modules - {Path("gpu_check.py")}
+    assert Path("fusion", "command.py") in modules
+
+
 # In an editable installation gradientflow.bench comes from the repository's bench folder.
 BENCH = {ROOT / "bench"} if PACKAGE.parent == ROOT else set()
 
