@@ -49,6 +49,24 @@ _SECONDS_TO_END = 5.0
 _BURST_SECONDS = 128e-6
 _LEAST_BURST = 70_000
 
+# How the launcher's settings are called: that of Open MPI 4, and PRRTE, which is the launcher from Open MPI 5 on.
+_SETTINGS_OF_4 = {
+    "agent": "OMPI_MCA_plm_rsh_agent",
+    "hostfile": "OMPI_MCA_orte_default_hostfile",
+    "interface": "OMPI_MCA_oob_tcp_if_include",
+    "folder": "OMPI_MCA_orte_tmpdir_base",
+    "binding": "OMPI_MCA_hwloc_base_binding_policy",
+    "memory": "vader",
+}
+_SETTINGS_OF_5 = {
+    "agent": "PRTE_MCA_plm_ssh_agent",
+    "hostfile": "PRTE_MCA_prte_default_hostfile",
+    "interface": "PRTE_MCA_prte_if_include",
+    "folder": "PRTE_MCA_prte_remote_tmpdir_base",
+    "binding": "PRTE_MCA_hwloc_default_binding_policy",
+    "memory": "sm",
+}
+
 _CONTROL_SCRIPT = "ip link set lo up && echo made && read _"
 # The host's own /dev/shm also takes the files of the MPI library, so that they end with it.
 _HOST_SCRIPT = """
@@ -137,21 +155,27 @@ class Netlab:
         """
         return self._control.command(command)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, version: str) -> dict[str, str]:
         """Give the variables with which Open MPI's launcher starts jobs on the hosts from the control side.
+
+        Parameters
+        ----------
+        version : str
+            Open MPI's.
 
         Returns
         -------
         dict of str to str
             The additions only. How Open MPI and Gloo work stays as it is where this process's environment says it.
         """
+        names = _SETTINGS_OF_4 if version.startswith("4.") else _SETTINGS_OF_5
         agent = f"/bin/sh {self._agent.path}"
         settings = {
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_osc": "^ucx",
-            "OMPI_MCA_btl": "self,sm,tcp",
+            "OMPI_MCA_btl": f"self,{names['memory']},tcp",
             "OMPI_MCA_btl_tcp_if_include": f"{_data_address(0)}/24",
-            "PRTE_MCA_hwloc_default_binding_policy": "none",  # the cores of all hosts are the same
+            names["binding"]: "none",  # the cores of all hosts are the same
             "GLOO_SOCKET_IFNAME": "eth0",
         }
         if self.ranks >= cores():  # the network and the launcher's daemons need a core as well
@@ -161,10 +185,10 @@ class Netlab:
             "NETLAB_HOSTS": self.slots,
             "NETLAB_AGENT": agent,
             "NETLAB_RATE": "" if self._limit is None else self._rate,
-            "PRTE_MCA_plm_ssh_agent": agent,
-            "PRTE_MCA_prte_default_hostfile": self._host_file.path,
-            "PRTE_MCA_prte_if_include": f"{_control_address(0)}/24",
-            "PRTE_MCA_prte_remote_tmpdir_base": "/dev/shm",
+            names["agent"]: agent,
+            names["hostfile"]: self._host_file.path,
+            names["interface"]: f"{_control_address(0)}/24",
+            names["folder"]: "/dev/shm",
             **{name: value for name, value in settings.items() if name not in os.environ},
         }
 

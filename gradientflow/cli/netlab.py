@@ -77,5 +77,5 @@ def netlab(
     with lab:
         for host, seconds in downs:
             lab.take_link_down(host, seconds)
-        environment = {**launch_environment(launcher), **lab.environment()}
+        environment = {**launch_environment(launcher), **lab.environment(launcher.version)}
         return run_job(Job(lab.command(command), environment, reads_input=True))
