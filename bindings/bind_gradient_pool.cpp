@@ -68,6 +68,7 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("iteration", &GradientPool::iteration)
       .def_property_readonly("closed", &GradientPool::closed)
       .def_property_readonly("segment", [](const GradientPool& pool) { return segment_of(pool.memory()); })
+      .def("take_over_means", &GradientPool::take_over_means, py::arg("other"))
       .def("offset", &GradientPool::offset, py::arg("tensor"))
       .def(
           "ready", [](GradientPool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },

@@ -80,6 +80,11 @@ class Owner {
     engine_.step(pool, converted, gradient_scale, everywhere, stream_of(stream));
   }
 
+  template <class Pool>
+  void skip(const Pool& pool) {
+    engine_.skip(pool);
+  }
+
   void order(Number stream) const { engine_.order(stream_of(stream)); }
 
   engine::FloatArray& momentum(std::size_t tensor) {
@@ -134,6 +139,8 @@ void bind_optimizer(py::module_& module) {
            py::arg("stream") = 0)
       .def("step", &Owner::step_sparse, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
            py::arg("everywhere") = false, py::arg("stream") = 0)
+      .def("skip", &Owner::skip<GradientPool>, py::arg("pool"))
+      .def("skip", &Owner::skip<SparsePool>, py::arg("pool"))
       .def("order", &Owner::order, py::arg("stream"))
       .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
       .def("round_master", &Owner::round_master, py::arg("tensor"))

@@ -124,6 +124,8 @@ void bind_sparse_pool(py::module_& module) {
       .def_property_readonly("held", &held)
       .def("replace_held", &replace_held, py::arg("held"))
       .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
+      .def("take_over_means", &SparsePool::take_over_means, py::arg("other"))
+      .def("refuse_state", &SparsePool::refuse_state, py::arg("why"), without_gil)
       .def("offset", &SparsePool::offset, py::arg("tensor"))
       .def(
           "zero", [](SparsePool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"), without_gil)

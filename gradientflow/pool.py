@@ -126,8 +126,8 @@ class GradientPool(BasePool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank. On a CUDA device the host does not wait for the device:
-        what is put into `stream` from then on sees the means.
+        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
+        device the host does not wait for the device: what is put into `stream` from then on sees the means.
 
         Parameters
         ----------
@@ -138,6 +138,8 @@ class GradientPool(BasePool):
 
         Raises
         ------
+        gradientflow.errors.ArgumentError
+            On every rank, if no rank has made any tensor ready in this iteration.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ._location import load_core
 from .base_pool import BasePool, RangeReport, native_threshold, stream_number
 from .communicator import Communicator
-from .errors import ArgumentError, ArgumentTypeError
+from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
 Density = float | Callable[[int], float]
 
@@ -170,8 +170,8 @@ class SparseGradientPool(BasePool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank. On a CUDA device the host waits, too: it needs the norms
-        to choose chunks by.
+        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
+        device the host waits, too: it needs the norms to choose chunks by.
 
         Parameters
         ----------
@@ -182,6 +182,8 @@ class SparseGradientPool(BasePool):
 
         Raises
         ------
+        gradientflow.errors.ArgumentError
+            On every rank, if no rank has made any tensor ready in this iteration: what is held back is as before.
         gradientflow.errors.NonFiniteError
             On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`. The gradients are zero then, and
             what is held back is as before.
@@ -313,26 +315,45 @@ class SparseGradientPool(BasePool):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is the state of another rank, of another number of ranks, or of other tensors: before anything is
-            changed.
+            If it is the state of another rank, of another number of ranks, or of other tensors, or has numbers that are
+            not finite in float32: before anything is changed.
         gradientflow.errors.MismatchError
-            On every rank, if they would go on differently: before anything is changed.
+            On every rank, if they would go on differently, or if another rank has refused its state: before anything is
+            changed.
         """
-        self.check_state_dict(state)
-        flat = self._flat(state["held"]) / np.float32(self._comm.size if state["rank"] is None else 1)
-        important = np.asarray(state["important"], np.uint8)
+        try:
+            flat, important = self._checked_state(state)
+        except GradientFlowError as error:
+            self._refuse_state(error)
+            raise
         is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks
         self._native.restore(flat, important.tolist() if is_same else [], int(state["iteration"]))
+
+    def _refuse_state(self, why: GradientFlowError) -> None:
+        """Tell the other ranks, which load a state, that this one does not, and why."""
+        self._native.refuse_state(str(why))
 
     def hold(self, held: Sequence[npt.NDArray[np.float32]]) -> None:
         """Replace what this rank holds back, by tensor, and zero the gradients. Between iterations; not collective.
 
         On a CUDA device the gradients are zeroed in the default stream.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there are not as many arrays as tensors, of their shapes, or numbers are not finite in float32: before
+            anything is changed.
+        gradientflow.errors.ArgumentTypeError
+            If they are not arrays of numbers.
         """
-        self._native.replace_held(self._flat(held))
+        self._native.replace_held(self._flat(held, "what is to be held back"))
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would, and change nothing."""
+        """Raise what `load_state_dict` would of this rank's state, and change nothing."""
+        self._checked_state(state)
+
+    def _checked_state(self, state: Mapping[str, Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        """Return what is held back as it lies in memory, and the important chunks."""
         if not isinstance(state, Mapping):
             message = f"a state is a dictionary, not a {type(state).__name__}"
             raise ArgumentTypeError(message)
@@ -346,22 +367,35 @@ class SparseGradientPool(BasePool):
                 f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
             )
             raise ArgumentError(message)
-        shapes = [tuple(np.shape(held)) for held in state["held"]]
+        flat = self._flat(state["held"], "what the state holds back")
+        important = _array("important", state["important"])
+        if important.ndim != 1 or not np.isin(important, (0, 1)).all():
+            message = f"important is a row of True and False, not {state['important']!r}"
+            raise ArgumentError(message)
+        _whole("chunk_size", state["chunk_size"], 1)
+        _whole("iteration", state["iteration"], 0)
+        return flat / np.float32(self._comm.size if state["rank"] is None else 1), important.astype(np.uint8)
+
+    def _flat(self, held: Any, what: str) -> npt.NDArray[np.float32]:
+        """Return what is held back as it lies in memory, after checking it."""
+        if not isinstance(held, Sequence | np.ndarray):
+            message = f"{what} is a sequence of arrays, one for each tensor, not a {type(held).__name__}"
+            raise ArgumentTypeError(message)
+        arrays = [_array(f"{what} of tensor {index}", each) for index, each in enumerate(held)]
+        shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             theirs, mine = _brief(shapes), _brief(self._shapes)
-            message = f"the state is that of another model: it has tensors of {theirs}, this pool {mine}"
+            message = f"{what} is that of another model: it has tensors of {theirs}, this pool {mine}"
             raise ArgumentError(message)
-        if not all(np.isfinite(held).all() for held in state["held"]):
-            message = "the state has gradients that are not finite"
-            raise ArgumentError(message)
-        _whole("iteration", state["iteration"], 0)
-
-    def _flat(self, held: Sequence[npt.ArrayLike]) -> npt.NDArray[np.float32]:
-        """Return what is held back as it lies in memory."""
         flat = np.zeros(self.nbytes // self._itemsize, np.float32)
-        for offset, each in zip(self.offsets, held, strict=True):
+        for index, (offset, array) in enumerate(zip(self.offsets, arrays, strict=True)):
             start = offset // self._itemsize
-            flat[start : start + np.size(each)] = np.ravel(each)
+            place = flat[start : start + array.size]
+            with np.errstate(over="ignore"):
+                place[...] = array.reshape(-1)
+            if not np.isfinite(place).all():
+                message = f"{what} of tensor {index} has numbers that are not finite in float32"
+                raise ArgumentError(message)
         return flat
 
     @property
@@ -387,6 +421,19 @@ def _number(name: str, value: Any) -> float:
         message = f"{name} is a number, not {value!r}"
         raise ArgumentTypeError(message)
     return float(value)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    """Return an array of real numbers or flags."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} is not an array: {error}"
+        raise ArgumentTypeError(message) from error
+    if array.size and array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        message = f"{name} is an array of numbers, not of {array.dtype}"
+        raise ArgumentTypeError(message)
+    return array
 
 
 def _brief(shapes: Sequence[tuple[int, ...]]) -> str:

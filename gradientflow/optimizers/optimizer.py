@@ -134,22 +134,28 @@ class _PoolOptimizer:
         stream : optional
             For a pool on a CUDA device: the stream that the pool was waited for with, or one behind it. A number, or a
             stream of CuPy or PyTorch; by default the device's default stream.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the pool has no averaged gradients, because tensors have become ready since the last `wait`, or that one
+            failed, or there was none; or if this optimizer has made its step with them already. Several optimizers may
+            each make one.
         """
         number = stream_number(stream)
+        overflowed = self.loss_scale is not None and self._overflowed(stream)
+        if overflowed:
+            self._native.skip(self.pool._native)
+        else:
+            scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+            setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
+            settings = [setting] * len(self.parameters)
+            self._native.step(self.pool._native, settings, 1.0 / scale, *self._everywhere, stream=number)
+            self.steps += 1
         if self.loss_scale is not None:
-            overflowed = self._overflowed(stream)
-            scale = self.loss_scale.value
             self.loss_scale.update(overflowed)
             self._scale_pool()
-            if overflowed:
-                return False
-        else:
-            scale = 1.0
-        setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
-        settings = [setting] * len(self.parameters)
-        self._native.step(self.pool._native, settings, 1.0 / scale, *self._everywhere, stream=number)
-        self.steps += 1
-        return True
+        return not overflowed
 
     def _overflowed(self, stream: Any) -> bool:
         if isinstance(self.pool, SparseGradientPool):

@@ -212,7 +212,7 @@ def measure(
     own = dense if travels == "float32" else _Link.measure(comm, dtype, wire, algorithm, device)
     width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
-    norms = 0 if sparsity is None else 8 * (chunks + 3)
+    norms = 0 if sparsity is None else 8 * (chunks + 6)
     return Explanation(
         strategy=subject.strategy,
         ranks=comm.size,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradientflow.base_pool import BasePool
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
@@ -145,8 +145,12 @@ class Strategy(ABC):
         if states is None or len(states) != len(pools):
             message = f"this is not the state of a strategy with {len(pools)} sparse pools"
             raise ArgumentError(message)
-        for pool, each in zip(pools, states, strict=True):
-            pool.check_state_dict(each)
+        try:
+            for pool, each in zip(pools, states, strict=True):
+                pool.check_state_dict(each)
+        except GradientFlowError as error:
+            pools[0]._refuse_state(error)
+            raise
         for pool, each in zip(pools, states, strict=True):
             pool.load_state_dict(each)
 

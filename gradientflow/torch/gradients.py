@@ -121,6 +121,7 @@ class PooledGradients:
             place.copy_(self.views[i])
             if self.parameters[i].grad is self.views[i]:
                 self.parameters[i].grad = place
+        new.pool._native.take_over_means(self.pool._native)
         new.used[:] = [self.used[i] for i in order]
         new.bytes_copied = self.bytes_copied
         self.close()
@@ -303,8 +304,10 @@ class PooledGradients:
         self.order.clear()
         if self.pool.ready_count > 0:
             self.pool.abandon(self._stream)
-        else:
-            self.pool.wait(stream=self._stream)  # zeros of this rank, which the other ranks wait for
+        else:  # zeros of this rank, which the other ranks wait for
+            self.views[0].zero_()
+            self.ready(0)
+            self.pool.abandon(self._stream)
         status_pool.abandon()
 
     def attach(self) -> None:

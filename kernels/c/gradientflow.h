@@ -302,8 +302,9 @@ gf_status gf_pool_ready(gf_pool* pool, size_t tensor);
 gf_status gf_pool_ready_all(gf_pool* pool);  // all that are not yet
 
 // Waits until every tensor is replaced by its mean over the ranks, and begins the next iteration. Tensors that are not
-// ready count as zeros. A `timeout` in seconds that passes first is GF_ERROR_TIMEOUT; the iteration goes on and can be
-// waited for again. A negative one waits as long as the calls may take. Collective.
+// ready count as zeros; where none is on any rank, all get GF_ERROR_VALUE. A `timeout` in seconds that passes first is
+// GF_ERROR_TIMEOUT; the iteration goes on and can be waited for again. A negative one waits as long as the calls may
+// take. Collective.
 gf_status gf_pool_wait(gf_pool* pool, double timeout);
 
 // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
@@ -359,8 +360,8 @@ gf_status gf_sparse_pool_ready(gf_sparse_pool* pool, size_t tensor);
 gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all that are not yet
 
 // Waits for the means, and begins the next iteration, which sends a share of `density` of the chunks: above 0, at most
-// 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready count as zeros. `timeout` as in
-// gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
+// 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready count as zeros, and `timeout` is,
+// as in gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
 // skipped: either way all gradients are zero then, and what is held back is as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
@@ -371,7 +372,8 @@ gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool);
 // Zeroes what the last iteration has left in the tensors. This and what follows: between iterations.
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
 
-// Gradients are so many times too large, in the tensors and in what is sent; what is held back is not. A power of two.
+// Gradients are so many times too large, in the tensors and in what is sent; what is held back is not. A power of two,
+// the same on all ranks, or the next gf_sparse_pool_wait is GF_ERROR_MISMATCH.
 gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale);
 
 // Whether the last iteration was dropped, because a gradient was not finite: 1 or 0; the same on all ranks. -1 for
@@ -386,7 +388,8 @@ gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* importan
 gf_status gf_sparse_pool_held(const gf_sparse_pool* pool, float* held);
 
 // Holds back what `held` has, in that layout, and sends the `important` chunks next; NULL: all. The same choice and
-// iteration on all ranks, or GF_ERROR_MISMATCH. Collective.
+// iteration on all ranks, or GF_ERROR_MISMATCH; GF_ERROR_VALUE where a number is not finite, of which the other ranks
+// get GF_ERROR_MISMATCH. Collective.
 gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* held, const uint8_t* important);
 
 // Not collective.
@@ -420,8 +423,10 @@ gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_ins
 // those of 16 bits the master weights are taken from there.
 gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, void* data, gf_dtype dtype);
 
-// Makes a step with the gradients of a pool, which has been waited for, times `gradient_scale`: 1, or 1 / loss scale.
-// `settings` is an array of `number`: one for each tensor, or a single one for all of them.
+// Makes a step with the averaged gradients of a pool, times `gradient_scale`: 1, or 1 / loss scale. GF_ERROR_VALUE
+// where the pool has none: no gf_pool_wait has succeeded, or a tensor was made ready since; or where this optimizer has
+// made a step with them already. Several optimizers may each make one. `settings` is an array of `number`: one for each
+// tensor, or a single one for all of them.
 gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const gf_step_settings* settings,
                             size_t number, double gradient_scale);
 

@@ -51,6 +51,7 @@ bool Agreement::hear(Word& word, std::size_t leader, std::size_t bytes, std::siz
   std::memcpy(&theirs, incoming_[leader % incoming_.size()].data(), sizeof theirs);
   word.same = word.same && theirs.same && theirs.signature == word.signature && bytes == sizeof word + expected;
   word.mapped = word.mapped && theirs.mapped;
+  word.signature.idle = word.signature.idle && theirs.signature.idle;
   return word.same;
 }
 

@@ -118,10 +118,11 @@ Outcome DeviceGroup::run(const Call& call) {
   Outcome outcome{choice.path, {}, {}};
   if (choice.path == Path::alone) {
     run_alone(call);
+    outcome.idle = call.signature.idle;
     return outcome;
   }
   check();  // the others do not come to an agreement with this rank where an earlier call has failed
-  group_.agree_on(call);
+  outcome.idle = group_.agree_on(call);
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
   runtime.record(last_->get(), placement_of(call).stream);

@@ -146,6 +146,7 @@ Outcome Group::run(const Call& call) {
     if (outcome.path != Path::mpi) {
       outcome.bytes_sent = messages_->bytes_sent() - before;
     }
+    outcome.idle = outcome.path == Path::alone ? call.signature.idle : all_idle_;
     return outcome;
   } catch (...) {
     if (stuck()) {
@@ -250,7 +251,8 @@ Word Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* e
   const auto leaders = static_cast<std::size_t>(topology_.nodes());
   const auto me = static_cast<std::size_t>(topology_.node());
   const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
-  const Word mine{signature, same, mapped};
+  Word mine{signature, same, mapped};
+  mine.signature.idle = node_->all_idle();
   std::span<std::byte> payload;
   if (same && along == Along::tensor) {
     payload = payload_of(call);
@@ -295,16 +297,20 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   }
   if (topology_.nodes() == 1) {
     node_->exchange(signature, input, output, {});
+    all_idle_ = node_->all_idle();
     messages_->begin(signature, topology_.local());
     return in_node_memory(signature);
   }
-  enum Verdict : std::uint64_t { different, alike, alike_and_mapped };
+  constexpr std::uint64_t different = 0;
+  constexpr std::uint64_t alike = 1;
+  constexpr std::uint64_t mapped = 2;
+  constexpr std::uint64_t idle = 4;
   messages_->begin(signature, agreement_->leaders());
   const bool same = node_->try_exchange(signature, input, output, {call.input, node_->size() > 1 ? payload_bytes : 0});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
     const Word word = agree(call, same, along, exchange);
-    verdict = !word.same ? different : word.mapped ? alike_and_mapped : alike;
+    verdict = !word.same ? different : alike | (word.mapped ? mapped : 0) | (word.signature.idle ? idle : 0);
   }
   if (node_->size() > 1) {
     node_->tell(transport::Node::Topic::agreement, verdict);
@@ -317,7 +323,8 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   if (verdict == different) {
     raise_mismatch(signature);
   }
-  return verdict == alike_and_mapped;
+  all_idle_ = (verdict & idle) != 0;
+  return (verdict & mapped) != 0;
 }
 
 // All ranks know that some made another call, so all come here, and tell each other which.
@@ -460,6 +467,7 @@ void Group::run_inline(const Call& call) {
   const bool from_root = call.signature.kind == CallKind::broadcast || call.signature.kind == CallKind::scatter;
   const bool sends = !from_root || call.signature.root == mpi_.rank();
   node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0});
+  all_idle_ = node_->all_idle();
   pull(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
@@ -486,6 +494,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   const auto [output, output_segment] =
       call.output == call.input ? std::pair(input, input_segment) : node_->locate(call.output, call.bytes());
   node_->exchange(call.signature, input, output, {});
+  all_idle_ = node_->all_idle();
   const bool mapped = in_node_memory(call.signature);
   choice = choose(call.signature, mapped);
   const auto store = call.bytes() >= config_.streaming_bytes ? compute::Store::streaming : compute::Store::cached;
@@ -511,9 +520,10 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   return choice;
 }
 
-void Group::agree_on(const Call& call) {
+bool Group::agree_on(const Call& call) {
   mpi_.check_not_finalized();
   announce({.signature = call.signature, .counts = call.counts}, Along::nothing);
+  return all_idle_;
 }
 
 std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes) {

@@ -26,6 +26,7 @@ struct Outcome {
   Path path;
   std::optional<std::size_t> nonfinite;     // elements of the result, where they were rounded for the wire
   std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; not known where the MPI library sends them
+  bool idle = false;                        // every rank said that it adds zeros only
 };
 
 // Memory that calls use on their way.
@@ -54,8 +55,8 @@ class Group {
   }
 
   // What comes before the data of a call move, for those who move them otherwise: all ranks see that all make the same
-  // call. Throws Error(mismatch), on every rank, where they do not.
-  void agree_on(const Call& call);
+  // call. Throws Error(mismatch), on every rank, where they do not. Returns whether all said that they are idle.
+  bool agree_on(const Call& call);
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
 
@@ -126,6 +127,7 @@ class Group {
   int smallest_node_ = 1;
   int largest_node_ = 1;
   bool direct_read_allowed_ = false;
+  bool all_idle_ = false;  // in the call under way, once announced
   std::string direct_read_remark_;
   std::unique_ptr<Workspace> work_ = std::make_unique<Workspace>();
 };

@@ -121,7 +121,8 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
                   "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(active_));
     }
     if (ready_[tensor]) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
+      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
+                                        " was already ready in this iteration: wait ends it, and begins the next one");
     }
     record_ready(tensor, now, stream);
     mark(tensor, now, stream);
@@ -183,7 +184,8 @@ collective::Call GradientPool::call_for(std::size_t range, Stream stream) const 
                         .algorithm = options_.algorithm,
                         .detail = transport::pool_detail(range),
                         .wire = options_.wire,
-                        .memory = options_.device ? transport::Memory::device : transport::Memory::host},
+                        .memory = options_.device ? transport::Memory::device : transport::Memory::host,
+                        .idle = idle_},
           .input = memory,
           .output = memory,
           .counts = {},
@@ -230,6 +232,7 @@ void GradientPool::finish_what_is_left(Stream stream) {
     return;
   }
   const auto now = Clock::now();
+  idle_ = ready_count_ == 0;
   for (std::size_t tensor = 0; tensor < active_; ++tensor) {
     if (!ready_[tensor]) {
       memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
@@ -258,6 +261,9 @@ std::optional<Error> GradientPool::start_next_iteration() {
   under_way_.clear();
   collected_ = 0;
   finishing_ = false;
+  idle_ = false;
+  all_idle_ = false;
+  means_ = failure_ ? no_means : new_means();
   ++iteration_;
   reports_ = std::exchange(current_, {});
   if (failure_) {
@@ -284,6 +290,8 @@ void GradientPool::abandon(Stream stream) {
   if (iteration() == abandoned && ready_count() > 0) {
     check_open();
     end_iteration({}, stream);
+    const std::lock_guard lock(mutex_);
+    means_ = no_means;
   }
 }
 
@@ -297,6 +305,9 @@ void GradientPool::end_iteration(Deadline deadline, Stream stream) {
     noting_failure([&] { await(*under_way_.front(), deadline); });
   } else {
     finish_ranges(deadline, stream);
+  }
+  if (all_idle_) {
+    failure_ = failure_.value_or(nothing_ready_error());
   }
   const std::optional<Error> failure = start_next_iteration();
   if (const auto timeline = communicator_->timeline()) {
@@ -325,6 +336,7 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
         report.times.ended = Clock::now();
       }
       current_.push_back(report);
+      all_idle_ = report.outcome.idle;
     });
   }
 }
@@ -332,11 +344,12 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
 // What is left once all ranges are due on all ranks. Run by the progress thread, so that a rank may wait for this pool
 // while another one waits for something else.
 void GradientPool::finish_slices(collective::Group& group) {
-  const collective::Call meet{.signature = {.kind = transport::CallKind::barrier, .detail = transport::pool_detail(0)},
-                              .input = nullptr,
-                              .output = nullptr,
-                              .counts = {}};
-  group.run(meet);
+  const collective::Call meet{
+      .signature = {.kind = transport::CallKind::barrier, .detail = transport::pool_detail(0), .idle = idle_},
+      .input = nullptr,
+      .output = nullptr,
+      .counts = {}};
+  all_idle_ = group.run(meet).idle;
   reduce_own_slices(std::unique_lock(reducing_));
   group.run(meet);
 }
@@ -372,6 +385,17 @@ std::vector<GradientPool::Report> GradientPool::reports() const {
 std::uint64_t GradientPool::iteration() const {
   const std::lock_guard lock(mutex_);
   return iteration_;
+}
+
+Means GradientPool::means() const {
+  const std::lock_guard lock(mutex_);
+  return ready_count_ > 0 ? no_means : means_;
+}
+
+void GradientPool::take_over_means(const GradientPool& other) {
+  const Means theirs = other.means();
+  const std::lock_guard lock(mutex_);
+  means_ = theirs;
 }
 
 std::size_t GradientPool::count_nonfinite(Stream stream) const {

@@ -24,6 +24,7 @@
 #include "../collective/pooled_slices.hpp"
 #include "communicator.hpp"
 #include "fusion.hpp"
+#include "means.hpp"
 #include "pool_memory.hpp"
 #include "stream_marks.hpp"
 #include "waiting.hpp"
@@ -78,8 +79,9 @@ class GradientPool {
   [[nodiscard]] std::size_t ready_count() const;
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
-  // not ready count as zeros. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on
-  // and can be waited for again. On a device: what is put into the stream from then on sees the means.
+  // not ready count as zeros; where none is on any rank, throws Error(value) on all of them, with zeros for means. With
+  // a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again. On
+  // a device: what is put into the stream from then on sees the means.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
 
   // Has a call made behind the ranges that are due, by the thread that reduces them; nothing where there is none.
@@ -91,6 +93,10 @@ class GradientPool {
   // Of the last iteration that was waited for, by range.
   [[nodiscard]] std::vector<Report> reports() const;
   [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
+
+  // What the tensors hold, for a step: none once a tensor is ready, or after an iteration that failed or was abandoned.
+  [[nodiscard]] Means means() const;
+  void take_over_means(const GradientPool& other);  // which have been copied here
 
   // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
   // what is in the stream.
@@ -151,6 +157,9 @@ class GradientPool {
   std::size_t due_ = 0;                             // ranges
   std::vector<std::shared_ptr<Handle>> under_way_;  // by range, as far as they are queued; or the end of all
   bool finishing_ = false;                          // everything is queued, and waited for
+  std::atomic<bool> idle_{false};                   // no tensor was ready before that
+  bool all_idle_ = false;                           // on any rank
+  Means means_ = no_means;
   std::uint64_t iteration_ = 0;
   std::vector<Report> current_;
   std::vector<Report> reports_;

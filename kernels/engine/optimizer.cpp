@@ -103,6 +103,26 @@ void check_fits(const Optimizer& optimizer, const Pool& pool) {
   }
 }
 
+template <class Pool>
+Means fresh_means(const Pool& pool, Means used) {
+  const std::size_t ready = pool.ready_count();
+  const Means means = pool.means();
+  if (ready > 0) {
+    throw Error(ErrorKind::value, "a step needs averaged gradients, and " + std::to_string(ready) + " of the " +
+                                      std::to_string(pool.tensors()) +
+                                      " tensors of the pool are ready, but not averaged: wait comes before step");
+  }
+  if (means == no_means) {
+    throw Error(ErrorKind::value,
+                "a step needs averaged gradients, and the pool has none: ready and wait come before step");
+  }
+  if (means == used) {
+    throw Error(ErrorKind::value,
+                "this optimizer has made a step with these gradients already: ready and wait average the next ones");
+  }
+  return means;
+}
+
 }  // namespace
 
 Optimizer::Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
@@ -173,19 +193,33 @@ void Optimizer::cast(void* destination, DType destination_dtype, const void* sou
 void Optimizer::step(const GradientPool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
                      Stream stream) {
   check_fits(*this, pool);
+  const Means means = fresh_means(pool, used_);
   const std::size_t elements = pool.bytes() / size_of(pool.dtype());
   step({.data = pool.data(), .dtype = pool.dtype(), .offsets = offsets_of(pool, tensors()), .spans = {{0, elements}}},
        settings, static_cast<float>(gradient_scale), stream);
+  used_ = means;
 }
 
 void Optimizer::step(const SparsePool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
                      bool everywhere, Stream stream) {
   check_fits(*this, pool);
+  const Means means = fresh_means(pool, used_);
   step({.data = pool.data(),
         .dtype = pool.dtype(),
         .offsets = offsets_of(pool, tensors()),
         .spans = everywhere ? std::vector<SparsePool::Span>{{0, pool.elements()}} : pool.spans()},
        settings, static_cast<float>(gradient_scale), stream);
+  used_ = means;
+}
+
+void Optimizer::skip(const GradientPool& pool) {
+  check_fits(*this, pool);
+  used_ = fresh_means(pool, used_);
+}
+
+void Optimizer::skip(const SparsePool& pool) {
+  check_fits(*this, pool);
+  used_ = fresh_means(pool, used_);
 }
 
 void Optimizer::step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale,

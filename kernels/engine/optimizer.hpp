@@ -53,12 +53,17 @@ class Optimizer {
 
   // One step of the tensors that have settings, with the gradients times `gradient_scale`. Of a sparse pool those steps
   // only reach what the last iteration has sent, momentum included, unless `everywhere`. Throws Error(value) where the
-  // pool has other tensors, or is somewhere else, or weights are missing: before anything is changed. On a device,
+  // pool has other tensors, or is somewhere else, or weights are missing, or the pool has no averaged gradients with
+  // which this optimizer has not made a step already: before anything is changed. On a device,
   // gradients and weights are those that are there once what is in the stream now is done.
   void step(const GradientPool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
             Stream stream = nullptr);
   void step(const SparsePool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
             bool everywhere, Stream stream = nullptr);
+
+  // In place of a step: the gradients are not used. Throws as `step` does.
+  void skip(const GradientPool& pool);
+  void skip(const SparsePool& pool);
 
   // On a device: what is put into the stream from now on sees weights, momentum and master weights as the last step
   // leaves them.
@@ -89,6 +94,7 @@ class Optimizer {
   [[nodiscard]] std::vector<compute::MomentumStep> calls_of(const Task& task, float rate) const;
 
   std::vector<Parameter> parameters_;
+  Means used_ = no_means;  // by the last step
   bool rate_inside_;
   std::optional<int> device_;
   std::unique_ptr<DeviceSteps> on_device_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../base/text.hpp"
+#include "../compute/kernels.hpp"
 #include "chunk_selection.hpp"
 #include "layout.hpp"
 #include "same_on_all_ranks.hpp"
@@ -16,7 +17,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t trailer_size = 3;           // numbers that travel behind the norms
+constexpr std::size_t trailer_size = 6;           // numbers that travel behind the norms
 constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
 
 void check_options(DType dtype, const SparsePool::Options& options) {
@@ -44,7 +45,7 @@ class SparsePool::Busy {
   ~Busy() {
     const std::lock_guard lock(pool_.mutex_);
     if (--pool_.busy_ == 0) {
-      pool_.idle_.notify_all();
+      pool_.not_busy_.notify_all();
     }
   }
 
@@ -87,7 +88,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   sent_.resize(number);
   std::iota(sent_.begin(), sent_.end(), std::size_t{0});
   choose(std::vector<std::uint8_t>(number, 1));
-  start_next_iteration();
+  start_next_iteration(false);
   iteration_ = options.first_iteration;
 }
 
@@ -97,7 +98,8 @@ std::string SparsePool::description(const std::vector<std::size_t>& counts) cons
   return std::to_string(tensors()) + " tensors, " + std::to_string(bytes()) + " bytes of " +
          std::string(name_of(dtype_)) + ", chunks of " + std::to_string(options_.chunk_size) + " elements, momentum " +
          format_number(static_cast<double>(options_.momentum)) + ", " + std::to_string(extra_.size()) +
-         " extra numbers, " + (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite, layout " +
+         " extra numbers, first iteration " + std::to_string(options_.first_iteration) + ", " +
+         (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite, layout " +
          std::to_string(collective::hash_of(counts)) + (options_.pool.device ? ", on CUDA devices" : "");
 }
 
@@ -147,7 +149,8 @@ void SparsePool::ready(std::size_t tensor, Stream stream) {
                   "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(number));
     }
     if (ready_[tensor]) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) + " was already ready in this iteration");
+      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
+                                        " was already ready in this iteration: wait ends it, and begins the next one");
     }
     full = mark(tensor, stream);
     ++busy_;
@@ -239,7 +242,8 @@ void SparsePool::finish_what_is_left(Stream stream) {
   std::vector<std::size_t> full;
   {
     std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return busy_ == 0; });
+    not_busy_.wait(lock, [this] { return busy_ == 0; });
+    idle_ = idle_.value_or(ready_count_ == 0);
     zero_extra_if_not_ready();
     for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
       if (!ready_[tensor]) {
@@ -255,7 +259,8 @@ void SparsePool::finish_what_is_left(Stream stream) {
 // Of an abandoned iteration: zeros for chunks that are not full, which keep what was held back.
 void SparsePool::send_nothing_of_what_is_left(Stream stream) {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return busy_ == 0; });
+  not_busy_.wait(lock, [this] { return busy_ == 0; });
+  idle_ = false;
   zero_extra_if_not_ready();
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
@@ -314,7 +319,7 @@ void SparsePool::end_iteration(Deadline deadline, std::size_t next, Stream strea
     failure = error;
     give_up(stream);
   }
-  start_next_iteration();
+  start_next_iteration(!abandoned_ && (!failure || dropped_));
   if (const auto timeline = communicator_->timeline()) {
     timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
   }
@@ -364,8 +369,9 @@ void SparsePool::note_nonfinite(std::size_t chunk) {
 }
 
 // Sums the norms of the chunks that were not sent over the ranks. Those of chunks that are sent need no exchange: all
-// ranks have their means. Along go the extra numbers and how many chunks this rank wants to send next, with its square,
-// by which all ranks see alike whether they want the same. (An abandoned iteration wants what the others do.)
+// ranks have their means. Along go the extra numbers, and how many chunks this rank wants to send next and its loss
+// scale, each with its square, by which all ranks see alike whether they have the same. (An abandoned iteration wants
+// what the others do.)
 void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   if (exchanged_ || exchange_ != nullptr) {
     return;
@@ -379,7 +385,11 @@ void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   const auto wanted = static_cast<double>(next);
   message_[chunks()] = wanted;
   message_[chunks() + 1] = wanted * wanted;
-  message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;  // ranks that want
+  message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;             // ranks that want
+  message_[chunks() + 3] = idle_.value_or(false) ? 0.0 : 1.0;  // ranks that have something
+  const double exponent = std::log2(loss_scale());
+  message_[chunks() + 4] = exponent;
+  message_[chunks() + 5] = exponent * exponent;
   std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
   auto* const numbers = reinterpret_cast<std::byte*>(message_.data());
   const collective::Call call{.signature = {.count = message_.size(),
@@ -477,7 +487,10 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
     extra_[i] = trailer[trailer_size + i] / ranks;
   }
   std::optional<Error> failure;
-  if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
+  if (trailer[5] * ranks != trailer[4] * trailer[4]) {  // also where those who differ see gradients that are not finite
+    drop_gradients(stream);
+    failure = different_loss_scales();
+  } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
     dropped_ = true;
     drop_gradients(stream);
     if (!options_.skip_nonfinite) {
@@ -488,6 +501,9 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
     failure = Error(ErrorKind::mismatch, "the ranks have different densities: this one wants to send " +
                                              std::to_string(next) + " of " + std::to_string(chunks()) +
                                              " chunks next, and others do not");
+  } else if (trailer[3] == 0.0 && (chunks() > 0 || !extra_.empty())) {
+    drop_gradients(stream);
+    failure = nothing_ready_error();
   } else {
     keep(!abandoned_, stream);
     if (wanting > 0.0) {
@@ -498,6 +514,17 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
   norms_ = std::move(norms);
   bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
   return failure;
+}
+
+// All ranks call this, or none.
+Error SparsePool::different_loss_scales() {
+  try {
+    check_same_on_all_ranks(*communicator_, "settings of a sparse gradient pool",
+                            "loss scale " + format_number(loss_scale()));
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorKind::internal, "the loss scales of a sparse gradient pool differ, and are the same"};
 }
 
 // The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was
@@ -537,6 +564,7 @@ void SparsePool::drop_gradients(Stream stream) {
   memory_->clear(data(), bytes(), stream);
   const std::lock_guard lock(mutex_);
   sent_.clear();
+  means_ = no_means;
 }
 
 // What this iteration sent is held back no longer, and what it held back is. Without a result nothing is held back, and
@@ -571,7 +599,7 @@ void SparsePool::choose(std::vector<std::uint8_t> important) {
   send_->limit(chunk_of_.size());
 }
 
-void SparsePool::start_next_iteration() {
+void SparsePool::start_next_iteration(bool has_means) {
   const std::lock_guard lock(mutex_);
   ready_.assign(ready_.size(), false);
   ready_count_ = 0;
@@ -588,6 +616,8 @@ void SparsePool::start_next_iteration() {
   }
   overflowed_ = std::exchange(dropped_, false);
   abandoned_ = false;
+  idle_.reset();
+  means_ = has_means ? new_means() : no_means;
   found_nonfinite_.reset();
   exchange_.reset();
   learned_ = exchanged_ = received_ = scattered_ = false;
@@ -615,6 +645,8 @@ void SparsePool::zero(Stream stream) {
   for (const Span& span : spans()) {
     memory_->clear(at(span.begin), (span.end - span.begin) * size_of(dtype_), stream);
   }
+  const std::lock_guard lock(mutex_);
+  means_ = no_means;
 }
 
 void SparsePool::copy_held(std::span<float> destination) const {
@@ -635,12 +667,19 @@ void SparsePool::copy_held(std::span<float> destination) const {
   }
 }
 
-void SparsePool::replace_held(std::span<const float> held) {
-  check_open();
+void SparsePool::check_held(std::span<const float> held) const {
   check_between_iterations("what is held back is replaced");
   if (held.size() != elements()) {
     throw Error(ErrorKind::value, "the state is that of a pool of another size");
   }
+  if (compute::count_nonfinite(held.data(), DType::float32, held.size()) > 0) {
+    throw Error(ErrorKind::value, "what is held back has numbers that are not finite");
+  }
+}
+
+void SparsePool::replace_held(std::span<const float> held) {
+  check_open();
+  check_held(held);
   if (held_[0].data() != nullptr) {
     held_[0].write(0, held);
     std::fill(side_.begin(), side_.end(), 0);
@@ -652,18 +691,37 @@ void SparsePool::replace_held(std::span<const float> held) {
 void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
                          std::uint64_t iteration) {
   check_open();
-  check_between_iterations("what is held back is restored");
-  if (!important.empty() && important.size() != chunks()) {
-    throw Error(ErrorKind::value, "the state is that of a pool of another size");
+  try {
+    check_held(held);
+    if (!important.empty() && important.size() != chunks()) {
+      throw Error(ErrorKind::value, "the state is that of a pool of another size");
+    }
+  } catch (const Error& error) {
+    refuse_state(error.what());
+    throw;
   }
   const std::vector<std::size_t> flags(important.begin(), important.end());
-  check_same_on_all_ranks(
-      *communicator_, "states of sparse gradient pools",
-      "iteration " + std::to_string(iteration) + ", important chunks " + std::to_string(collective::hash_of(flags)));
+  compare_states("iteration " + std::to_string(iteration) + ", important chunks " +
+                 std::to_string(collective::hash_of(flags)));
   replace_held(held);
   choose(important.empty() ? std::vector<std::uint8_t>(chunks(), 1) : important);
   const std::lock_guard lock(mutex_);
   iteration_ = iteration;
+}
+
+void SparsePool::refuse_state(const std::string& why) {
+  check_open();
+  try {
+    compare_states(why);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::mismatch) {
+      throw;
+    }
+  }
+}
+
+void SparsePool::compare_states(const std::string& state) {
+  check_same_on_all_ranks(*communicator_, "states of sparse gradient pools", state);
 }
 
 // ---- what is to be known --------------------------------------------------------------------------------------------
@@ -671,6 +729,17 @@ void SparsePool::restore(std::span<const float> held, const std::vector<std::uin
 std::size_t SparsePool::ready_count() const {
   const std::lock_guard lock(mutex_);
   return ready_count_;
+}
+
+Means SparsePool::means() const {
+  const std::lock_guard lock(mutex_);
+  return ready_count_ > 0 ? no_means : means_;
+}
+
+void SparsePool::take_over_means(const SparsePool& other) {
+  const Means theirs = other.means();
+  const std::lock_guard lock(mutex_);
+  means_ = theirs;
 }
 
 std::uint64_t SparsePool::iteration() const {

@@ -32,6 +32,7 @@
 #include "communicator.hpp"
 #include "float_array.hpp"
 #include "gradient_pool.hpp"
+#include "means.hpp"
 #include "pool_memory.hpp"
 #include "waiting.hpp"
 
@@ -87,7 +88,8 @@ class SparsePool {
   [[nodiscard]] std::size_t ready_count() const;
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
-  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros. With a
+  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
+  // on any rank, throws Error(value) on all of them, and what is held back is as before. With a
   // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
   // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
   // either way all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities
@@ -109,6 +111,10 @@ class SparsePool {
   [[nodiscard]] std::uint64_t iteration() const;              // how many have ended
   [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
 
+  // As those of GradientPool; an iteration that was dropped has means, of nothing.
+  [[nodiscard]] Means means() const;
+  void take_over_means(const SparsePool& other);
+
   // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
   void set_loss_scale(double scale);
   [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
@@ -118,11 +124,16 @@ class SparsePool {
 
   // What is held back, laid out as the gradients, in memory of the host. Between iterations.
   void copy_held(std::span<float> destination) const;
-  // Zeroes the gradients, on a device in the default stream. Of this rank alone.
+  // Zeroes the gradients, on a device in the default stream. Of this rank alone. Throws Error(value) for what is not
+  // finite.
   void replace_held(std::span<const float> held);
   // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
-  // Collective: throws Error(mismatch) where ranks would go on differently.
+  // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
+  // anything is changed.
   void restore(std::span<const float> held, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
+
+  // In place of `restore`, on a rank that cannot: the others are told why.
+  void refuse_state(const std::string& why);
 
   void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const { return send_->closed(); }
@@ -159,11 +170,14 @@ class SparsePool {
   void scatter_means(Deadline deadline, Stream stream);
   void give_up(Stream stream) noexcept;
   [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
+  void check_held(std::span<const float> held) const;
+  void compare_states(const std::string& state);
+  [[nodiscard]] Error different_loss_scales();
   [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
   void drop_gradients(Stream stream);
   void keep(bool result, Stream stream);
   void choose(std::vector<std::uint8_t> important);
-  void start_next_iteration();
+  void start_next_iteration(bool has_means);
 
   Options options_;
   DType dtype_;
@@ -188,13 +202,14 @@ class SparsePool {
 
   std::timed_mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
-  std::condition_variable idle_;
+  std::condition_variable not_busy_;
   std::size_t busy_ = 0;  // threads that process chunks
   std::vector<bool> ready_;
   std::size_t ready_count_ = 0;
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
   std::uint64_t iteration_;
   bool abandoned_ = false;
+  std::optional<bool> idle_;              // whether nothing was ready when this iteration was waited for
   bool dropped_ = false;                  // gradients of this iteration, since one is not finite
   std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
   bool learned_ = false;                  // own norms
@@ -209,6 +224,7 @@ class SparsePool {
   // Of the last iteration.
   std::vector<std::size_t> sent_;
   std::vector<double> norms_;
+  Means means_ = no_means;
   bool overflowed_ = false;
   std::optional<Place> nonfinite_;
   double last_bookkeeping_ = 0.0;

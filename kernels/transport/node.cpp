@@ -190,8 +190,11 @@ bool Node::try_exchange(const Signature& signature, const Location& input, const
   publish(mine.sequence, sequence_);
   wait_for_all(Event::announcement, sequence_);
   bool same = true;
+  all_idle_ = true;
   for (int local = 0; local < size_; ++local) {
-    same = same && announcement(local).signature == signature;
+    const Signature& theirs = announcement(local).signature;
+    same = same && theirs == signature;
+    all_idle_ = all_idle_ && theirs.idle;
   }
   return same;
 }

@@ -107,6 +107,7 @@ class Node {
     return *announcement_at(local, sequence_);
   }
   [[nodiscard]] const std::byte* payload(int local) const noexcept;
+  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // in the last exchange
 
   // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
   // all ranks have. All ranks take the same number of steps in a call.
@@ -241,6 +242,7 @@ class Node {
   std::uint32_t sequence_ = 0;  // of the last announcement
   std::uint32_t step_ = 0;      // of the last advance()
   Signature signature_;         // of the call under way
+  bool all_idle_ = false;
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> gives_up_{false};
   std::uint32_t segment_count_ = 0;

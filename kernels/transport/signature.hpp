@@ -59,8 +59,12 @@ struct Signature {
   std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
   Memory memory = Memory::host;
+  bool idle = false;  // this rank adds zeros only: all ranks hear whether all do, and need not agree
 
-  friend bool operator==(const Signature&, const Signature&) = default;
+  friend bool operator==(const Signature& a, const Signature& b) {
+    return a.count == b.count && a.root == b.root && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
+           a.algorithm == b.algorithm && a.detail == b.detail && a.wire == b.wire && a.memory == b.memory;
+  }
 };
 
 // The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash

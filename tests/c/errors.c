@@ -247,6 +247,10 @@ static void wrong_optimizers(void) {
   REFUSED(gf_optimizer_set_parameter(optimizer, 0, x, GF_FLOAT64), GF_ERROR_TYPE, "not float64");
   REFUSED(gf_optimizer_set_parameter(optimizer, 0, x, (gf_dtype)77), GF_ERROR_TYPE, "77 is not");
   OK(gf_optimizer_set_parameter(optimizer, 0, x, GF_FLOAT32));
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, 1), GF_ERROR_VALUE, "the pool has none: ready and wait");
+  OK(gf_pool_ready(pool, 0));
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, 1), GF_ERROR_VALUE, "1 of the 2 tensors of the pool are");
+  OK(gf_pool_wait(pool, -1));
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 1, 1), GF_ERROR_VALUE, "weights of tensor 1 are missing");
   OK(gf_optimizer_set_parameter(optimizer, 1, x + 4, GF_FLOAT32));
   REQUIRE(gf_optimizer_momentum(optimizer, 2) == NULL && gf_optimizer_master(optimizer, 0) == NULL);
@@ -278,6 +282,9 @@ static void wrong_optimizers(void) {
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "trust is 0 or more");
   settings[1].trust = 0;
   OK(gf_optimizer_step(optimizer, pool, settings, 2, 1));
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "these gradients already");
+  REFUSED(gf_pool_wait(pool, -1), GF_ERROR_VALUE, "no rank made a tensor of the pool ready");
+  REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "the pool has none");
   gf_pool_free(pool);
   OK(gf_pool_create(communicator, counts, 2, GF_FLOAT64, NULL, &pool));
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_TYPE, "not float64");

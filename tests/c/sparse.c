@@ -153,6 +153,9 @@ static void as_in_straight_lines(gf_communicator* communicator) {
   OK(gf_optimizer_step_sparse(resumed, other, each, tensors, 1));
   iterate(&r, 6, each[0].rate);
   compare(&r, other, copies);
+  held[3] = NAN;
+  REFUSED(gf_sparse_pool_restore(other, held, NULL), GF_ERROR_VALUE, "not finite");
+  held[3] = 0;
   OK(gf_sparse_pool_restore(other, held, NULL));
   OK(gf_sparse_pool_important(other, important));
   REQUIRE(important[0] && important[1] && important[2]);
@@ -214,6 +217,8 @@ static void not_finite(gf_communicator* communicator) {
   if (size > 1) {
     REFUSED(gf_sparse_pool_wait(pool, rank == 0 ? 0.3 : 1, -1), GF_ERROR_MISMATCH, "different densities");
   }
+  REFUSED(gf_sparse_pool_wait(pool, 1, -1), GF_ERROR_VALUE, "no rank made a tensor of the pool ready");
+  OK(gf_sparse_pool_ready_all(pool));
   OK(gf_sparse_pool_wait(pool, 1, -1));
   gf_sparse_pool_free(pool);
 

@@ -59,6 +59,7 @@ def check_dropped_calls_of_several_threads(comm: gf.Communicator) -> None:
     del others
     gc.collect()
     for pool in pools:
+        pool.ready()
         pool.wait()
     assert all((handle.wait() == TOTAL).all() for handle in results)
 

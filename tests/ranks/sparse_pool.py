@@ -528,6 +528,114 @@ def check_state(comm: gf.Communicator) -> None:
     pool.wait()
 
 
+def check_states_that_are_refused(comm: gf.Communicator) -> None:
+    """Before anything is changed; and where it is collective, on all ranks."""
+    pool = gf.SparseGradientPool(comm, [30, 40], chunk_size=16, density=0.5, momentum=1.0)
+    for view in pool.views:
+        view[...] = RANK + 1
+    pool.ready()
+    pool.wait()
+    pool.hold([np.full(30, 2.0), np.full(40, 3, np.int64)])
+    saved = pool.state_dict()
+    ones, nan, large, inf = np.ones(40), np.full(30, np.nan), np.full(30, 1e300), np.full(30, -np.inf)
+    bad: list[tuple[Any, type[Exception], str]] = [
+        ([np.ones(40), np.ones(30)], ArgumentError, "another model: it has tensors of shapes (40,), (30,), this pool"),
+        ([np.ones(60), ones], ArgumentError, "another model"),
+        ([np.ones((5, 6)), ones], ArgumentError, "another model"),
+        ([np.ones(1), np.ones(1)], ArgumentError, "another model"),
+        ([np.ones(30)], ArgumentError, "another model"),
+        ([], ArgumentError, "another model"),
+        ([nan, ones], ArgumentError, "of tensor 0 has numbers that are not finite in float32"),
+        ([large, ones], ArgumentError, "of tensor 0 has numbers that are not finite in float32"),
+        ([inf, ones], ArgumentError, "not finite"),
+        ([np.ones(30, complex), ones], ArgumentTypeError, "of tensor 0 is an array of numbers, not of complex128"),
+        (["x" * 30, ones], ArgumentTypeError, "an array of numbers"),
+        ([[[1], [2, 3]], ones], ArgumentTypeError, "not an array"),
+        (None, ArgumentTypeError, "a sequence of arrays"),
+        (3, ArgumentTypeError, "a sequence of arrays"),
+    ]
+    last = RANK == SIZE - 1
+    for held, kind, words in bad:
+        with raises(kind, words):
+            pool.hold(held)
+        with raises(kind, words):
+            pool.load_state_dict({**saved, "held": held})
+        if last:
+            with raises(kind, words):
+                pool.load_state_dict({**saved, "held": held})
+        else:  # a good state, and another rank's is not
+            with raises(MismatchError, "states of sparse gradient pools", words[:30]):
+                pool.load_state_dict({**saved, "iteration": 7, "held": [np.zeros(30), np.zeros(40)]})
+        assert pool.iteration == 1
+        assert [float(each.max()) for each in pool.held] == [2.0, 3.0]
+    others: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"important": [0, 2]}, ArgumentError, "a row of True and False"),
+        ({"important": "yes"}, ArgumentTypeError, "important"),
+        ({"iteration": 1.5}, ArgumentTypeError, "iteration"),
+        ({"iteration": -1}, ArgumentError, "iteration"),
+        ({"chunk_size": "16"}, ArgumentTypeError, "chunk_size"),
+        ({"ranks": 77}, ArgumentError, "of 77"),
+    ]
+    for change, kind, words in others:
+        with raises(kind, words):
+            pool.load_state_dict({**saved, **change})
+    pool.ready(0)
+    with raises(ArgumentError, "between iterations"):
+        pool.hold(saved["held"])
+    pool.wait()
+    if SIZE > 1:  # one rank is in the middle of an iteration
+        if last:
+            pool.ready(0)
+            with raises(ArgumentError, "between iterations"):
+                pool.load_state_dict(saved)
+            pool.abandon()
+        else:
+            with raises(MismatchError, "between iterations"):
+                pool.load_state_dict(saved)
+            pool.wait()
+    pool.load_state_dict(saved)
+    assert pool.iteration == 1
+    strategy = CSC(density=0.5)
+    pools = [strategy.make_pool(comm, [20], momentum=0.5) for _ in range(2)]
+    states = strategy.state_dict()["pools"]
+    wrong = {"pools": [states[0], {**states[1], "held": [np.full(20, np.nan)]}]}
+    if last:
+        with raises(ArgumentError, "not finite"):
+            strategy.load_state_dict(wrong)
+    else:
+        with raises(MismatchError, "not finite"):
+            strategy.load_state_dict({"pools": states})
+    assert len(pools) == 2
+
+
+def check_settings_that_differ(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    last = RANK == SIZE - 1
+    with raises(MismatchError, "first iteration 7"):
+        gf.SparseGradientPool(comm, [64], chunk_size=16, first_iteration=7 if last else 0)
+    for skip in (False, True):
+        pool = gf.SparseGradientPool(comm, [64], chunk_size=16, density=0.25, momentum=1.0, skip_nonfinite=skip)
+        pool.views[0][...] = 1
+        pool.ready()
+        pool.wait()
+        held = pool.held[0].copy()
+        pool.loss_scale = 2.0**-3 if last else 4.0
+        for value in (1.0, np.inf if last else 1.0):
+            pool.views[0][...] = value
+            pool.ready()
+            with raises(MismatchError, "loss scale 4", f"rank {SIZE - 1}: loss scale 0.125"):
+                pool.wait()
+            assert not pool.memory.any()
+            assert np.array_equal(held, pool.held[0])
+        pool.loss_scale = 4.0
+        pool.views[0][...] = 4.0
+        pool.ready()
+        pool.wait()
+        assert pool.views[0].max() == 4.0
+        assert pool.iteration == 4
+
+
 def check_bad_input(comm: gf.Communicator) -> None:
     for density in (0, -0.1, 1.0001, math.nan, math.inf):
         with raises(ArgumentError, "above 0 and at most 1"):
@@ -709,6 +817,8 @@ run_checks(
         check_timeout,
         check_abandon,
         check_state,
+        check_states_that_are_refused,
+        check_settings_that_differ,
         check_bad_input,
         check_empty,
         check_explain,

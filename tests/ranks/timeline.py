@@ -105,6 +105,7 @@ run_checks(
 with gf.init(config=gf.Config(timeline=str(FOLDER / "setting"))) as whole:
     whole.barrier()
     pool = gf.GradientPool(whole, [10])
+    pool.ready()
     pool.wait()
     pool.close()
 names = [event["name"] for event in json.loads((FOLDER / f"setting.rank{RANK}").read_text(encoding="utf-8"))]

@@ -1,0 +1,135 @@
+"""What a step of an optimizer needs: the averaged gradients of an iteration, once; and what an iteration needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from support import RANK, SIZE, WORLD, raises, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import ArgumentError, NonFiniteError
+
+Pool = gf.GradientPool | gf.SparseGradientPool
+
+
+def pools(comm: gf.Communicator) -> Iterator[Pool]:
+    yield gf.GradientPool(comm, [40, 24])
+    yield gf.GradientPool(comm, [40, 24], algorithm="mpi", fusion_threshold=0)
+    yield gf.GradientPool(comm, [70000, 24], fusion_threshold=0)
+    yield gf.SparseGradientPool(comm, [40, 24], density=0.5, momentum=0.5, chunk_size=16)
+
+
+def average(pool: Pool) -> None:
+    for view in pool.views:
+        view[...] = RANK + 1
+    pool.ready()
+    pool.wait()
+
+
+def check_a_step_needs_averages(comm: gf.Communicator) -> None:
+    """Else each rank would use its own gradients, and the weights drift apart."""
+    for pool in pools(comm):
+        weights = [np.zeros(shape, np.float32) for shape in pool.shapes]
+        optimizer = gf.optimizers.SGD(pool, weights, lr=1.0)
+        for view in pool.views:
+            view[...] = RANK + 1
+        with raises(ArgumentError, "the pool has none: ready and wait come before step"):
+            optimizer.step()
+        pool.ready(0)
+        with raises(ArgumentError, "1 of the 2 tensors of the pool are ready, but not averaged"):
+            optimizer.step()
+        pool.ready(1)
+        with raises(ArgumentError, "2 of the 2 tensors"):
+            optimizer.step()
+        assert optimizer.steps == 0
+        assert not any(weight.any() for weight in weights)
+        pool.wait()
+        assert optimizer.step()
+        assert all((weight == -np.float32((SIZE + 1) / 2)).all() for weight in weights)
+        pool.views[0][...] = RANK
+        with raises(ArgumentError, "made a step with these gradients already"):
+            optimizer.step()
+        gf.optimizers.SGD(pool, [np.zeros(shape, np.float32) for shape in pool.shapes], lr=1.0).step()
+        average(pool)
+        assert optimizer.step()
+        assert optimizer.steps == 2
+
+
+def check_no_step_after_an_iteration_without_result(comm: gf.Communicator) -> None:
+    for pool in pools(comm):
+        weights = [np.zeros(shape, np.float32) for shape in pool.shapes]
+        optimizer = gf.optimizers.SGD(pool, weights, lr=1.0)
+        average(pool)
+        pool.ready(0)
+        pool.abandon()
+        with raises(ArgumentError, "the pool has none"):
+            optimizer.step()
+        if isinstance(pool, gf.SparseGradientPool):
+            for spoil in (pool.zero, lambda pool=pool: pool.hold(pool.held)):
+                average(pool)
+                spoil()
+                with raises(ArgumentError, "the pool has none"):
+                    optimizer.step()
+            copies = [weight.copy() for weight in weights]
+            pool.views[0][0] = np.nan
+            pool.ready()
+            with raises(NonFiniteError, "tensor 0"):
+                pool.wait()
+            optimizer.step()  # with the gradients of nothing, on all ranks
+            assert all(np.array_equal(a, b) for a, b in zip(weights, copies, strict=True))
+        average(pool)
+        assert optimizer.step()
+
+
+def check_loss_scale(comm: gf.Communicator) -> None:
+    """A step that is refused leaves the scale, and one that was skipped has used its gradients, too."""
+    for pool in (gf.GradientPool(comm, [8]), gf.SparseGradientPool(comm, [8], chunk_size=4, skip_nonfinite=True)):
+        optimizer = gf.optimizers.SGD(pool, [np.zeros(8, np.float32)], lr=1.0, loss_scale="dynamic")
+        assert optimizer.loss_scale is not None
+        scale = optimizer.loss_scale.value
+        pool.views[0][...] = np.inf
+        with raises(ArgumentError, "the pool has none"):
+            optimizer.step()
+        assert (optimizer.loss_scale.value, optimizer.overflows) == (scale, 0)
+        pool.ready()
+        pool.wait()
+        assert not optimizer.step()
+        with raises(ArgumentError, "already"):
+            optimizer.step()
+        assert (optimizer.loss_scale.value, optimizer.overflows) == (scale / 2, 1)
+
+
+def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
+    """All ranks are told that nothing was averaged; where one rank has something, the others need nothing."""
+    for pool in pools(comm):
+        average(pool)
+        held = [each.copy() for each in pool.held] if isinstance(pool, gf.SparseGradientPool) else []
+        iteration = pool.iteration
+        optimizer = gf.optimizers.SGD(pool, [np.zeros(shape, np.float32) for shape in pool.shapes], lr=1.0)
+        with raises(ArgumentError, "no rank made a tensor of the pool ready before it waited"):
+            pool.wait()
+        with raises(ArgumentError, "the pool has none"):
+            optimizer.step()
+        assert pool.iteration == iteration + 1
+        assert not pool.memory.any()
+        if isinstance(pool, gf.SparseGradientPool):
+            assert all(np.array_equal(a, b) for a, b in zip(held, pool.held, strict=True))
+        for rank in range(SIZE):
+            if rank == RANK:
+                pool.views[1][...] = 0  # which is something, too
+                pool.ready(1)
+            pool.wait()
+            assert optimizer.step()
+
+
+run_checks(
+    [
+        check_a_step_needs_averages,
+        check_no_step_after_an_iteration_without_result,
+        check_loss_scale,
+        check_an_iteration_of_nobody,
+    ],
+    [{}, {"progress": "thread"}, {"progress": "caller"}, {"node_size": 1}, {"node_size": 2, "inline_bytes": 0}],
+)
+assert WORLD.allreduce(1) == SIZE
