@@ -3,8 +3,9 @@
 What a block is, its language says:
 
 - ``sh``: commands for bash. Those that install something are not run; the extras they name must exist.
-- ``python``: run in the order of the page, in one namespace for the page, on two ranks. Where the line before the block
-  names a file and ends with a colon, the block is also saved under that name, for the commands that follow.
+- ``python``: run in the order of the page, in one namespace for the page, on two ranks.
+- Where the line before a block names a file and ends with a colon, the block is also saved under that name, for the
+  commands that follow.
 - ``text`` directly behind one of these: what it prints. Every line must be in the output, in any order, because ranks
   print as they come; ``...`` stands for anything. Python with such a block is a program of its own, and fails where the
   last line names an exception.
@@ -137,7 +138,7 @@ def test_code_blocks_run_as_they_stand(
             finished = mpirun(2, "doc_page", page, program, tmp_path, timeout=120, check=False)
             assert (finished.returncode != 0) == bool(EXCEPTION.search(block.output or "")), finished.output
             assert_output(block, finished.output)
-        elif block.language == "sh" and not installs(block) and block.saved_as is None:
+        elif block.language == "sh" and not installs(block):
             if "gradientflow netlab" in block.text and not _hosts_can_be_made(request):
                 continue
             finished = shell(block.text, cwd=tmp_path, env=env, timeout=180)
