@@ -15,7 +15,7 @@ from mpi4py import MPI
 from gradientflow.errors import ArgumentError, ClosedError, CommunicationTimeoutError, MismatchError, MPIError
 
 from . import devices
-from .work import Work, untraced
+from .work import Common, Work, untraced
 
 _POLLS = 100  # how often a waiting thread looks at a message before it sleeps between looks
 _SHORTEST_NAP = 20e-6  # seconds
@@ -155,7 +155,7 @@ class MessageWork(Work):
         limit: float,
         stream: devices.Stream = None,
     ) -> None:
-        super().__init__([tensor], [message], finish, limit, stream)
+        super().__init__(mailbox.common, [tensor], [message], finish, limit, stream)
         self._message = message
         self._mailbox = mailbox
 
@@ -167,6 +167,11 @@ class MessageWork(Work):
 
     def get_future(self) -> Any:
         """Return a future whose value is a list of the tensor."""
+        self._claimed = True
+        return self.future()
+
+    def future(self) -> Any:
+        """Return the future for somebody who does not stand for the owner of the work, such as the profiler."""
         with self._lock:
             known = self._future
             if known is None:
@@ -197,9 +202,12 @@ class Mailbox:
         The ranks; for these messages alone.
     name : str
         Of the thread.
+    common : Common
+        Of the process group.
     """
 
-    def __init__(self, mpi: MPI.Intracomm, name: str) -> None:
+    def __init__(self, mpi: MPI.Intracomm, name: str, common: Common) -> None:
+        self.common = common
         highest = mpi.Get_attr(MPI.TAG_UB)
         self._tags = int(highest) + 1 - _RESERVED_TAGS if isinstance(highest, int) else 32768 - _RESERVED_TAGS
         self.barrier_tag = self._tags

@@ -39,9 +39,10 @@ def monitored_barrier(mailbox: Mailbox, rank: int, size: int, number: int, limit
     """
     missing = _missing(mailbox, size, number, limit) if rank == 0 else _told(mailbox, size, number, limit)
     if missing:
+        names = [str(mailbox.common.world_ranks[each]) for each in (rank, *missing)]
         message = (
-            f"Timed out: monitored_barrier on rank {rank} waited {limit:g} s; missing "
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
+            f"[Rank {names[0]}]: Timed out in monitored_barrier: {'Rank' if len(missing) == 1 else 'Ranks'} "
+            f"{', '.join(names[1:])} failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
         )
         raise CommunicationTimeoutError(message)
 

@@ -19,12 +19,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
-from gradientflow.errors import ArgumentError, ArgumentTypeError, CommunicationTimeoutError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError, MismatchError
 
 from . import devices
+from .ddp_hooks import serve_builtin_hook
 from .messages import Mailbox, Message, MessageWork
 from .monitored_barrier import monitored_barrier
 from .names import BACKEND
+from .profiling import recorded
 from .reduce_ops import combine_bits, is_bitwise, reduction_of
 from .rendezvous import position
 from .tensors import (
@@ -32,6 +34,7 @@ from .tensors import (
     check_alike,
     checked,
     is_plain,
+    is_sparse,
     joined,
     movable,
     only,
@@ -41,7 +44,7 @@ from .tensors import (
     scatter_row,
     side_by_side,
 )
-from .work import CollectiveWork, FutureThread, Work, seconds, timed_out, untraced
+from .work import CollectiveWork, Common, FutureThread, Work, seconds, untraced
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # has the options of all calls
@@ -121,8 +124,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._mpi = mpi
         self._communicator = Communicator(mpi, self._settings)
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
-        self._thread = FutureThread(f"gradientflow futures {name}")
-        self._mailbox = Mailbox(mpi, f"gradientflow messages {name}")
+        self._common = Common(_world_ranks(mpi), own_timeout=self._settings != Config())
+        self._thread = FutureThread(f"gradientflow futures {name}", self._common)
+        self._mailbox = Mailbox(mpi, f"gradientflow messages {name}", self._common)
         _open.add(self)
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -139,6 +143,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._process != os.getpid():
             return
         _open.discard(self)
+        self._common.unclaimed.close()
         if orderly:
             self._communicator.close()
             self._thread.close()  # after the callbacks, which may use what is closed next
@@ -176,7 +181,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return devices.kinds()
+        # While PyTorch makes the group: none, for it takes devices then as those of backends in C++, for its recorder.
+        return devices.kinds() if self in dist.distributed_c10d._world.pg_map else []
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         if device.type not in devices.KINDS:
@@ -192,18 +198,24 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- reductions ----------------------------------------------------------------------------------------------
 
+    @recorded("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks, in place."""
         options = _options(c10d.AllreduceOptions, opts, timeout, reduceOp=opts)
-        tensor = checked(only(tensors, "allreduce"))
+        tensor = only(tensors, "allreduce")
+        if is_sparse(tensor):
+            return self._allreduce_sparse(tensor, options)
+        tensor = checked(tensor)
         return self._run([self._allreduce(tensor, options.reduceOp)], [tensor], options)
 
+    @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         options = _options(c10d.AllreduceCoalescedOptions, opts)
         outputs = [checked(tensor) for tensor in tensors]
         return self._run([self._allreduce(tensor, options.reduceOp) for tensor in outputs], outputs, options)
 
+    @recorded("reduce")
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduce a tensor over all ranks; the root gets the result, in place."""
         options = _options(c10d.ReduceOptions, opts, timeout, rootRank=opts, reduceOp=op)
@@ -218,6 +230,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             call = call.then(partial(reduction.store, tensor, reduction.operand))
         return self._run([call], [tensor], options)
 
+    @recorded("reduce_scatter")
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -242,6 +255,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Reduce a tensor of one block for each rank; every rank gets its block."""
         return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
 
+    @recorded("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self,
         outputs: Sequence[torch.Tensor],
@@ -274,6 +288,42 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return _Call("allreduce", arguments)
         return _Call("allreduce", arguments, partial(reduction.store, tensor, reduction.operand))
 
+    def _allreduce_sparse(self, tensor: torch.Tensor, options: Any) -> Work:
+        """Add sparse tensors: every rank gathers the elements of all, after it has learnt how many each has."""
+        op = options.reduceOp.op
+        mean = op == dist.ReduceOp.AVG
+        if op != dist.ReduceOp.SUM and not (mean and (tensor.is_floating_point() or tensor.is_complex())):
+            message = (
+                f"a sparse tensor of {tensor.dtype} is reduced with SUM, or AVG if it has fractions, not {op.name}"
+            )
+            raise ArgumentTypeError(message)
+        own = tensor.detach().coalesce()
+        indices, values = checked(own.indices().t().contiguous()), checked(own.values().contiguous())
+        facts = torch.tensor([own.sparse_dim(), own.dense_dim(), *own.shape, own._nnz()], device=devices.HOST)
+        found = devices.empty((self._size, facts.numel()), facts.dtype, devices.HOST)
+        self._run([_Call("allgather", {"x": facts, "out": found})], [], options).wait()
+        if (found[:, :-1] != found[0, :-1]).any():
+            shapes = [tuple(shape) for shape in found[:, 2:-1].tolist()]
+            message = f"the ranks reduce sparse tensors that are not alike; their shapes are {shapes}"
+            raise MismatchError(message)
+        counts = found[:, -1].tolist()
+        device = devices.device_of(values)
+        all_indices = devices.empty((sum(counts), own.sparse_dim()), indices.dtype, device)
+        all_values = devices.empty((sum(counts), *values.shape[1:]), values.dtype, device)
+
+        def store() -> None:
+            total = torch.sparse_coo_tensor(
+                all_indices.t(), all_values, own.shape, device=device, check_invariants=False
+            ).coalesce()
+            with torch.no_grad():  # a detached sparse tensor would not change with the tensor
+                tensor.copy_(total / self._size if mean else total)
+
+        calls = [
+            self._allgather(list(torch.split(all_indices, counts)), indices),
+            self._allgather(list(torch.split(all_values, counts)), values).then(store),
+        ]
+        return self._run(calls, [tensor], options)
+
     def _reduce_scatter(self, target: torch.Tensor, row: torch.Tensor, op: Any) -> _Call:
         """Reduce a plain row of one block for each rank."""
         if is_bitwise(row, op):
@@ -303,6 +353,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- copies --------------------------------------------------------------------------------------------------
 
+    @recorded("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Copy the root's tensor to all ranks, in place."""
         options = _options(c10d.BroadcastOptions, opts, timeout, rootRank=opts)
@@ -313,6 +364,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         finish = None if memory is tensor or self._rank == root else partial(tensor.copy_, memory)
         return self._run([_Call("broadcast", arguments, finish)], [tensor], options)
 
+    @recorded("all_gather")
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -321,6 +373,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs = self._parts(_list_of(output_tensors), "allgather")
         return self._run([self._allgather(outputs, only(input_tensors, "allgather"))], outputs, options)
 
+    @recorded("all_gather")
     def allgather_coalesced(
         self,
         output_lists: Sequence[Sequence[torch.Tensor]],
@@ -339,6 +392,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Collect the tensors of all ranks side by side in one."""
         return self.all_gather_single_coalesced([output], [input], opts, timeout)
 
+    @recorded("all_gather")
     def all_gather_single_coalesced(
         self,
         outputs: Sequence[torch.Tensor],
@@ -363,6 +417,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @recorded("gather")
     def gather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -381,6 +436,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         arguments = {"x": _apart(memory, row), "root": root, "out": movable(row)}
         return self._run([_Call("gather", arguments, finish)], outputs, options)
 
+    @recorded("scatter")
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -398,6 +454,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             arguments["x"] = movable(_apart(side_by_side(parts), memory))
         return self._run([_Call("scatter", arguments, finish)], [target], options)
 
+    @recorded("all_to_all")
     def alltoall(
         self,
         output_tensors: Sequence[torch.Tensor],
@@ -410,6 +467,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs, inputs = self._parts(output_tensors, "alltoall"), self._parts(input_tensors, "alltoall")
         return self._exchange(outputs, inputs, outputs, None, options)
 
+    @recorded("all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -499,6 +557,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- synchronisation -----------------------------------------------------------------------------------------
 
+    @recorded("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all ranks are here, and have done what was in the current stream of the group's CUDA device."""
         options = _options(c10d.BarrierOptions, opts, timeout)
@@ -506,13 +565,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             devices.synchronize(self._device)
         return self._run([_Call("barrier", {})], [], options)
 
+    @recorded("monitored_barrier")
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait until all ranks are here; if some do not come in time, name them.
 
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            How long rank 0 waits; by default the group's timeout.
+            How long rank 0 waits; by default the group's timeout. With 0 it looks once who is here.
         wait_all_ranks : bool
             Accepted for PyTorch's sake: all missing ranks are named either way.
 
@@ -521,12 +581,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         gradientflow.errors.CommunicationTimeoutError
             On rank 0 and on the ranks that came, if others did not.
         """
-        limit = seconds(timeout, self._timeout.total_seconds()) or 0.0
+        limit = (timeout if timeout is not None and timeout >= timedelta(0) else self._timeout).total_seconds()
         self._barriers += 1
         monitored_barrier(self._mailbox, self._rank, self._size, self._barriers, limit)
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
 
+    @recorded("send")
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Start to send a tensor to a rank."""
         self._mailbox.check_tag(tag)
@@ -535,11 +596,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         message = self._mailbox.send(devices.to_host([plain(tensor)])[0], dst, tag)
         return MessageWork(tensor, self._mailbox, message, [], self._timeout.total_seconds())
 
+    @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Start to receive a tensor from a rank."""
         self._check_rank(src)
         return self._receive(tensors, src, tag)
 
+    @recorded("recv")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from whichever rank sends one; the work's `source_rank` tells which."""
         return self._receive(tensors, None, tag)
@@ -588,8 +651,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 call.make(communicator)
                 if call.finish is not None:
                     call.finish()
-        except CommunicationTimeoutError as error:
-            raise timed_out(error) from error
+        except GradientFlowError as error:
+            if (explained := self._common.explained(error)) is error:
+                raise
+            raise explained from error
         return CollectiveWork(self._thread, outputs, stream=stream)
 
     def _own_communicator(self) -> Communicator:
@@ -636,6 +701,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return list(torch.split(tensor, list(sizes)))
 
 
+serve_builtin_hook(ProcessGroup)
+
+
 def create(options: Any, backend_options: Any) -> ProcessGroup:
     """Make a process group; called by ``torch.distributed`` on the ranks that belong to it.
 
@@ -669,6 +737,16 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         members.Free()
         everybody.Free()
     return ProcessGroup(mpi, options.timeout, options.group_id)
+
+
+def _world_ranks(mpi: MPI.Intracomm) -> list[int]:
+    """Return the rank in the world of each rank of a communicator."""
+    members, everybody = mpi.Get_group(), MPI.COMM_WORLD.Get_group()
+    try:
+        return list(members.Translate_ranks(None, everybody))
+    finally:
+        members.Free()
+        everybody.Free()
 
 
 def _settings(timeout: timedelta) -> Config:

@@ -46,6 +46,11 @@ def checked(tensor: Any) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+def is_sparse(tensor: Any) -> bool:
+    """Tell whether it is a sparse tensor of coordinates, of which some calls know how to take the parts."""
+    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether the elements lie in memory one after the other, as they are."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -14,7 +16,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 import torch.distributed
 
-from gradientflow.errors import CommunicationTimeoutError
+from gradientflow.errors import CommunicationTimeoutError, GradientFlowError
 
 from . import devices
 
@@ -22,6 +24,10 @@ dist: Any = torch.distributed  # its annotations leave out what it takes from C+
 _Future: Any = torch.futures.Future
 
 T = TypeVar("T")
+
+_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+\b)*")
+_MOST_KEPT = 64  # works that nobody has waited for
+_MOST_KEPT_BYTES = 1 << 20  # of their results
 
 
 def untraced(cls: type[T]) -> type[T]:
@@ -47,6 +53,78 @@ class Call(Protocol):
         """Wait for the end; raise what it ended with, or `CommunicationTimeoutError` if the timeout passes first."""
 
 
+class Unclaimed:
+    """Works that Python has dropped although nobody has waited for them.
+
+    PyTorch's C++ may have one, and may wait for it later: DistributedDataParallel does so with a call that says how
+    many ranks are left in a `join`. Without its Python object such a work would be one that never ends, and nothing
+    tells whether C++ has it. So the latest ones are kept, as far as they are small: most are those of programs that do
+    not wait.
+    """
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[Work, int]] = deque()
+        self._bytes = 0
+        self._closed = False
+
+    def keep(self, work: Work, nbytes: int) -> None:
+        """Keep a work, with so many bytes of results, and let go those that are too many."""
+        if self._closed:
+            return
+        self._works.append((work, nbytes))
+        self._bytes += nbytes
+        while len(self._works) > _MOST_KEPT or self._bytes > _MOST_KEPT_BYTES:
+            self._bytes -= self._works.popleft()[1]
+
+    def close(self) -> None:
+        """Let all go, and keep none from now on: the group has ended, and with it the calls."""
+        self._closed = True
+        self._works.clear()
+        self._bytes = 0
+
+
+class Common:
+    """What all works of a process group share: the works that nobody has waited for, and the words for errors.
+
+    Parameters
+    ----------
+    world_ranks : sequence of int
+        The rank in the world of each rank of the group.
+    own_timeout : bool
+        Whether the group's timeout is one that PyTorch gave, not GRADIENTFLOW_TIMEOUT.
+    """
+
+    def __init__(self, world_ranks: Sequence[int], own_timeout: bool) -> None:
+        self.world_ranks = list(world_ranks)
+        self.unclaimed = Unclaimed()
+        self._same = self.world_ranks == list(range(len(self.world_ranks)))
+        self._own_timeout = own_timeout
+
+    def explained(self, error: Exception) -> Exception:
+        """Return an error of a communicator in the words of process groups.
+
+        Ranks are those of the world. A timeout is told as PyTorch does, with spaces around "Timed out": its own tests
+        and other programs look for that.
+        """
+        if not isinstance(error, GradientFlowError):
+            return error
+        text = str(error)
+        if not self._same:
+            text = _RANKS.sub(self._in_world, text)
+        if isinstance(error, CommunicationTimeoutError):
+            if self._own_timeout:
+                text = text.replace("(GRADIENTFLOW_TIMEOUT)", "(timeout of the process group)")
+            text = f"process group: Timed out waiting: {text}"
+        return error if text == str(error) else type(error)(text)
+
+    def _in_world(self, found: re.Match[str]) -> str:
+        """Return "rank 1" or "ranks 0, 2" with the ranks of the world for those of the group."""
+        return re.sub(r"\d+", lambda number: str(self._world_rank(int(number[0]))), found[0])
+
+    def _world_rank(self, rank: int) -> int:
+        return self.world_ranks[rank] if rank < len(self.world_ranks) else rank
+
+
 class FutureThread:
     """A thread that waits for works and runs the callbacks of their futures, one after the other.
 
@@ -58,7 +136,8 @@ class FutureThread:
     that shall go on while the thread's waits.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, common: Common) -> None:
+        self.common = common
         self._name = name
         self._streams: dict[torch.device, devices.Stream] = {}
         self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -155,6 +234,9 @@ class _Failure:
     def raise_error(self) -> NoReturn:
         raise self.error
 
+    def __repr__(self) -> str:  # is what C++ says where it wanted a tensor
+        return f"the error {type(self.error).__name__}: {self.error}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_set or threading.get_ident() != self._thread:
             raise self.error.with_traceback(None)
@@ -172,6 +254,8 @@ class Work(dist.Work):  # type: ignore[misc]
 
     Parameters
     ----------
+    common : Common
+        Of the process group.
     outputs : list of torch.Tensor
         Where the results go; the value of the future.
     calls : sequence of Call
@@ -186,6 +270,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def __init__(
         self,
+        common: Common,
         outputs: list[torch.Tensor],
         calls: Sequence[Call] = (),
         finish: Sequence[Callable[[], object]] = (),
@@ -193,6 +278,8 @@ class Work(dist.Work):  # type: ignore[misc]
         stream: devices.Stream = None,
     ) -> None:
         super().__init__()
+        self._common = common
+        self._claimed = False  # somebody has waited for it
         self._stream = stream
         self._device = devices.HOST if stream is None else stream.device
         # On a device: what happens once the results are there, if this is later than the end of the calls.
@@ -205,6 +292,12 @@ class Work(dist.Work):  # type: ignore[misc]
         self._ended = not calls
         self._error: Exception | None = None
         self._future: Any = None  # made when it is asked for
+
+    def __del__(self) -> None:
+        """Stay for a while if C++ may have this and wait for it."""
+        if not self._claimed:
+            self._claimed = True
+            self._common.unclaimed.keep(self, sum(each.numel() * each.element_size() for each in self._outputs))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done; on a CUDA device, have the current stream wait.
@@ -221,6 +314,7 @@ class Work(dist.Work):  # type: ignore[misc]
         gradientflow.errors.GradientFlowError
             What the call ended with.
         """
+        self._claimed = True
         ended = self._ended
         if not ended:
             with devices.within(self._stream if self._finish else None):
@@ -262,9 +356,10 @@ class Work(dist.Work):  # type: ignore[misc]
     def _await(self, limit: float | None) -> None:
         """Wait for the calls and take over how they ended; raise only if the limit passes first."""
         error = self._wait_for_calls(limit)
-        if isinstance(error, CommunicationTimeoutError):
-            error = timed_out(error)
-            if not all(call.done for call in self._calls):
+        if error is not None:
+            error, original = self._common.explained(error), error
+            error.__cause__ = original.__cause__
+            if isinstance(error, CommunicationTimeoutError) and not all(call.done for call in self._calls):
                 raise error
         with self._lock:
             if self._ended:
@@ -307,11 +402,16 @@ class CollectiveWork(Work):
         limit: float | None = None,
         stream: devices.Stream = None,
     ) -> None:
-        super().__init__(outputs, calls, finish, limit, stream)
+        super().__init__(thread.common, outputs, calls, finish, limit, stream)
         self._thread = thread
 
     def get_future(self) -> Future:
         """Return a future whose value is the list of result tensors."""
+        self._claimed = True
+        return self.future()
+
+    def future(self) -> Future:
+        """Return the future for somebody who does not stand for the owner of the work, such as the profiler."""
         with self._lock:
             known, future = self._future, self._future or Future(self._thread, self._device)
             self._future = future
@@ -331,8 +431,3 @@ def seconds(timeout: timedelta | None, default: float | None = None) -> float | 
     """Return a timeout in seconds; PyTorch's unset ones, 0 and less, are the default."""
     given = 0.0 if timeout is None else timeout.total_seconds()
     return given if given > 0 else default
-
-
-def timed_out(error: CommunicationTimeoutError) -> CommunicationTimeoutError:
-    """Return the error in the words that users of process groups look for."""
-    return CommunicationTimeoutError(f"Timed out: {error}")

@@ -616,7 +616,7 @@ def check_refusals() -> None:
     group: Any = dist.group.WORLD
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (3,), check_invariants=True)
     with raises(ArgumentTypeError, "torch.sparse_coo", "to_dense"):
-        dist.all_reduce(sparse)
+        dist.broadcast(sparse, 0)
     with raises(ArgumentTypeError, "CPU memory and on CUDA, not on meta"):
         dist.all_reduce(torch.empty(3, device="meta"))
     with raises(ArgumentTypeError, "BAND is not defined on torch.float32"):
@@ -661,13 +661,38 @@ def check_monitored_barrier() -> None:
     if SIZE > 2:
         if RANK == 1:
             time.sleep(1.5)
-            with raises(CommunicationTimeoutError, "Timed out", "missing rank 0"):
+            with raises(CommunicationTimeoutError, "[Rank 1]: Timed out ", "Rank 0 failed to pass monitoredBarrier"):
                 group.monitored_barrier(timedelta(seconds=0.1))
         else:
-            with raises(CommunicationTimeoutError, "Timed out", "missing rank 1"):
+            with raises(CommunicationTimeoutError, f"[Rank {RANK}]: Timed out ", "Rank 1 failed", "in 800 ms"):
                 group.monitored_barrier(timedelta(seconds=0.8))
     dist.barrier()
     group.monitored_barrier(timedelta(seconds=30), wait_all_ranks=True)
+    if RANK == 0 and SIZE > 1:
+        begin = time.monotonic()
+        with raises(CommunicationTimeoutError, "[Rank 0]: Timed out ", "failed to pass monitoredBarrier in 0 ms"):
+            group.monitored_barrier(timedelta(0))
+        assert time.monotonic() - begin < 10  # not the group's timeout
+    dist.barrier()
+
+
+def check_words_of_a_part() -> None:
+    """Errors in a group of some ranks name them as the world does, and its timeout as what it is."""
+    if SIZE < 3:
+        return
+    members = list(range(1, SIZE))
+    inner: Any = [dist.new_group(members, timeout=timedelta(seconds=1)) for _ in range(3)]
+    if RANK == 1:
+        wanted = "process group: Timed out ", "(timeout of the process group) on rank 1", "no sign of rank"
+        with raises(CommunicationTimeoutError, *wanted):
+            dist.barrier(inner[0])
+        with raises(CommunicationTimeoutError, *wanted):
+            dist.all_reduce(torch.zeros(3), group=inner[1], async_op=True).wait()  # type: ignore[union-attr]
+        with raises(CommunicationTimeoutError, " Timed out ", "the receive from rank 2 with tag 4"):
+            dist.recv(torch.zeros(3), 2, group=inner[2], tag=4)
+        with raises(CommunicationTimeoutError, "[Rank 1]: Timed out ", "2 failed to pass monitoredBarrier"):
+            inner[2].monitored_barrier(timedelta(0))
+    dist.barrier()
 
 
 CHECKS = [
@@ -703,6 +728,7 @@ def main() -> None:
             WORLD.Barrier()
         if node_size == node_sizes[0]:
             check_monitored_barrier()
+            check_words_of_a_part()
         dist.destroy_process_group()
         assert not dist.is_initialized()
 

@@ -136,7 +136,7 @@ def check_timeouts() -> None:
                 dist.recv(torch.zeros(3), 1, tag=7)
             with raises(CommunicationTimeoutError, "Timed out", "the receive from any rank"):
                 dist.recv(torch.zeros(3))
-            with raises(CommunicationTimeoutError, "Timed out", "not done within 0.2 s"):
+            with raises(CommunicationTimeoutError, " Timed out ", "not done within 0.2 s"):
                 dist.barrier()
         WORLD.Barrier()
         if RANK == 1:

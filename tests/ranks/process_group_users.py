@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
@@ -23,7 +25,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradientflow.errors import ArgumentTypeError
+from gradientflow.errors import ArgumentTypeError, MismatchError
 
 FOLDER = sys.argv[1]  # for checkpoints
 
@@ -114,9 +116,54 @@ def check_ddp_unused_parameters() -> None:
         assert model.module.never.weight.grad is None
         wanted = batch(0, step).sum(0) / SIZE  # only rank 0 used it
         assert torch.allclose(model.module.sometimes.weight.grad[0], wanted, atol=1e-5)
-    sparse = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
-    with raises(ArgumentTypeError, "to_dense"):
-        sparse(torch.tensor([RANK, 5])).sum().backward()
+
+
+def check_ddp_sparse() -> None:
+    torch.manual_seed(0)
+    alone = nn.Embedding(10, 3, sparse=True)
+    model = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
+    model.module.load_state_dict(alone.state_dict())
+    for step in range(2):
+        for network in (alone, model):
+            network.zero_grad()
+        weights = [1.0 + rank + step for rank in range(SIZE)]
+        (model(torch.tensor([RANK, 5, 5])).sum() * weights[RANK]).backward()
+        sum(alone(torch.tensor([rank, 5, 5])).sum() * weights[rank] / SIZE for rank in range(SIZE)).backward()  # type: ignore[union-attr]
+        found = model.module.weight.grad.coalesce()
+        assert found.indices().tolist() == [sorted({*range(SIZE), 5})]
+        assert torch.allclose(found.to_dense(), alone.weight.grad.to_dense())
+
+
+def sparse(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return elements of two numbers each, as many as the rank, and two for the same place."""
+    indices = torch.tensor([[3, 1], *([place, place % 2] for place in range(rank)), [3, 1]][: 2 * rank]).reshape(-1, 2)
+    values = torch.arange(2.0 * len(indices)).reshape(-1, 2) + rank
+    return torch.sparse_coo_tensor(indices.t(), values.to(dtype), (4, 2, 2), check_invariants=True)
+
+
+def check_sparse_allreduce() -> None:
+    for dtype in (torch.float64, torch.float16, torch.int16):
+        wanted: Any = sum(sparse(rank, dtype).to_dense() for rank in range(SIZE))
+        for asynchronous in (False, True):
+            x = sparse(RANK, dtype)
+            work: Any = dist.all_reduce(x, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            assert torch.equal(x.to_dense(), wanted), (x, wanted)
+        if not dtype.is_floating_point:
+            continue
+        x = sparse(RANK, dtype)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert torch.equal(x.to_dense(), wanted / SIZE)
+    nothing = sparse(0)
+    dist.all_reduce(nothing)
+    assert nothing._nnz() == 0
+    with raises(ArgumentTypeError, "SUM", "MAX"):
+        dist.all_reduce(sparse(RANK), dist.ReduceOp.MAX)
+    if SIZE > 1:
+        other = torch.sparse_coo_tensor(torch.zeros(1, 1), torch.ones(1), (RANK + 1,), check_invariants=True)
+        with raises(MismatchError, "not alike", "(1,), (2,)"):
+            dist.all_reduce(other)
 
 
 def check_ddp_no_sync() -> None:
@@ -145,6 +192,43 @@ def check_ddp_join() -> None:
     dist.all_gather(gathered, model.module[0].weight.detach())
     for each in gathered:
         assert torch.equal(each, gathered[-1])
+    # Where it divides by the ranks that are left, PyTorch's C++ waits for a work that Python has long dropped.
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(2 + 2 * RANK):
+            model.zero_grad()
+            model(torch.full((1, 3), 1.0 + RANK)).sum().backward()
+            left = [1.0 + rank for rank in range(SIZE) if step < 2 + 2 * rank]
+            assert torch.allclose(model.module.weight.grad, torch.tensor(sum(left) / len(left)))
+
+
+def check_dropped_works() -> None:
+    """C++ may wait for a work that Python has dropped; not all that Python drops is kept."""
+    works = [dist.all_reduce(torch.ones(3), async_op=True), dist.irecv(torch.ones(1), (RANK - 1) % SIZE)]
+    held = [work.boxed() for work in works]  # type: ignore[union-attr]
+    del works
+    dist.send(torch.ones(1), (RANK + 1) % SIZE)
+    for each in held:
+        assert dist.Work.unbox(each).wait()
+
+    def wait_for_all() -> None:
+        for _ in range(3):
+            work: Any = dist.barrier(async_op=True)  # the core lets go of what is done when the next call begins
+            work.wait()
+
+    results = [torch.ones(1000) for _ in range(1000)]
+    alive = [weakref.ref(result) for result in results]
+    while results:
+        dist.all_reduce(results.pop(), async_op=True)
+    wait_for_all()
+    kept = sum(result() is not None for result in alive)
+    assert kept <= 64, kept
+    large = torch.ones(1 << 20)
+    alive = [weakref.ref(large)]
+    dist.all_reduce(large, async_op=True)
+    del large
+    wait_for_all()
+    assert alive[0]() is None
 
 
 def check_ddp_hooks() -> None:
@@ -165,6 +249,29 @@ def check_ddp_hooks() -> None:
         model.register_comm_hook(None, hook)
         train(model, sgd(model.parameters()))
         close(model.module, alone, tolerance)
+    for builtin, tolerance in [
+        (dist.BuiltinCommHookType.ALLREDUCE, 1e-5),
+        (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2),
+    ]:
+        model = DistributedDataParallel(network())
+        model._register_builtin_comm_hook(builtin)
+        train(model, sgd(model.parameters()))
+        close(model.module, alone, tolerance)
+        same = torch.equal(model.module[0].weight, alone[0].weight)  # type: ignore[index]
+        assert not (same and tolerance > 1e-5)  # float16 is not as exact
+
+    def failing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def fail(done: Any) -> torch.Tensor:
+            message = "what the hook says"
+            raise KeyError(message)
+
+        return default_hooks.allreduce_hook(state, bucket).then(fail)
+
+    failing.__annotations__.clear()
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(None, failing)
+    with raises(RuntimeError, "KeyError: 'what the hook says'"):
+        loss_of(model).backward()
     model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
     model.register_comm_hook(None, doubled)
     train(model, torch.optim.SGD(model.parameters(), lr=0.05))
@@ -284,18 +391,40 @@ def check_compiled() -> None:
     close(model.module, trained_alone(sgd))
 
 
+def check_profiler() -> None:
+    model = DistributedDataParallel(network())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(model, sgd(model.parameters()))
+        dist.barrier()
+        x, parts = torch.ones(SIZE), [torch.ones(1) for _ in range(SIZE)]
+        sending: Any = dist.isend(x, (RANK + 1) % SIZE)
+        dist.recv(x, (RANK - 1) % SIZE)
+        sending.wait()
+        dist.all_gather(parts, parts[0])
+        dist.all_to_all(parts, [torch.ones(1) for _ in range(SIZE)])
+    counts = Counter(event.name for event in profile.events() if event.name.startswith("gradientflow:"))
+    steps = counts.pop("gradientflow:all_reduce")
+    assert steps >= 3
+    counts.pop("gradientflow:broadcast", 0)  # of the buckets, which DistributedDataParallel makes anew
+    assert counts == {f"gradientflow:{name}": 1 for name in ("barrier", "send", "recv", "all_gather", "all_to_all")}
+
+
 CHECKS = [
     check_ddp,
     check_ddp_buffers,
     check_ddp_unused_parameters,
+    check_ddp_sparse,
+    check_sparse_allreduce,
     check_ddp_no_sync,
     check_ddp_join,
+    check_dropped_works,
     check_ddp_hooks,
     check_zero,
     check_fsdp,
     check_meshes,
     check_functional,
     check_compiled,
+    check_profiler,
 ]
 
 

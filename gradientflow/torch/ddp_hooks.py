@@ -1,0 +1,34 @@
+"""DistributedDataParallel's built-in hook for float16 on this backend.
+
+The hook is written in C++ and takes what an all-reduce ends with for a list of tensors of C++, which a process group
+written in Python cannot give. PyTorch's hook of the same name in Python does the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+dist: Any = torch.distributed
+
+
+def serve_builtin_hook(kind: type) -> None:
+    """Have networks on process groups of a kind take the hook in Python where they are told to take that in C++."""
+    ddp: Any = DistributedDataParallel
+    ddp._register_builtin_comm_hook = _choosing(ddp._register_builtin_comm_hook, kind)
+
+
+def _choosing(register: Callable[..., None], kind: type) -> Callable[..., None]:
+    @functools.wraps(register)
+    def wrapper(self: Any, comm_hook_type: Any) -> None:
+        if comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS and isinstance(self.process_group, kind):
+            self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
+        else:
+            register(self, comm_hook_type)
+
+    return wrapper
