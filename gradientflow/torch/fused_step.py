@@ -15,7 +15,7 @@ from gradientflow.optimizers.optimizer import state_array
 from gradientflow.strategies import CSC, Strategy
 
 from . import devices
-from .gradients import PooledGradients, pool_device
+from .gradients import PooledGradients, dense_strides, pool_device
 from .lars import LARS
 
 _Settings = tuple[float, float, float, float]  # learning rate, momentum, weight decay, trust
@@ -191,10 +191,9 @@ class FusedStep:
 
     def _set_parameter(self, weights: _Weights) -> None:
         parameter = weights.parameter.detach()
-        for size, stride, wanted in zip(parameter.shape, parameter.stride(), weights.strides, strict=True):
-            if stride != wanted and size > 1 and parameter.numel() > 0:
-                message = f"{weights.name} is not dense in memory, or not as it was: the core cannot make its step"
-                raise ArgumentError(message)
+        if not _lies_as(parameter, weights.strides):
+            message = f"{weights.name} is not dense in memory, or not as it was: the core cannot make its step"
+            raise ArgumentError(message)
         flat = parameter.as_strided((parameter.numel(),), (1,))
         with devices.within(devices.current_stream(devices.device_of(parameter))):
             weights.native.set_parameter(weights.index, devices.shared(flat), keep_master=True)
@@ -248,9 +247,21 @@ def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], strat
         if parameter.dtype not in _DTYPES:
             message = f"{reason}: {name} is {parameter.dtype}: only float16, bfloat16 and float32 can go"
             raise ArgumentTypeError(message)
+        if not _lies_as(parameter, dense_strides(parameter)):
+            message = (
+                f"{reason}: {name} is not dense in memory, with shape {tuple(parameter.shape)} and strides "
+                f"{tuple(parameter.stride())}: make it of parameter.contiguous()"
+            )
+            raise ArgumentError(message)
     for group in optimizer.param_groups:
         _settings_of(group)
     momentum_of(optimizer, strategy)
+
+
+def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Tell whether the elements lie in memory as with these strides."""
+    places = zip(parameter.shape, parameter.stride(), strides, strict=True)
+    return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
 def momentum_of(optimizer: Any, strategy: Strategy) -> float:

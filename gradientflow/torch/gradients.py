@@ -83,7 +83,7 @@ class PooledGradients:
         places = [offset // self._dtype.itemsize for offset in self.pool.offsets]
         count = len(self.parameters)
         self.views = [
-            flat.as_strided(parameter.shape, _strides(parameter), place)
+            flat.as_strided(parameter.shape, dense_strides(parameter), place)
             for parameter, place in zip(self.parameters, places, strict=False)
         ]
         self._status_pool: GradientPool | None = None
@@ -446,7 +446,7 @@ def pool_device(device: torch.device) -> str | int:
     return "cpu" if device == devices.HOST else int(device.index)
 
 
-def _strides(parameter: torch.Tensor) -> tuple[int, ...]:
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a gradient: those of the parameter, if it is dense."""
     strides: tuple[int, ...] = torch.empty_like(parameter, device="meta").stride()
     return strides

@@ -395,7 +395,8 @@ void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   const collective::Call call{.signature = {.count = message_.size(),
                                             .kind = transport::CallKind::allreduce,
                                             .dtype = DType::float64,
-                                            .op = ReduceOp::sum},
+                                            .op = ReduceOp::sum,
+                                            .detail = transport::norms_detail},
                               .input = numbers,
                               .output = numbers,
                               .counts = {}};

@@ -185,8 +185,9 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
       MPI_Status status;
       check_mpi(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
       if (arrived == 0) {
-        throw Error(ErrorKind::peer, "rank " + std::to_string(r) + " has closed its communicator while rank " +
-                                         std::to_string(rank()) + " waited for it in " + what);
+        const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
+        throw Error(ErrorKind::peer, "rank " + std::to_string(r) + " " + how + " while rank " + std::to_string(rank()) +
+                                         " waited for it in " + what);
       }
     }
   }

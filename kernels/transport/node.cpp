@@ -311,7 +311,7 @@ void Node::check_peers(Event event, std::uint32_t target) const {
       continue;
     }
     throw state == State::open ? death_of(local, signature_)
-    : state == State::closed   ? loss_of(local, "has closed its communicator", signature_)
+    : state == State::closed   ? loss_of(local, closing_of(signature_), signature_)
                                : failure_of(local, signature_);
   }
 }

@@ -66,7 +66,9 @@ std::string describe(const Signature& signature) {
   if (signature.kind == CallKind::allgatherv) {
     text += ", counts of hash " + std::to_string(signature.detail);
   }
-  if (signature.kind == CallKind::allreduce && signature.detail != 0) {
+  if (signature.kind == CallKind::allreduce && signature.detail == norms_detail) {
+    text += ", norms of a sparse gradient pool";
+  } else if (signature.kind == CallKind::allreduce && signature.detail != 0) {
     text += ", range " + std::to_string(signature.detail - pool_detail(0)) + " of a gradient pool";
   }
   if (signature.wire) {
@@ -76,6 +78,12 @@ std::string describe(const Signature& signature) {
     text += ", on CUDA devices";
   }
   return text;
+}
+
+const char* closing_of(const Signature& signature) {
+  const bool is_of_pool =
+      (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier) && signature.detail != 0;
+  return is_of_pool ? "has closed its gradient pool (or its optimizer or communicator)" : "has closed its communicator";
 }
 
 std::string name_ranks(std::span<const int> ranks) {

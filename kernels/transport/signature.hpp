@@ -70,9 +70,13 @@ struct Signature {
 // The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash
 // of the counts.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
+inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
 
 // "allreduce of 1024 float32, op sum"
 [[nodiscard]] std::string describe(const Signature& signature);
+
+// What a rank has done that others wait for in a call: "has closed its communicator", or its gradient pool.
+[[nodiscard]] const char* closing_of(const Signature& signature);
 
 // "rank 3" or "ranks 1, 2, 5"
 [[nodiscard]] std::string name_ranks(std::span<const int> ranks);

@@ -23,6 +23,7 @@ from gradientflow.errors import (
     ClosedError,
     CommunicationTimeoutError,
     MismatchError,
+    PeerError,
 )
 
 SHAPES: list[Any] = [(30, 20), 7, (), (0,), [4, 0, 2], (1, 1, 1), np.int64(33), (17,), (100, 101), [5], range(2, 5), 16]
@@ -327,6 +328,18 @@ def check_close(comm: gf.Communicator) -> None:
     assert (pool.memory == 0).all()
 
 
+def check_a_rank_that_closes_its_pool(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    for pool in (gf.GradientPool(comm, [10]), gf.SparseGradientPool(comm, [10], chunk_size=4)):
+        if RANK == 0:
+            pool.close()
+        else:
+            pool.ready()
+            with raises(PeerError, "rank 0 has closed its gradient pool (or its optimizer or communicator) while"):
+                pool.wait()
+
+
 def check_empty_pools(comm: gf.Communicator) -> None:
     for shapes in ([], [0], [(0, 5), 0]):
         pool = gf.GradientPool(comm, shapes)
@@ -485,6 +498,7 @@ run_checks(
         check_two_threads_that_abandon,
         check_ranks_that_differ,
         check_close,
+        check_a_rank_that_closes_its_pool,
         check_empty_pools,
         check_several_pools,
         check_dtypes,

@@ -910,9 +910,17 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
     gaps = nn.Module()
     optimizer.close()
     gaps.weight = nn.Parameter(torch.ones(4, 6)[:, :3])
+    for settings in ({"fused": True}, {"strategy": csc}, {"loss_scale": 2.0}):
+        with raises(ArgumentError, "weight is not dense in memory, with shape (4, 3) and strides (6, 1)"):
+            gft.DistributedOptimizer(sgd(gaps), gaps, comm, **settings)
+    gaps.weight.data = torch.ones(3, 4).t()  # in another order, without gaps
     with gft.DistributedOptimizer(sgd(gaps), gaps, comm, fused=True) as optimizer:
         gaps.weight.sum().backward()
-        with raises(ArgumentError, "weight is not dense in memory"):
+        optimizer.step()
+        optimizer.zero_grad()
+        gaps.weight.data = torch.ones(4, 6)[:, :3]
+        gaps.weight.sum().backward()
+        with raises(ArgumentError, "weight is not dense in memory, or not as it was"):
             optimizer.step()
 
 
