@@ -18,6 +18,7 @@
 #include "../kernels/engine/communicator.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "tensor.hpp"
 
 namespace gradientflow::bindings {
@@ -48,7 +49,7 @@ std::string place_of(const TensorView& tensor) {
 }
 
 void synchronize(const collective::Placement& placement) {
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   const compute::cuda::UseDevice use(placement.device);
   compute::cuda::runtime().synchronize(placement.stream);
 }
@@ -185,7 +186,7 @@ void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
 void run(Communicator& communicator, BoundCall bound) {
   try {
     {
-      const py::gil_scoped_release release;
+      const WithoutGil release;
       communicator.run(bound.call);
     }
     if (bound.call.placement && !bound.streams_are_known) {
@@ -226,14 +227,14 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
 
 void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     handle.wait(timeout.value);
   }
   if (handle.ends_on_device()) {
     if (const auto stream = current_stream(result)) {
       handle.order(*stream);
     } else {
-      const py::gil_scoped_release release;
+      const WithoutGil release;
       handle.synchronize();
     }
   }
@@ -242,7 +243,7 @@ void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
 void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
   TensorView tensor = view_tensor(x, Access::read, "the tensor");
   try {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     communicator.send(to.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
@@ -253,7 +254,7 @@ void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
 void receive(Communicator& communicator, py::handle x, const Rank<"source">& from) {
   TensorView tensor = view_tensor(x, Access::write, "the tensor");
   try {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     communicator.receive(from.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
     keep_if_stuck(communicator, tensor);
@@ -276,7 +277,7 @@ std::uintptr_t split(Communicator& communicator, const Color& color, const Key& 
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
   }
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   const MPI_Comm part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
   return number_of(part);
 }
@@ -357,7 +358,7 @@ void bind_communicator(py::module_& module) {
       .def(py::init([](std::uintptr_t mpi_comm_address, const std::map<std::string, std::string>& overrides) {
              const Config config = read_config(overrides);
              const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
-             const py::gil_scoped_release release;
+             const WithoutGil release;
              return Communicator::make(comm, config);
            }),
            py::arg("mpi_comm_address"), py::arg("overrides"))
@@ -369,12 +370,12 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("closed", &Communicator::closed)
       .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
-      .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<WithoutGil>())
       .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("close", &Communicator::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>())
+           py::call_guard<WithoutGil>())
+      .def("close", &Communicator::close, py::arg("drain"), py::call_guard<WithoutGil>())
       .def("describe", &describe)
-      .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<py::gil_scoped_release>())
+      .def("start_timeline", &Communicator::start_timeline, py::arg("path"), py::call_guard<WithoutGil>())
       .def("stop_timeline", &Communicator::stop_timeline)
       .def("record_span", &record_span, py::arg("name"), py::arg("begin"), py::arg("end"))
       .def("send", &send, py::arg("x"), py::arg("to"))
@@ -382,7 +383,7 @@ void bind_communicator(py::module_& module) {
       .def("split", &split, py::arg("color"), py::arg("key"))
       .def("barrier",
            [](Communicator& self) {
-             const py::gil_scoped_release release;
+             const WithoutGil release;
              self.run({{.kind = CallKind::barrier}, nullptr, nullptr});
            })
       .def("barrier_async", [](Communicator& self) {

@@ -13,6 +13,7 @@
 #include "../kernels/compute/optimizer_steps.hpp"
 #include "../kernels/compute/simd.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -132,7 +133,7 @@ std::vector<std::string> levels() {
 
 void bind_compute(py::module_& module) {
   py::module_ compute = module.def_submodule("compute", "The CPU kernels on raw addresses, for tests and benchmarks.");
-  const py::call_guard<py::gil_scoped_release> without_gil;
+  const py::call_guard<WithoutGil> without_gil;
   compute.def("reduce", &reduce, py::arg("level"), py::arg("destinations"), py::arg("sources"), py::arg("count"),
               py::arg("dtype"), py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false, without_gil);
   compute.def("cast", &cast, py::arg("level"), py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),

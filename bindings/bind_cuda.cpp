@@ -19,6 +19,7 @@
 #include "../kernels/compute/cuda/owned.hpp"
 #include "../kernels/compute/cuda/runtime.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -252,7 +253,7 @@ Launch copy(Address destination, Address source, std::size_t bytes) {
 
 // Each kernel twice: `prepared` gives a Launch, `module` runs it.
 void bind_kernels(py::module_& module, py::module_& prepared) {
-  const py::call_guard<py::gil_scoped_release> without_gil;
+  const py::call_guard<WithoutGil> without_gil;
   py::class_<Launch>(prepared, "Launch", "A kernel with all that it needs on the device.")
       .def("run", &Launch::run, without_gil, "Start it, and wait for the numbers that it works out.")
       .def("microseconds", &Launch::microseconds, py::arg("repeats"), without_gil,
@@ -305,7 +306,7 @@ void* bytes_of(const py::buffer_info& buffer, const DeviceMemory& memory) {
 }
 
 void copy_and_wait(void* destination, const void* source, std::size_t bytes) {
-  const py::gil_scoped_release without_gil;
+  const WithoutGil without_gil;
   cuda::runtime().copy(destination, source, bytes, stream);
   cuda::runtime().synchronize(stream);
 }
@@ -338,7 +339,7 @@ void bind_memory(py::module_& module) {
              return std::make_unique<cuda::Pinned>(pointer(address), bytes);
            }),
            py::arg("address"), py::arg("bytes"));
-  const py::call_guard<py::gil_scoped_release> without_gil;
+  const py::call_guard<WithoutGil> without_gil;
   module.def(
       "copy",
       [](Address destination, Address source, std::size_t bytes) {

@@ -15,6 +15,7 @@
 #include "../kernels/compute/cuda/runtime.hpp"
 #include "bindings.hpp"
 #include "dlpack.hpp"
+#include "gil.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -52,7 +53,7 @@ void check_host(const py::buffer_info& host, std::size_t bytes) {
 void read(int device, std::uintptr_t address, const py::buffer& host, std::size_t bytes, std::uintptr_t stream) {
   const py::buffer_info info = host.request(true);
   check_host(info, bytes);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   const cuda::UseDevice use(device);
   cuda::runtime().copy(info.ptr, pointer(address), bytes, pointer(stream));
   cuda::runtime().synchronize(pointer(stream));
@@ -61,7 +62,7 @@ void read(int device, std::uintptr_t address, const py::buffer& host, std::size_
 void write(int device, std::uintptr_t address, const py::buffer& host, std::size_t bytes, std::uintptr_t stream) {
   const py::buffer_info info = host.request();
   check_host(info, bytes);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   const cuda::UseDevice use(device);
   cuda::runtime().copy(pointer(address), info.ptr, bytes, pointer(stream));
   cuda::runtime().synchronize(pointer(stream));
@@ -145,7 +146,7 @@ void bind_device(py::module_& module) {
   py::class_<DeviceSegment, std::shared_ptr<DeviceSegment>>(submodule, "Segment")
       .def_property_readonly(
           "address", [](const DeviceSegment& segment) { return reinterpret_cast<std::uintptr_t>(segment.mine()); });
-  submodule.def("allocate", &allocate, py::arg("device"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>());
+  submodule.def("allocate", &allocate, py::arg("device"), py::arg("bytes"), py::call_guard<WithoutGil>());
   submodule.def("read", &read, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),
                 py::arg("stream"));
   submodule.def("write", &write, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),
@@ -161,7 +162,7 @@ void bind_device(py::module_& module) {
       py::arg("device"));
   submodule.def(
       "destroy_stream", [](std::uintptr_t stream) { cuda::runtime().destroy(pointer(stream)); }, py::arg("stream"),
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<WithoutGil>());
   submodule.def(
       "copy",
       [](int device, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes, std::uintptr_t stream) {

@@ -12,6 +12,7 @@
 #include "../kernels/engine/gradient_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
 
@@ -50,7 +51,7 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
   if (wire.value) {
     options.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
   }
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
 
@@ -72,24 +73,24 @@ void bind_gradient_pool(py::module_& module) {
       .def("offset", &GradientPool::offset, py::arg("tensor"))
       .def(
           "ready", [](GradientPool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },
-          py::arg("tensor"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+          py::arg("tensor"), py::arg("stream"), py::call_guard<WithoutGil>())
       .def(
           "ready_all", [](GradientPool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<WithoutGil>())
       .def(
           "wait",
           [](GradientPool& pool, const Timeout& timeout, Number stream) {
             pool.wait(timeout.value, stream_of(stream));
           },
-          py::arg("timeout"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+          py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>())
       .def(
           "abandon", [](GradientPool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<WithoutGil>())
       .def(
           "count_nonfinite",
           [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
-          py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<py::gil_scoped_release>());
+          py::arg("stream"), py::call_guard<WithoutGil>())
+      .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<WithoutGil>());
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }
 

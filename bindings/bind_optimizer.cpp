@@ -14,6 +14,7 @@
 #include "../kernels/base/error.hpp"
 #include "../kernels/engine/optimizer.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "pool_memory.hpp"
 #include "tensor.hpp"
 
@@ -69,14 +70,14 @@ class Owner {
 
   void step_dense(const GradientPool& pool, const Settings& settings, double gradient_scale, Number stream) {
     const auto converted = settings_of(settings);
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     engine_.step(pool, converted, gradient_scale, stream_of(stream));
   }
 
   void step_sparse(const SparsePool& pool, const Settings& settings, double gradient_scale, bool everywhere,
                    Number stream) {
     const auto converted = settings_of(settings);
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     engine_.step(pool, converted, gradient_scale, everywhere, stream_of(stream));
   }
 

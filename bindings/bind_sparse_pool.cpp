@@ -13,6 +13,7 @@
 #include "../kernels/engine/sparse_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
 
@@ -47,7 +48,7 @@ std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<s
   if (wire.value) {
     options.pool.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
   }
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return std::make_shared<SparsePool>(communicator, counts, type, options);
 }
 
@@ -81,7 +82,7 @@ void replace_held(SparsePool& pool, const Floats& held) {
 void restore(SparsePool& pool, const Floats& held, const std::vector<std::uint8_t>& important,
              std::uint64_t iteration) {
   const std::span<const float> numbers{held.data(), static_cast<std::size_t>(held.size())};
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   pool.restore(numbers, important, iteration);
 }
 
@@ -98,7 +99,7 @@ std::vector<std::uint8_t> choose_important(const std::vector<double>& norms, std
 }  // namespace
 
 void bind_sparse_pool(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> without_gil;
+  const py::call_guard<WithoutGil> without_gil;
   py::class_<SparsePool, std::shared_ptr<SparsePool>>(module, "SparsePool")
       .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("chunk_size"),
            py::arg("momentum"), py::arg("extra"), py::arg("skip_nonfinite"), py::arg("first_iteration"),

@@ -21,7 +21,7 @@ def test_inside_a_program(mpirun: Run, ranks: int, node_size: int) -> None:
 
 
 @pytest.mark.parametrize("node_size", [0, 1])
-@pytest.mark.parametrize("how", ["without_closing", "under_way", "thread", "finalize", "after_finalize"])
+@pytest.mark.parametrize("how", ["without_closing", "under_way", "thread", "daemons", "finalize", "after_finalize"])
 def test_the_end_of_a_program(mpirun: Run, how: str, node_size: int) -> None:
     finished = mpirun(2, "lifetime", how, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=20)
     assert sorted(line for line in finished.stdout.splitlines() if line.startswith("over")) == ["over 0", "over 1"]

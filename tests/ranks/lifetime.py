@@ -311,6 +311,29 @@ def end_with_a_thread_in_a_call() -> None:
             other.barrier()
 
 
+def end_with_daemon_threads() -> None:
+    """Threads are in all kinds of calls until the interpreter has gone, which does not let them come back then."""
+
+    def for_ever(call: Callable[[], Any]) -> None:
+        while True:
+            with contextlib.suppress(GradientFlowError):
+                call()
+
+    comms = [gf.init() for _ in range(4)]
+    pool, sparse = gf.GradientPool(comms[0], [100_000]), gf.SparseGradientPool(comms[1], [100_000])
+    held.extend([comms, pool, sparse])
+    x, y = np.ones(100_000), np.ones(3)
+    calls = (
+        pool.wait,
+        sparse.wait,
+        lambda: comms[2].allreduce(x),
+        lambda: comms[3].allreduce_async(y).wait(),
+    )
+    for call in calls:
+        threading.Thread(target=for_ever, args=(call,), daemon=True).start()
+    time.sleep(0.3)
+
+
 def end_by_sys_exit() -> None:
     with gf.init() as comm:
         works(comm)
@@ -379,6 +402,7 @@ ENDS: dict[str, Callable[[], None]] = {
     "without_closing": end_without_closing,
     "under_way": end_with_what_is_under_way,
     "thread": end_with_a_thread_in_a_call,
+    "daemons": end_with_daemon_threads,
     "finalize": end_after_finalize,
     "after_finalize": calls_after_finalize,
 }

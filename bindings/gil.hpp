@@ -1,0 +1,32 @@
+// Python's global interpreter lock, given up while the core works.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+namespace gradientflow::bindings {
+
+// Gives the lock up for as long as it lives, like pybind11's gil_scoped_release, also in a call_guard. Once the
+// interpreter ends, a thread other than the main one cannot have it back: Python before 3.14 ends such a thread right
+// there, which the C++ runtime answers with an abort of the process. Here the thread stops, as in Python 3.14, until
+// the process is gone.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {  // glibc's pthread_exit unwinds the stack
+      while (true) {
+        pause();
+      }
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace gradientflow::bindings
