@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .errors import ClosedError
+from ._location import load_core
+from .errors import ArgumentTypeError, ClosedError
 
 # Every call under way: a handle that nobody keeps must not free the tensors of its call. Adding and discarding are
 # atomic, so any thread may do either.
@@ -22,6 +23,9 @@ class Handle:
     """
 
     def __init__(self, native: Any, communicator: Any, result: Any, tensors: tuple[Any, ...]) -> None:
+        if not isinstance(native, load_core().Handle):
+            message = f"a Handle is what an asynchronous call returns; it is not made of {type(native).__name__}"
+            raise ArgumentTypeError(message)
         self._native = native
         self._communicator = communicator
         self._result = result

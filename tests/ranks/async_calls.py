@@ -378,6 +378,13 @@ def check_every_call_at_once(comm: gf.Communicator) -> None:
             assert result is None or np.array_equal(result, wanted)
 
 
+def check_handles_are_not_made_by_hand(comm: gf.Communicator) -> None:
+    for wrong in ((None, None, None, ()), (comm._native, comm._native, None, ())):
+        with raises(ArgumentTypeError, "a Handle is what an asynchronous call returns"):
+            gf.Handle(*wrong)
+    assert (comm.allreduce_async(np.ones(3)).wait() == SIZE).all()
+
+
 CHECKS = [
     check_results,
     check_it_goes_on_alone,
@@ -386,6 +393,7 @@ CHECKS = [
     check_blocking_calls_in_between,
     check_dropped_handles,
     check_errors,
+    check_handles_are_not_made_by_hand,
     check_closing_waits_for_what_is_under_way,
     check_no_elements,
     check_every_call_at_once,
