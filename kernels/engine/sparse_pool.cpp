@@ -34,6 +34,19 @@ void check_options(DType dtype, const SparsePool::Options& options) {
   }
 }
 
+// As those of a GradientPool, without what pads the last tensor: it would count as part of a chunk, or as a chunk.
+std::vector<std::size_t> lay_out_chunks(const std::vector<std::size_t>& counts, DType dtype) {
+  std::vector<std::size_t> offsets = lay_out(counts, dtype);
+  std::size_t end = 0;
+  for (std::size_t tensor = 0; tensor < counts.size(); ++tensor) {
+    end = counts[tensor] > 0 ? offsets[tensor] + counts[tensor] * size_of(dtype) : end;
+  }
+  for (std::size_t& offset : offsets) {
+    offset = std::min(offset, end);  // tensors without elements may follow
+  }
+  return offsets;
+}
+
 }  // namespace
 
 // A thread that works on chunks; `wait` waits for it.
@@ -57,7 +70,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
                        const Options& options)
     : options_(options),
       dtype_(dtype),
-      offsets_(lay_out(counts, dtype)),
+      offsets_(lay_out_chunks(counts, dtype)),
       chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))),
       extra_(options.extra, 0.0),
       ready_(counts.size() + 1, false),
