@@ -88,12 +88,13 @@ class LARS(_Optimizer):  # type: ignore[misc]
         gradient: Any = parameter.grad
         decay, rate = group["weight_decay"], group["lr"]
         if group["trust"] > 0:
+            # In float64, where the squares of float32 neither overflow nor vanish.
             weight_norm, gradient_norm = (
-                torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-                for tensor in (parameter, gradient)
+                torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (parameter, gradient)
             )
-            local = group["trust"] * weight_norm / (gradient_norm + decay * weight_norm)
-            rate = rate * torch.where((weight_norm > 0) & (gradient_norm > 0), local, torch.ones_like(local))
+            local = rate * group["trust"] * weight_norm / (gradient_norm + decay * weight_norm)
+            local = local.clamp(max=torch.finfo(torch.promote_types(parameter.dtype, torch.float32)).max)
+            rate = torch.where((weight_norm > 0) & (gradient_norm > 0), local, rate)
         change = rate * (gradient + decay * parameter)
         if group["momentum"] != 0:
             state = self.state[parameter]

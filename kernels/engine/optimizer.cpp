@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -62,14 +63,55 @@ struct Optimizer::Task {
     const double weight = std::sqrt(weight_squares);
     const double gradient = std::sqrt(gradient_squares);
     if (weight > 0.0 && gradient > 0.0) {
-      return static_cast<float>(static_cast<double>(settings.rate) * static_cast<double>(settings.trust) * weight /
-                                (gradient + static_cast<double>(settings.weight_decay) * weight));
+      const double rate = static_cast<double>(settings.rate) * static_cast<double>(settings.trust) * weight /
+                          (gradient + static_cast<double>(settings.weight_decay) * weight);
+      return static_cast<float>(std::min(rate, static_cast<double>(std::numeric_limits<float>::max())));
     }
     return settings.rate;
   }
 };
 
 namespace {
+
+// The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. A sum of squares that this may have
+// spoilt is taken again, of values times 2^shift: this is the shift for values times `scale`, or 0 where the sum is
+// right. That of overflows leaves room for the sum of a block; the other one is for values below 2^-45.
+int shift_for(double squares, float scale) {
+  constexpr double least = 0x1p-90;
+  if ((std::isfinite(squares) && squares >= least) || !std::isnormal(scale)) {
+    return 0;
+  }
+  const int exponent = std::ilogb(scale);  // scale times 2^shift has to be a normal float32
+  return std::isfinite(squares) ? std::min(100, 126 - exponent) : std::max(-72, -126 - exponent);
+}
+
+double squares_on_host(const void* source, DType dtype, std::size_t count, float scale) {
+  const double squares = compute::sum_of_squares(source, dtype, count, scale);
+  const int shift = shift_for(squares, scale);
+  return shift == 0 ? squares
+                    : std::ldexp(compute::sum_of_squares(source, dtype, count, std::ldexp(scale, shift)), -2 * shift);
+}
+
+// The sums of the gradients, and behind them those of the weights. Changes the scales of those taken again.
+std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSteps::SumOfSquares>& gradients,
+                                      DType dtype, std::vector<DeviceSteps::SumOfSquares>& weights,
+                                      compute::cuda::Stream stream) {
+  std::vector<double> sums = device.sums_of_squares(gradients, dtype, weights, stream);
+  std::vector<int> shifts;
+  for (auto* const calls : {&gradients, &weights}) {
+    for (DeviceSteps::SumOfSquares& call : *calls) {
+      shifts.push_back(shift_for(sums[shifts.size()], call.scale));
+      call.scale = std::ldexp(call.scale, shifts.back());
+    }
+  }
+  if (std::any_of(shifts.begin(), shifts.end(), [](int shift) { return shift != 0; })) {
+    sums = device.sums_of_squares(gradients, dtype, weights, stream);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] = std::ldexp(sums[i], -2 * shifts[i]);
+    }
+  }
+  return sums;
+}
 
 std::string place_of(std::optional<int> device) {
   return device ? "on CUDA device " + std::to_string(*device) : std::string("in memory of the host");
@@ -277,9 +319,9 @@ void Optimizer::step_on_host(const Task& task) const {
   if (task.is_local()) {
     double squares = 0.0;
     task.each_part([&](std::size_t begin, std::size_t end) {
-      squares += compute::sum_of_squares(task.gradient(begin), task.gradients.dtype, end - begin, task.scale);
+      squares += squares_on_host(task.gradient(begin), task.gradients.dtype, end - begin, task.scale);
     });
-    rate = task.local_rate(squares, compute::sum_of_squares(task.weights(), DType::float32, task.parameter.count));
+    rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
   }
   for (const compute::MomentumStep& call : calls_of(task, rate)) {
     compute::momentum_step(call);
@@ -303,7 +345,7 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
   }
   std::vector<double> sums;
   if (!weights.empty()) {
-    sums = on_device_->sums_of_squares(gradients, dtype, weights, stream);
+    sums = squares_on_device(*on_device_, gradients, dtype, weights, stream);
   }
   auto of_gradients = sums.cbegin();
   auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());

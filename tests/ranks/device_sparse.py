@@ -244,6 +244,15 @@ def check_dense_steps(comm: gf.Communicator) -> None:
         twins.close()
 
 
+def check_lars_at_the_ends_of_float32(comm: gf.Communicator) -> None:
+    """Norms whose squares overflow, or vanish, in float32; beside others that do neither."""
+    twins = Twins(comm, "float32", {}, lars=True, lr=0.1, momentum=0.5, weight_decay=0.01)
+    for step, factor in enumerate((1e-25, 1e25, 1.0)):
+        twins.iterate(step, factor)
+        twins.check(factor)
+    twins.close()
+
+
 def check_steps_ahead(comm: gf.Communicator) -> None:
     """Steps that the host makes long before the device does, each with another rate."""
     twins = Twins(comm, "float32", {}, lr=lambda t: 1 / (1 + t), momentum=0.5)
@@ -421,6 +430,7 @@ CHECKS = [
     check_thresholds,
     check_mixed_precision,
     check_dense_steps,
+    check_lars_at_the_ends_of_float32,
     check_steps_ahead,
     check_not_finite,
     check_abandoned,

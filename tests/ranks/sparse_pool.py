@@ -750,6 +750,54 @@ def check_lars(comm: gf.Communicator) -> None:
                 pool.zero()
 
 
+def check_chunks_end_with_the_last_tensor(comm: gf.Communicator) -> None:
+    """What pads its memory is no chunk, nor part of one."""
+    for counts, chunk_size, chunks in (
+        ([1000], 100, 10),
+        ([1000, 0], 100, 10),
+        ([7, 1000], 254, 4),
+        ([1000], 5000, 1),
+        ([0, 1], 1, 1),
+        ([0], 100, 0),
+    ):
+        for dtype in ("float32", "float16"):
+            pool = gf.SparseGradientPool(comm, counts, dtype, 0.5, 1.0, chunk_size)
+            assert len(pool.important) == chunks, (counts, chunk_size)
+            for step in range(3):
+                for view in pool.views:
+                    view[...] = RANK + step
+                pool.ready()
+                pool.wait()
+                if step == 0:  # which sends everything
+                    mean = (SIZE - 1) / 2
+                    assert all((view == mean).all() for view in pool.views)
+                    assert pool.spans.tolist() == ([[0, elements(pool)]] if chunks else [])
+                pool.zero()
+            sent = [span for span in pool.spans.tolist() if span[1] > elements(pool)]
+            assert sent == []
+            state = pool.state_dict()
+            pool.load_state_dict(state)
+            pool.close()
+
+
+def check_lars_at_the_ends_of_float32(comm: gf.Communicator) -> None:
+    """Norms whose squares overflow, or vanish, in float32."""
+    for weight, gradient in ((1e20, 1.0), (1.0, 1e-25), (1e-25, 1.0), (2e37, 2e37), (1e-44, 1e-44), (1e20, 1e-25)):
+        pool = gf.GradientPool(comm, [100, 5000])
+        weights = [np.full(shape, weight, np.float32) for shape in pool.shapes]
+        first = float(weights[0][0])
+        optimizer = gf.optimizers.LARS(pool, weights, lr=0.25, momentum=0.0, trust=0.5)
+        for view in pool.views:
+            view[...] = gradient
+        pool.ready()
+        pool.wait()
+        optimizer.step()
+        step = min(0.125 * first / gradient, float(np.finfo(np.float32).max)) * gradient
+        for each in weights:
+            assert np.allclose(each, first - step, rtol=1e-5, atol=3e-45), (weight, gradient, each[0])
+        pool.close()
+
+
 def check_dense_sgd(comm: gf.Communicator) -> None:
     """As PyTorch's, the learning rate outside the momentum; and schedules of it."""
     pool = gf.GradientPool(comm, [(6, 5), 7])
@@ -822,7 +870,9 @@ run_checks(
         check_bad_input,
         check_empty,
         check_explain,
+        check_chunks_end_with_the_last_tensor,
         check_lars,
+        check_lars_at_the_ends_of_float32,
         check_dense_sgd,
         check_time_is_told,
     ],

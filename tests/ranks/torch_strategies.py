@@ -443,6 +443,24 @@ def check_lars(comm: gf.Communicator) -> None:
             gft.LARS(model.parameters(), **wrong)
 
 
+def check_lars_at_the_ends_of_float32(comm: gf.Communicator) -> None:
+    """Norms whose squares overflow, or vanish, in float32: by itself, and made by the core."""
+    for weight, gradient in ((1e20, 1.0), (1.0, 1e-25), (1e-25, 1.0), (1e20, 1e-25)):
+        models = [torch.nn.Linear(40, 30, bias=False) for _ in range(2)]
+        for model in models:
+            torch.nn.init.constant_(model.weight, weight)
+        alone = gft.LARS(models[0].parameters(), 0.25, momentum=0.0, trust=0.5)
+        inner = gft.LARS(models[1].parameters(), 0.25, momentum=0.0, trust=0.5)
+        optimizer = gft.DistributedOptimizer(inner, models[1], comm)
+        for model, each in zip(models, (alone, optimizer), strict=True):
+            (model.weight * gradient).sum().backward()
+            each.step()
+        for model in models:
+            rate = min(0.125 * weight / gradient, torch.finfo(torch.float32).max)
+            assert torch.allclose(model.weight.double(), torch.tensor(weight - rate * gradient).double(), rtol=1e-5)
+        optimizer.close()
+
+
 # ---- mixed precision -------------------------------------------------------------------------------------------------
 
 
@@ -943,6 +961,7 @@ CHECKS = [
     check_fused_sgd_is_torchs,
     check_unused_parameters,
     check_lars,
+    check_lars_at_the_ends_of_float32,
     check_master_weights,
     check_training_in_16_bits_learns,
     check_overflow,
