@@ -20,6 +20,7 @@
 #include "../kernels/collective/recursive_doubling.hpp"
 #include "../kernels/collective/selector.hpp"
 #include "../kernels/collective/tree.hpp"
+#include "../kernels/transport/memory_limits.hpp"
 #include "../kernels/transport/topology.hpp"
 #include "bindings.hpp"
 
@@ -153,6 +154,11 @@ std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_k
   return transport::group_ranks(host_keys, 0, node_size).members;
 }
 
+std::pair<std::size_t, std::size_t> memory(const std::string& root) {
+  const transport::MemoryLimits limits(root);
+  return {limits.total(), limits.available()};
+}
+
 }  // namespace
 
 void bind_collective(py::module_& module) {
@@ -179,6 +185,8 @@ void bind_collective(py::module_& module) {
                 "(count, counts, moves in, moves out) of every piece; a move is (tensor, buffer, bytes).");
   functions.def("group_ranks", &group_ranks, py::arg("host_keys"), py::arg("node_size"),
                 "The ranks of each node, for one host key a rank.");
+  module.def("memory", &memory, py::arg("root") = "",
+             "How many bytes of memory this process can have at all, and now; `root` stands for /, for tests.");
 }
 
 }  // namespace gradientflow::bindings

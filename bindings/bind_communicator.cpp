@@ -359,7 +359,9 @@ void bind_communicator(py::module_& module) {
              const Config config = read_config(overrides);
              const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
              const WithoutGil release;
-             return Communicator::make(comm, config);
+             auto made = Communicator::make(comm, config);
+             made->attend_with(&attend_to_signals);
+             return made;
            }),
            py::arg("mpi_comm_address"), py::arg("overrides"))
       .def_property_readonly("rank", &Communicator::rank)

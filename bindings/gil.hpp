@@ -29,4 +29,16 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// Runs the handlers of Python's pending signals, which Python does in the main thread only. Throws what they raise. To
+// be called without the lock.
+inline void attend_to_signals() {
+  if (getpid() != gettid()) {
+    return;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw pybind11::error_already_set();
+  }
+}
+
 }  // namespace gradientflow::bindings

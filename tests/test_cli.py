@@ -13,7 +13,9 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import termios
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -22,9 +24,9 @@ from typing import Any
 
 import pytest
 
-from gradientflow import launch
+from gradientflow import _core, launch
 from gradientflow.bench.core.case import COLLECTIVES
-from gradientflow.cli import checks
+from gradientflow.cli import checks, job
 from gradientflow.launch import (
     MPICH,
     OPEN_MPI,
@@ -346,6 +348,47 @@ def test_a_killed_launcher_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
         assert process.returncode == 128 + signal.SIGKILL
         assert tagged(tag) == []
         assert list(tmp_path.iterdir()) == []  # files of a killed launcher would stop a later one with its number
+    finally:
+        process.kill()
+
+
+def test_ranks_that_die_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel ends a process with much memory: a while after it was killed."""
+    kill, killed = os.kill, threading.Event()
+
+    def kill_later(pid: int, number: int) -> None:
+        if not killed.is_set():
+            killed.set()
+            threading.Timer(1.0, kill, (pid, number)).start()
+
+    monkeypatch.setattr(job, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(job.os, "kill", kill_later)
+    # The launcher leaves its rank behind.
+    with tempfile.TemporaryFile() as output:
+        status = job.run_job(job.Job(["sh", "-c", "sleep 93.5 & echo $!"], {}, output))
+        monkeypatch.undo()
+        output.seek(0)
+        rank = int(output.read())
+    assert status == 0
+    assert killed.is_set()
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def test_a_signal_ends_ranks_that_take_large_memory() -> None:
+    size = 3 << 30
+    if _core.memory()[1] < 2 * size:
+        pytest.skip(f"needs {2 * size >> 30} GiB of memory")
+    code = f"import gradientflow as gf; c = gf.init(); print('begin', flush=True); c.empty({size}, 'u1'); c.barrier()"
+    tag = uuid.uuid4().hex
+    process = start("run", "-n", "2", "--", sys.executable, "-c", code, env={TAG: tag})
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["begin\n"] * 2
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=40)
+        assert process.returncode == 143
+        assert tagged(tag) == []
     finally:
         process.kill()
 

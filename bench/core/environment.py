@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import shlex
 import sys
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradientflow.launch import control_group_values, cores
+from gradientflow._location import load_core
+from gradientflow.launch import cores
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -104,24 +104,13 @@ def cpu_model() -> str:
 
 
 def memory_limit() -> int:
-    """Give the bytes of memory this process's control group may use, or those of the machine."""
-    limits = [int(text) for text in control_group_values("memory.max") if text.isdecimal()]
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
+    """Give the bytes of memory this process's control groups may use, or those of the machine."""
+    return int(load_core().memory()[0])
 
 
 def memory_available() -> int:
     """Give the bytes of memory that can still be had."""
-    available = memory_limit()
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = min(available, int(line.split()[1]) << 10)
-    limits, used = control_group_values("memory.max"), control_group_values("memory.current")
-    with contextlib.suppress(ValueError):
-        for limit, current in zip(limits, used, strict=False):
-            if limit.isdecimal():
-                available = min(available, int(limit) - int(current))
-    return available
+    return int(load_core().memory()[1])
 
 
 def mpi_library(text: str) -> str:

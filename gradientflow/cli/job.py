@@ -34,6 +34,7 @@ _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 _WATCHED = _ENDING | {signal.SIGCHLD}
 _SENT_BY_TERMINAL = 0x80  # SI_KERNEL: Ctrl-C went to the whole foreground group, the launcher included
 _GRACE_SECONDS = 5.0
+_DYING_SECONDS = 60.0  # what the kernel may take to end a killed process that has much memory
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -143,8 +144,11 @@ def _next_signal(deadline: float | None) -> signal.struct_siginfo | None:
 
 
 def _kill_orphans(spare: frozenset[int]) -> None:
-    """Kill what the launcher left behind; those of a killed process become ours in turn, so look again."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+    """Kill what the launcher left behind, and wait for its end.
+
+    The children of a killed process become ours in turn, so look again.
+    """
+    deadline = time.monotonic() + _DYING_SECONDS
     time_to_end_alone = time.monotonic() + 0.2
     while time.monotonic() < deadline and (orphans := _children() - spare):
         for orphan in orphans:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,7 +59,7 @@ class Group {
   // call. Throws Error(mismatch), on every rank, where they do not. Returns whether all said that they are idle.
   bool agree_on(const Call& call);
 
-  std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+  std::shared_ptr<transport::Segment> allocate(std::size_t bytes, const std::function<void()>& attend = {});
 
   // How the clocks of the ranks stand to each other.
   struct Clock {

@@ -217,17 +217,24 @@ auto Communicator::guarded(Work work) {
     }
   } catch (const Error& error) {
     if (breaks(error.kind())) {
-      group_->fail(error);
-      {
-        const std::lock_guard lock(mutex_);
-        if (!broken_) {
-          broken_ = error;
-        }
-      }
-      abort_on_device();
+      break_off(error);
     }
     throw;
+  } catch (...) {
+    break_off(Error(ErrorKind::closed, "a signal's handler ended a call with an exception"));
+    throw;
   }
+}
+
+void Communicator::break_off(const Error& error) {
+  group_->fail(error);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_) {
+      broken_ = error;
+    }
+  }
+  abort_on_device();
 }
 
 template <class Work>
@@ -352,6 +359,7 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
   }
   transport::free(comm);
   copy->name_ = name;
+  copy->attend_ = attend_;
   const std::lock_guard lock(mutex_);
   check_usable();
   std::erase_if(duplicates_, [](const auto& each) { return each.expired(); });
@@ -469,7 +477,7 @@ void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
   check_process();
-  return in_turn([&] { return group_->allocate(bytes); });
+  return in_turn([&] { return group_->allocate(bytes, attend_); });
 }
 
 std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {

@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../base/timeline.hpp"
@@ -89,6 +90,10 @@ class Communicator {
   void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
               const std::optional<Error>& failure = {}) const;
 
+  // What the threads that allocate large node memory call several times a second. It may throw: that ends the call and
+  // breaks the communicator. Duplicates take it over. To be set before other threads use the communicator.
+  void attend_with(std::function<void()> attend) { attend_ = std::move(attend); }
+
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
@@ -124,6 +129,7 @@ class Communicator {
   auto in_turn(Work work);
   template <class Work>
   auto guarded(Work work);
+  void break_off(const Error& error);
   template <class Work>
   void apart(int peer, Work work);
   void progress();
@@ -157,6 +163,7 @@ class Communicator {
   std::thread progress_thread_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
   std::string name_ = "collectives";  // in the timeline
+  std::function<void()> attend_;
   std::shared_ptr<Timeline> timeline_;
   int track_ = 0;
   std::shared_ptr<DeviceTimeline> device_timeline_;

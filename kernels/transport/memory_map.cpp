@@ -7,27 +7,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
-#include <limits>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "../base/error.hpp"
+#include "memory_limits.hpp"
 
 namespace gradientflow::transport {
 namespace {
 
 constexpr std::size_t page = 4096;
+constexpr std::size_t slice = 8 * huge_page;  // pages provided in one go: at most some tenths of a second
 
 // Constants of Linux 5.14 and 6.1, which older headers lack.
 constexpr int advice_populate_write = 23;
 constexpr int advice_collapse = 25;
-
-std::size_t read_number(const char* path) {
-  std::ifstream file(path);
-  std::size_t value = 0;
-  return file >> value ? value : std::numeric_limits<std::size_t>::max();  // "max", or no such file
-}
 
 // An unused range of addresses that begins at a multiple of huge_page, so that huge pages can be mapped there.
 void* reserve_aligned(std::size_t bytes) {
@@ -102,18 +97,39 @@ void MemoryMap::map(std::size_t bytes) {
   madvise(address, bytes, MADV_HUGEPAGE);  // a hint
 }
 
-// Shared memory gets no huge pages of itself on most systems, but stretches of which there is at least one page can be
-// made huge, and zero where they were not there: that is much faster than to have every small page first.
-void MemoryMap::populate(std::size_t offset, std::size_t bytes) const noexcept {
-  const auto touch_every = [&](std::size_t distance) {
-    for (std::size_t i = 0; i < bytes; i += distance) {
-      static_cast<volatile std::byte*>(data_)[offset + i] = std::byte{0};
+// Returns false where there is no memory for the pages.
+bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
+  while (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
+    if (errno == EINVAL) {  // a system that does not know the advice
+      for (std::size_t i = 0; i < bytes; i += page) {
+        static_cast<volatile std::byte*>(data_)[offset + i] = std::byte{0};
+      }
+      return true;
     }
-  };
-  touch_every(huge_page);
-  if (madvise(data_ + offset, bytes, advice_collapse) != 0 &&
-      madvise(data_ + offset, bytes, advice_populate_write) != 0) {
-    touch_every(page);
+    if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Shared memory gets no huge pages of itself on most systems, but stretches of which there is at least one page can be
+// made huge, and zero where they were not there: that is much faster than to have every small page first. A system
+// that once cannot, because it does not know how or has no huge page left, is not asked again.
+void MemoryMap::populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const {
+  const MemoryLimits limits;
+  bool huge = true;
+  for (const std::size_t end = offset + bytes; offset < end; offset += slice) {
+    const std::size_t length = std::min(slice, end - offset);
+    bool enough = length <= limits.available();
+    for (std::size_t at = 0; huge && enough && at < length; at += huge_page) {
+      enough = provide(offset + at, page);
+    }
+    huge = huge && enough && madvise(data_ + offset, length, advice_collapse) == 0;
+    if (!enough || (!huge && !provide(offset, length))) {
+      throw Error(ErrorKind::memory, std::generic_category().message(ENOMEM), ENOMEM);
+    }
+    between();
   }
 }
 
@@ -131,22 +147,6 @@ void MemoryMap::release() noexcept {
     data_ = nullptr;
     size_ = 0;
   }
-}
-
-std::size_t available_memory() {
-  std::size_t available = std::numeric_limits<std::size_t>::max();
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string name; meminfo >> name;) {
-    std::size_t kib = 0;
-    if (name == "MemAvailable:" && meminfo >> kib) {
-      available = kib * 1024;
-    }
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  const std::size_t limit = read_number("/sys/fs/cgroup/memory.max");
-  const std::size_t used = read_number("/sys/fs/cgroup/memory.current");
-  return limit < std::numeric_limits<std::size_t>::max() && used <= limit ? std::min(available, limit - used)
-                                                                          : available;
 }
 
 }  // namespace gradientflow::transport

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 
 namespace gradientflow::transport {
 
@@ -26,8 +27,10 @@ class MemoryMap {
   static MemoryMap open(pid_t pid, int descriptor, std::size_t bytes);
 
   // Has the system provide the pages of a stretch now, as huge pages where it can: with ordinary pages, address
-  // translation costs large tensors up to half of their speed. Aligned stretches gain; failure is harmless.
-  void populate(std::size_t offset, std::size_t bytes) const noexcept;
+  // translation costs large tensors up to half of their speed. Offset and size are multiples of huge_page. Works in
+  // slices of a bounded time, because signals act only between the calls to the system; `between` is called after each
+  // slice and may throw. Throws Error(memory) where the system runs out of memory, rather than have it kill a process.
+  void populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const;
 
   // Closes the file descriptor; the mapping stays. To be called once every peer has opened the memory.
   void seal() noexcept;
@@ -38,6 +41,7 @@ class MemoryMap {
 
  private:
   void map(std::size_t bytes);
+  [[nodiscard]] bool provide(std::size_t offset, std::size_t bytes) const noexcept;
   void release() noexcept;
 
   std::byte* data_ = nullptr;
@@ -46,8 +50,5 @@ class MemoryMap {
 };
 
 inline constexpr std::size_t huge_page = std::size_t{2} << 20;
-
-// Bytes that this machine, or the control group that the process is in, still has to give.
-[[nodiscard]] std::size_t available_memory();
 
 }  // namespace gradientflow::transport

@@ -16,6 +16,7 @@
 
 #include "../base/error.hpp"
 #include "../base/text.hpp"
+#include "memory_limits.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -282,9 +283,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
     if (arrived(local, event, target)) {
       return;
     }
-    if (interrupted_.load()) {
-      throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
-    }
+    check_not_interrupted();
     check_peers(event, target);
     if (Clock::now() > deadline.at) {
       if (pulse_of_all() == deadline.pulse) {
@@ -313,6 +312,12 @@ void Node::check_peers(Event event, std::uint32_t target) const {
     throw state == State::open ? death_of(local, signature_)
     : state == State::closed   ? loss_of(local, closing_of(signature_), signature_)
                                : failure_of(local, signature_);
+  }
+}
+
+void Node::check_not_interrupted() const {
+  if (interrupted_.load()) {
+    throw Error(ErrorKind::closed, "the communicator was closed during " + describe(signature_));
   }
 }
 
@@ -413,8 +418,9 @@ void Node::raise_timeout(Event event, std::uint32_t target) const {
 
 // Every rank provides the pages of its own part, so that they are near it on a machine with several memory domains.
 // The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
-// all could open it, after which nobody needs the descriptor any more.
-std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
+// all could open it, after which nobody needs the descriptor any more. Getting the pages may take long: a rank that is
+// done waits for the others as long as they make progress, and one that gives up ends the work of the others.
+std::shared_ptr<Segment> Node::allocate(std::size_t bytes, const std::function<void()>& attend) {
   if (bytes > (std::size_t{1} << 40)) {
     throw Error(ErrorKind::value,
                 "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
@@ -425,7 +431,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
   MemoryMap memory;
   Offer offer;
   const std::size_t total = stride * static_cast<std::size_t>(size_);
-  if (leader && total > available_memory()) {
+  if (leader && total > MemoryLimits().available()) {
     offer.error = ENOMEM;
   } else if (leader) {
     try {
@@ -453,7 +459,22 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes) {
     }
   }
   if (offer.error == 0 && stride % huge_page == 0) {
-    memory.populate(static_cast<std::size_t>(rank_) * stride, stride);
+    const auto between = [&] {
+      pulse();
+      if (attend) {
+        attend();
+      }
+      check_not_interrupted();
+      check_nobody_failed();
+    };
+    try {
+      memory.populate(static_cast<std::size_t>(rank_) * stride, stride, between);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::memory) {
+        throw;
+      }
+      offer.error = error.code();
+    }
   }
   tell();
   memory.seal();

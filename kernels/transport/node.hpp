@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -156,8 +157,10 @@ class Node {
   // none. For any thread.
   [[nodiscard]] std::optional<Error> find_loss(const Signature& during) const;
 
-  // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node.
-  std::shared_ptr<Segment> allocate(std::size_t bytes);
+  // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
+  // one, `attend` is called several times a second and may throw, after which the caller must call fail(). Throws
+  // Error(memory), on every rank alike, where some rank cannot have it.
+  std::shared_ptr<Segment> allocate(std::size_t bytes, const std::function<void()>& attend = {});
 
   // Where this rank's memory at `address` lies, and the segment that holds it, if one does.
   [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
@@ -220,6 +223,7 @@ class Node {
   void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
   void wait_for_all(Event event, std::uint32_t target);
   void sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline);
+  void check_not_interrupted() const;
   void check_peers(Event event, std::uint32_t target) const;
   void leave(State state) noexcept;
   [[nodiscard]] Error death_of(int local, const Signature& during) const;
