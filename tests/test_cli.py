@@ -590,10 +590,11 @@ def test_a_failing_rank_ends_the_job(tmp_path: Path) -> None:
     assert "out of order" in ended.stderr
 
 
-def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
+def shown_on_terminal(*arguments: str, size: tuple[int, int] | None = None) -> str:
+    """Run a command whose output and errors go to one terminal, and give all that it shows."""
     control, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 90, 0, 0))
-    arguments = ("bench", "allreduce", "-n", "2", "--sizes", "64,4K", *BRIEF)
+    if size is not None:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     process = start(*arguments, stdout=terminal, stderr=terminal, env={"TERM": "xterm", "NO_COLOR": "1"})
     os.close(terminal)
     shown = b""
@@ -602,11 +603,33 @@ def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
             shown += piece
     os.close(control)
     assert process.wait(60) == 0
-    before, _, after = shown.decode().rpartition("\r\x1b[K")
+    return shown.decode()
+
+
+def test_bench_on_a_terminal_shows_progress_and_keeps_to_its_width() -> None:
+    shown = shown_on_terminal("bench", "allreduce", "-n", "2", "--sizes", "64,4K", *BRIEF, size=(40, 90))
+    before, _, after = shown.rpartition("\r\x1b[K")
     assert "] allreduce 4K" in before
     lines = after.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
     assert sum(" ours " in line for line in lines) == 4
     assert max(map(len, lines[2:])) <= 90
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stage"),
+    [
+        (("kernels", "--sizes", "4K", "--kernels", "gather", "--seconds", "0.05"), "] 4K gather bfloat16"),
+        (("fusion", "-n", "2", "--models", "mlp", "--thresholds", "inf", "--iterations", "1"), "] fusion perceptron"),
+    ],
+    ids=["kernels", "fusion"],
+)
+def test_bench_shows_progress_on_a_terminal_only(arguments: tuple[str, ...], stage: str) -> None:
+    """A terminal need not know its width; what is not a terminal gets figures alone."""
+    assert stage in shown_on_terminal("bench", *arguments)
+    ended = gradientflow("bench", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert stage not in ended.stdout + ended.stderr
 
 
 # ---- doctor and config -----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS, Contestant, Key
 from ..core.plan import format_size
-from ..core.results import figures
-from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratios
+from ..core.results import shared
+from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratios, timed
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,12 @@ def summarise(
     """Turn one contestant's times, which are ignored where it was wrong, into its result."""
     timed = None if wrong else times
     return Result(
-        backend=contestant.backend,
         collective=case.collective,
         algorithm=contestant.algorithm,
         memory=contestant.memory,
-        dtype=case.dtype,
-        wire=contestant.wire,
         device=contestant.device,
-        ranks=case.ranks,
-        nodes=nodes,
-        bytes=case.bytes,
-        wrong=wrong,
         launch_us=None if timed is None or timed.launch is None else round(float(np.median(timed.launch)) / 1e3, 3),
-        **figures(case, timed, link_seconds),
+        **shared(case, contestant.backend, contestant.wire, nodes, wrong, times, link_seconds),
     )
 
 
@@ -83,14 +76,10 @@ def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
     beside = {(result.bytes, result.backend): result for result in results}
 
     def compared(peer: str) -> Column:
-        def pairs(result: Result) -> list[tuple[float | None, float | None]]:
-            other = beside.get((result.bytes, peer))
-            if result.backend != OURS or other is None:
-                return []
-            found = [(result.median_us, other.median_us), (result.refill_median_us, other.refill_median_us)]
-            return found if sized else found[:1]
+        def find(result: Result) -> Result | None:
+            return beside.get((result.bytes, peer)) if result.backend == OURS else None
 
-        return ratios(f"{peer} / ours", pairs, "call  filled" if sized else "call")
+        return ratios(f"{peer} / ours", find, filled=sized)
 
     def size(result: Result) -> str:
         return format_size(result.bytes) if result.bytes else "-"
@@ -104,9 +93,7 @@ def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
         name("memory", "memory"),
         name("algorithm", "algorithm", shown=any(result.algorithm != "auto" for result in ours)),
         name("wire", "wire", shown=any(result.wire != result.dtype for result in ours)),
-        figure("call", "us", "median_us", microseconds),
-        figure("min", "us", "min_us", microseconds),
-        figure("p95", "us", "p95_us", microseconds),
+        *timed("us", microseconds),
         figure("launch", "us", "launch_us", microseconds, shown=any(r.launch_us is not None for r in results)),
         figure("filled", "us", "refill_median_us", microseconds, shown=sized),
         figure("algbw", "GB/s", "algbw_GBps", bandwidth, shown=sized),

@@ -14,10 +14,10 @@ from ..core.plan import (
     DEVICES,
     PEERS,
     WIRES,
+    Plan,
     PlanError,
     check_choices,
     check_memory,
-    check_ranks,
     check_time,
     format_size,
 )
@@ -32,7 +32,7 @@ DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
 
 @dataclass(frozen=True)
-class CollectivePlan:
+class CollectivePlan(Plan):
     """One run of ``gradientflow bench`` over a collective.
 
     Attributes
@@ -94,31 +94,32 @@ class CollectivePlan:
         return self.sizes
 
     @property
-    def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
-        return len(self.sizes)
-
-    @property
     def variants(self) -> list[tuple[str, str, str]]:
         """Ours: every memory with every algorithm and wire. A barrier touches no memory, so one is enough."""
         memories = self.memories if self.collective != "barrier" else ("array",)
         return list(product(memories, self.algorithms, self.wires or (self.dtype,)))
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way."""
-        check_ranks(ranks)
-        case = Case(self.collective, max(self.sizes, default=0), self.dtype, self.op, ranks, 0, self.wires)
-        alphabet(case)
+        """Refuse also sums that are not exact."""
+        if ranks > 0:
+            alphabet(self._largest(ranks))
+        super().check_job(ranks, on_this_machine=on_this_machine)
+
+    def check_machine(self, ranks: int) -> None:
+        """Refuse what needs too much memory, and a device that is not there."""
+        case = self._largest(ranks)
         contestants = len(self.variants) + len(self.peers)
         buffers = 1 if COLLECTIVES[self.collective].in_place else 2
-        if on_this_machine:
-            check_memory(
-                contestants * ranks * buffers * case.bytes,
-                f"{format_size(case.size)} with {contestants} contestants and {ranks} ranks needs",
-                "smaller --sizes, or less to --compare",
-                " of buffers",
-            )
-            check_device(self.device)
+        check_memory(
+            contestants * ranks * buffers * case.bytes,
+            f"{format_size(case.size)} with {contestants} contestants and {ranks} ranks needs",
+            "smaller --sizes, or less to --compare",
+            " of buffers",
+        )
+        check_device(self.device)
+
+    def _largest(self, ranks: int) -> Case:
+        return Case(self.collective, max(self.sizes, default=0), self.dtype, self.op, ranks, 0, self.wires)
 
     def _check_wire(self, wire: str) -> None:
         if self.collective != "allreduce":

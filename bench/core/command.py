@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .plan import PEERS, WIRES
+from .plan import PEERS, WIRES, parse_list
 from .plot import Draw
 from .table import Layout
 
@@ -29,8 +29,7 @@ class Bench:
     options : sequence of click.Option
         Besides those that all benches have.
     plan : callable
-        Makes the plan of the options' values, or raises `PlanError`. A plan says in `stages` how much there is to do,
-        and its `check_job` refuses what could only fail on the way.
+        Told the values of the options that have one, makes a `Plan`, or raises `PlanError`.
     session : callable
         Told the communicator, a plan, and whom to tell how much is done and what comes, gives what measures in `run`.
     layout : Layout
@@ -46,7 +45,7 @@ class Bench:
     name: str
     help: str
     options: Sequence[click.Option]
-    plan: Callable[[Mapping[str, Any]], Any]
+    plan: Callable[..., Any]
     session: Callable[[Communicator, Any, Observer | None], Session[Any, Any, Any]]
     layout: Layout
     draw: Draw
@@ -54,29 +53,47 @@ class Bench:
     in_job: bool = True
 
 
-def option(name: str, default: Any, help: str, **further: Any) -> click.Option:
-    """Make an option that is a list, unless something else is said; its default is shown."""
-    named = {"metavar": None if "type" in further and further["type"] is not None else "LIST", **further}
-    return click.Option(name.split(), default=default, show_default=True, help=help, **named)
+def option(
+    name: str, default: Any, help: str, read: Callable[[str], Any] | None = parse_list, **further: Any
+) -> click.Option:
+    """Make an option.
+
+    Parameters
+    ----------
+    name : str
+        Behind it may stand what the value is called in the plan.
+    default : object
+        As it is typed; it is shown, and where it is None the plan has its own.
+    help : str
+        What it is for.
+    read : callable
+        Makes the value of what was typed; not where there is a type.
+    **further
+        For `click.Option`.
+    """
+
+    def value(context: click.Context, parameter: click.Parameter, typed: Any) -> Any:
+        return typed if typed is None or read is None or "type" in further else read(typed)
+
+    more = {"metavar": None if "type" in further else "LIST", **further}
+    return click.Option(name.split(), default=default, show_default=True, help=help, callback=value, **more)
 
 
-def wires(default: str | None = "float32") -> click.Option:
-    """Make the option of what values are rounded to."""
-    text = f"what values are rounded to between nodes, of {', '.join(WIRES)}"
-    return option("--wire", default, text if default else f"{text}  [default: the dtype]")
+def wires(default: str | None = "float32", what: str = "values") -> click.Option:
+    """Make the option of what ours is rounded to."""
+    text = f"what {what} are rounded to between nodes, of {', '.join(WIRES)}"
+    return option("--wire wires", default, text if default else f"{text}  [default: the dtype]")
 
 
 def compare(peers: Sequence[str] = PEERS) -> click.Option:
     """Make the option of whom to compare with."""
-    return option("--compare", "mpi", f"of {', '.join(peers)}, or '' for none")
+    return option("--compare peers", "mpi", f"of {', '.join(peers)}, or '' for none")
 
 
 def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option, ...]:
     """Make the options of how long to measure, and what to show of it."""
     return (
-        click.Option(
-            ["--iterations"], type=int, metavar="N", help=f"timed {what} of each contestant (default: what fits)"
-        ),
+        option("--iterations", None, f"timed {what} of each contestant (default: what fits)", type=int, metavar="N"),
         option("--seconds", seconds, f"to spend on each {each}, roughly", type=float),
         click.Option(["--cpu", "with_cpu"], is_flag=True, help="show processor times in the table"),
     )

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from gradientflow.errors import ArgumentError
 
@@ -23,6 +24,40 @@ _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 
 class PlanError(ArgumentError):
     """The options do not describe a measurement; the message is one sentence for the user."""
+
+
+class Plan:
+    """The options of a bench as one checked value."""
+
+    peers: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> Sequence[Any]:
+        """What is measured, one after the other; all contestants of a block beside each other."""
+        raise NotImplementedError
+
+    @property
+    def stages(self) -> int:
+        """How much there is to do, as progress is counted."""
+        return len(self.blocks)
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way.
+
+        Parameters
+        ----------
+        ranks : int
+            How many there will be.
+        on_this_machine : bool
+            Whether all of them will share this machine's memory.
+        """
+        if ranks < 1:
+            raise PlanError(f"-n needs at least 1 rank, not {ranks}")
+        if on_this_machine:
+            self.check_machine(ranks)
+
+    def check_machine(self, ranks: int) -> None:
+        """Refuse what this machine cannot do with so many ranks."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -97,12 +132,6 @@ def check_time(iterations: int | None, seconds: float) -> None:
         raise PlanError(f"--iterations needs at least 1, not {iterations}")
     if not seconds > 0:
         raise PlanError(f"--seconds needs more than 0, not {seconds:g}")
-
-
-def check_ranks(ranks: int) -> None:
-    """Refuse a job without ranks."""
-    if ranks < 1:
-        raise PlanError(f"-n needs at least 1 rank, not {ranks}")
 
 
 def check_memory(needed: int, who: str, choose: str, of: str = "") -> None:

@@ -27,6 +27,42 @@ from .case import COLLECTIVES, Case
 from .measure import Times
 
 
+def shared(
+    case: Case,
+    backend: str,
+    wire: str,
+    nodes: int,
+    wrong: int,
+    times: Times | None,
+    link_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Give the fields that all benches have.
+
+    Parameters
+    ----------
+    case : Case
+        What was run.
+    backend, wire : str
+        By whom, and what travelled.
+    nodes : int
+        Over how many nodes.
+    wrong : int
+        Wrong elements found; times are ignored then.
+    times : Times or None
+        None where it was not timed.
+    link_seconds : float or None
+        The least time that the links between the hosts need for it, where that is known.
+
+    Returns
+    -------
+    dict
+        By the names of the fields.
+    """
+    what = {"backend": backend, "dtype": case.dtype, "wire": wire, "ranks": case.ranks, "nodes": nodes}
+    timed = None if wrong else times
+    return {**what, "bytes": case.bytes, "wrong": wrong, **figures(case, timed, link_seconds)}
+
+
 def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict[str, Any]:
     """Work out what results say of times; there are no figures where there are none.
 

@@ -67,11 +67,23 @@ def figure(
     return Column(f"{heading}\n{unit}", lambda result: show(find(result)), shown=shown)
 
 
-def ratios(
-    heading: str, pairs: Callable[[Any], Sequence[tuple[float | None, float | None]]], names: str = "call  filled"
-) -> Column:
-    """Make a column of how many times as fast a result is as others: pairs of its time and theirs, empty for none."""
-    return Column(f"{heading}\n{names}", lambda result: ratios_text(*pairs(result)), "ratio")
+def timed(unit: str, show: Callable[[float | None], str]) -> list[Column]:
+    """Make the columns of the call alone."""
+    fields = {"call": "median_us", "min": "min_us", "p95": "p95_us"}
+    return [figure(heading, unit, field, show) for heading, field in fields.items()]
+
+
+def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True) -> Column:
+    """Make a column of how many times as fast a result is as the one that is found to compare it with, if any."""
+
+    def text(result: Any) -> Cell:
+        other = beside(result)
+        if other is None:
+            return ""
+        pairs = [(result.median_us, other.median_us), (result.refill_median_us, other.refill_median_us)]
+        return ratios_text(*pairs[: 1 + filled])
+
+    return Column(f"{heading}\n{'call  filled' if filled else 'call'}", text, "ratio")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS
 from ..core.plan import format_size, threshold_bytes
-from ..core.results import figures
+from ..core.results import shared
 from ..core.shapes import MODELS, Model
-from ..core.table import Column, Layout, bandwidth, figure, milliseconds, name, percentage, ratios
+from ..core.table import Column, Layout, bandwidth, figure, milliseconds, name, percentage, ratios, timed
 from .contestants import COPY_FUSION, PER_TENSOR, FusionContestant
 
 
@@ -74,23 +74,16 @@ def summarise_step(
 ) -> FusionResult:
     """Turn one contestant's times, which are ignored where it was wrong, into its result."""
     return FusionResult(
-        backend=contestant.backend,
         method=contestant.method,
         model=model.name,
         tensors=len(model.shapes),
         parameters=model.parameters,
-        bytes=case.bytes,
         memory=contestant.memory,
         threshold_bytes=threshold_bytes(contestant.threshold),
         calls=contestant.calls,
-        dtype=case.dtype,
-        wire=contestant.wire,
         device="cpu",
-        ranks=case.ranks,
-        nodes=nodes,
         bytes_copied=copied,
-        wrong=wrong,
-        **figures(case, None if wrong else times, link_seconds),
+        **shared(case, contestant.backend, contestant.wire, nodes, wrong, times, link_seconds),
     )
 
 
@@ -98,13 +91,10 @@ def _columns(results: Sequence[FusionResult], with_cpu: bool) -> list[Column]:
     fused = {(result.model, result.backend): result for result in results if result.method == COPY_FUSION}
 
     def compared(peer: str) -> Column:
-        def pairs(result: FusionResult) -> list[tuple[float | None, float | None]]:
-            other = fused.get((result.model, peer))
-            if result.backend != OURS or other is None:
-                return []
-            return [(result.median_us, other.median_us), (result.refill_median_us, other.refill_median_us)]
+        def find(result: FusionResult) -> FusionResult | None:
+            return fused.get((result.model, peer)) if result.backend == OURS else None
 
-        return ratios(f"copy {peer} / ours", pairs)
+        return ratios(f"copy {peer} / ours", find)
 
     def method(result: FusionResult) -> str:
         title = result.method.replace("-", " ")
@@ -120,9 +110,7 @@ def _columns(results: Sequence[FusionResult], with_cpu: bool) -> list[Column]:
         name("", lambda result: "ours" if result.backend == OURS else result.backend),
         name("wire", "wire", shown=any(result.wire != result.dtype for result in results)),
         name("threshold", threshold, justify="right"),
-        figure("call", "ms", "median_us", milliseconds),
-        figure("min", "ms", "min_us", milliseconds),
-        figure("p95", "ms", "p95_us", milliseconds),
+        *timed("ms", milliseconds),
         figure("filled", "ms", "refill_median_us", milliseconds),
         figure("algbw", "GB/s", "algbw_GBps", bandwidth),
         figure("busbw", "GB/s", "busbw_GBps", bandwidth),

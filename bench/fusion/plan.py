@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ..core.plan import (
     PEERS,
     WIRES,
+    Plan,
     PlanError,
     Threshold,
     check_choices,
     check_memory,
-    check_ranks,
     check_time,
     parse_sizes,
 )
@@ -25,7 +25,7 @@ _ITEM = 4
 
 
 @dataclass(frozen=True)
-class FusionPlan:
+class FusionPlan(Plan):
     """One run of ``gradientflow bench fusion``.
 
     Attributes
@@ -68,23 +68,16 @@ class FusionPlan:
         """What is measured together: all contestants on one model."""
         return [MODELS[name] for name in self.models]
 
-    @property
-    def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
-        return len(self.models)
-
-    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way."""
-        check_ranks(ranks)
+    def check_machine(self, ranks: int) -> None:
+        """Refuse what needs too much memory."""
         contestants = len(self.wires) * (3 + len(self.thresholds)) + 2 * len(self.peers)
         largest = max(self.blocks, key=lambda model: model.parameters)
         buffers = (len(self.wires) + len(self.peers)) * self.buffer_bytes
-        if on_this_machine:
-            check_memory(
-                ranks * (contestants * largest.parameters * _ITEM + buffers),
-                f"the gradients of {largest.title} with {contestants} contestants and {ranks} ranks need",
-                "fewer --thresholds, less to --compare, or smaller --models",
-            )
+        check_memory(
+            ranks * (contestants * largest.parameters * _ITEM + buffers),
+            f"the gradients of {largest.title} with {contestants} contestants and {ranks} ranks need",
+            "fewer --thresholds, less to --compare, or smaller --models",
+        )
 
 
 def parse_buffer(text: str) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ..core.command import Bench, option, plot
-from ..core.plan import DEVICES, check_choices, parse_list, parse_sizes
+from ..core.plan import DEVICES, check_choices, parse_sizes
 from .columns import LAYOUT
 from .plan import DEFAULT_SIZES, NAMES_OF, KernelsPlan
 from .plot import draw
@@ -16,24 +15,18 @@ _NAMES = dict.fromkeys(name for names in NAMES_OF.values() for name in names)
 _SIZES = f"{DEFAULT_SIZES['cpu']}, on a device {DEFAULT_SIZES['cuda']}"
 
 
-def _plan(options: Mapping[str, Any]) -> KernelsPlan:
-    device = options["device"]
+def _plan(device: str, sizes: str | None = None, **options: Any) -> KernelsPlan:
     check_choices("--device", (device,), DEVICES)
-    return KernelsPlan(
-        sizes=parse_sizes(DEFAULT_SIZES[device] if options["sizes"] is None else options["sizes"]),
-        names=None if options["kernels"] is None else parse_list(options["kernels"]),
-        device=device,
-        seconds=options["seconds"],
-    )
+    return KernelsPlan(parse_sizes(DEFAULT_SIZES[device] if sizes is None else sizes), device=device, **options)
 
 
 KERNELS = Bench(
     name="kernels",
     help="Measure the compute kernels, on one core or on a CUDA device, beside plain copies of as many bytes.",
     options=(
-        option("--device", "cpu", f"of {', '.join(DEVICES)}", metavar="NAME"),
-        option("--sizes", None, f"bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]"),
-        option("--kernels", None, f"of {', '.join(_NAMES)}  [default: all]"),
+        option("--device", "cpu", f"of {', '.join(DEVICES)}", None, metavar="NAME"),
+        option("--sizes", None, f"bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]", None),
+        option("--kernels names", None, f"of {', '.join(_NAMES)}  [default: all]"),
         option("--seconds", 10.0, "to spend on each size, roughly", type=float),
         plot("bandwidths as bars"),
     ),

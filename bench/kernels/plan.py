@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.device import check_device
-from ..core.plan import DEVICES, PlanError, check_choices, check_memory, check_time, format_size
+from ..core.plan import DEVICES, Plan, PlanError, check_choices, check_memory, check_time, format_size
 from .contestants import DEVICE_KERNELS, KERNELS, Kernel
 
 KERNELS_OF = {"cpu": KERNELS, "cuda": DEVICE_KERNELS}
@@ -20,7 +20,7 @@ _ITEM = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
-class KernelsPlan:
+class KernelsPlan(Plan):
     """One run of ``gradientflow bench kernels``.
 
     Attributes
@@ -56,21 +56,11 @@ class KernelsPlan:
         check_memory(needed, f"{format_size(max(self.sizes))} of gradients need", "smaller --sizes", " of buffers")
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        """Nobody: the copies are part of every measurement."""
-        return ()
-
-    @property
     def blocks(self) -> list[tuple[int, Kernel]]:
         """What is measured together: a kernel and a copy at one size."""
         return [(size, kernel) for size in self.sizes for kernel in self.kernels]
 
-    @property
-    def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
-        return len(self.blocks)
-
-    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+    def check_machine(self, ranks: int) -> None:
         """Refuse a device that is not there."""
         check_device(self.device)
 

@@ -9,7 +9,7 @@ from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS
 from ..core.plan import format_size
-from ..core.results import figures
+from ..core.results import shared
 from ..core.shapes import Model
 from ..core.table import Column, Layout, figure, megabytes, milliseconds, name, percentage, ratios
 from .contestants import CSC, DENSE, SparseContestant
@@ -104,51 +104,38 @@ def summarise_sparse(
 ) -> SparseResult:
     """Turn what was measured of one contestant, whose times are ignored where it was wrong, into its result."""
     times = None if wrong else traced.times
-    found = figures(case, times, traced.link_seconds)
-    del found["algbw_GBps"], found["busbw_GBps"]  # of what is not sent
     bookkeeping = traced.bookkeeping_seconds
     exchange = contestant.exchange
+    found = shared(case, exchange.backend, exchange.wire, nodes, wrong, times, traced.link_seconds)
+    del found["algbw_GBps"], found["busbw_GBps"]  # of what is not sent
     return SparseResult(
-        backend=exchange.backend,
         method=exchange.method,
         model=model.name,
         tensors=len(model.shapes),
         parameters=model.parameters,
-        bytes=case.bytes,
         chunk_size=chunk_size,
         density=contestant.density,
         sent_share=round(contestant.share, 6),
-        dtype=case.dtype,
-        wire=exchange.wire,
         device="cpu",
-        ranks=case.ranks,
-        nodes=nodes,
         bookkeeping_us=None if times is None or bookkeeping is None else round(bookkeeping * 1e6, 3),
         bytes_sent=None if times is None else traced.bytes_sent,
         bytes_reported=None if times is None else contestant.bytes_reported(),
-        wrong=wrong,
         **found,
     )
 
 
 def _columns(results: Sequence[SparseResult], with_cpu: bool) -> list[Column]:
     def compared(backend: str) -> Column:
-        def dense_beside(result: SparseResult) -> SparseResult | None:
-            """Find what a result is compared with: of ours what travels is rounded alike."""
+        def find(result: SparseResult) -> SparseResult | None:
+            """Find the dense one beside a result of ours; of ours what travels is rounded alike."""
             place = result.model, result.chunk_size, DENSE, backend
-            for other in results:
+            for other in results if result.backend == OURS else ():
                 alike = backend != OURS or other.wire == result.wire
                 if (other.model, other.chunk_size, other.method, other.backend) == place and alike:
-                    return other
+                    return None if other == result else other
             return None
 
-        def pairs(result: SparseResult) -> list[tuple[float | None, float | None]]:
-            dense = dense_beside(result)
-            if result.backend != OURS or dense is None or dense == result:
-                return []
-            return [(result.median_us, dense.median_us), (result.refill_median_us, dense.refill_median_us)]
-
-        return ratios(f"{'dense' if backend == OURS else backend} / this", pairs)
+        return ratios(f"{'dense' if backend == OURS else backend} / this", find)
 
     def known(heading: str, unit: str, value: str, show: Callable[[float | None], str]) -> Column:
         return figure(heading, unit, value, show, shown=any(getattr(result, value) for result in results))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..core.plan import (
     PEERS,
     WIRES,
+    Plan,
     PlanError,
     check_choices,
     check_densities,
     check_memory,
-    check_ranks,
     check_time,
     parse_list,
     parse_sizes,
@@ -28,7 +28,7 @@ _TENSORS = 16  # of a model that is only a number of elements
 
 
 @dataclass(frozen=True)
-class SparsePlan:
+class SparsePlan(Plan):
     """One run of ``gradientflow bench sparse``.
 
     Attributes
@@ -78,23 +78,16 @@ class SparsePlan:
         """What is measured together: each model with each chunk size."""
         return [(model, chunk_size) for model in self.models for chunk_size in self.chunk_sizes]
 
-    @property
-    def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
-        return len(self.blocks)
-
-    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way."""
-        check_ranks(ranks)
+    def check_machine(self, ranks: int) -> None:
+        """Refuse what needs too much memory."""
         largest = max(self.models, key=lambda model: model.parameters)
         # Gradients, twice what is held back, and the buffer of the first iteration, which is dense; and for the check.
         copies = len(self.wires) * (1 + 4 * len(self.densities)) + len(self.peers) + 6
-        if on_this_machine:
-            check_memory(
-                ranks * copies * largest.parameters * _ITEM,
-                f"the gradients of {largest.title} with {len(self.densities)} densities and {ranks} ranks need",
-                "fewer --density or --wire, or a smaller --model",
-            )
+        check_memory(
+            ranks * copies * largest.parameters * _ITEM,
+            f"the gradients of {largest.title} with {len(self.densities)} densities and {ranks} ranks need",
+            "fewer --density or --wire, or a smaller --model",
+        )
 
 
 def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:

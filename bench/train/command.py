@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 
-from ..core.command import Bench, option, plot
-from ..core.plan import WIRES, parse_densities, parse_list, parse_sizes, parse_thresholds
+from ..core.command import Bench, option, plot, wires
+from ..core.plan import parse_densities, parse_sizes, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
 from .plan import (
@@ -25,30 +25,14 @@ from .plan import (
 from .plot import draw
 
 
-def _plan(options: Mapping[str, Any]) -> TrainPlan:
-    plan = TrainPlan(
-        models=parse_list(options["model"]),
-        contestants=parse_list(options["contestants"]),
-        wires=parse_list(options["wire"]),
-        thresholds=parse_thresholds(options["thresholds"]),
-        approximation_ranks=parse_numbers("--powersgd-rank", options["powersgd_rank"]),
-        strategies=parse_list(options["strategy"]),
-        densities=parse_densities(options["density"]),
-        chunk_sizes=parse_sizes(options["chunk"]),
-        warmups=parse_numbers("--warmup", options["warmup"]),
-        corrections=parse_corrections(options["correction"]),
-        precisions=parse_list(options["precision"]),
-        ladder=options["ladder"],
-        steps=options["steps"],
-        turn=options["turn"],
-        batch=options["batch"],
-        seeds=parse_numbers("--seeds", options["seeds"]),
-        learning_rate=options["learning_rate"],
-        threads=options["threads"],
-        epochs=options["epochs"],
-    )
+def _plan(**options: Any) -> TrainPlan:
+    plan = TrainPlan(**options)
     check_packages()
     return plan
+
+
+def _numbers(name: str, field: str, default: str, help: str) -> click.Option:
+    return option(f"{name} {field}", default, help, partial(parse_numbers, name))
 
 
 def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
@@ -62,23 +46,26 @@ TRAIN = Bench(
     name="train",
     help="Train a perceptron, convolutional networks and a character LSTM on real data, beside DDP.",
     options=(
-        option("--model", ",".join(MODELS), "what to train"),
+        option("--model models", ",".join(MODELS), "what to train"),
         option("--contestants", ",".join(CONTESTANTS), "how to synchronise; training without it is always there"),
-        option("--wire", "float32,float16", f"what our gradients are rounded to between nodes, of {', '.join(WIRES)}"),
+        wires("float32,float16", "our gradients"),
         option(
             "--thresholds",
             "auto",
             "our fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end, without overlap",
+            parse_thresholds,
         ),
         option(
-            "--strategy", "dense", f"what ours sends, of {', '.join(STRATEGIES)}: everything, or the important chunks"
+            "--strategy strategies",
+            "dense",
+            f"what ours sends, of {', '.join(STRATEGIES)}: everything, or the important chunks",
         ),
-        option("--density", "0.1", "csc: shares of the chunks"),
-        option("--chunk", "32K", "csc: elements of a chunk"),
-        option("--warmup", "0", "csc: iterations in which the density falls"),
-        option("--correction", "on", "csc: on, off: drop what is not sent"),
+        option("--density densities", "0.1", "csc: shares of the chunks", parse_densities),
+        option("--chunk chunk_sizes", "32K", "csc: elements of a chunk", parse_sizes),
+        _numbers("--warmup", "warmups", "0", "csc: iterations in which the density falls"),
+        option("--correction corrections", "on", "csc: on, off: drop what is not sent", parse_corrections),
         option(
-            "--precision",
+            "--precision precisions",
             "float32",
             f"of our model, of {', '.join(PRECISIONS)}; bfloat16 with float32 master weights",
         ),
@@ -87,11 +74,11 @@ TRAIN = Bench(
             is_flag=True,
             help="in place of all contestants: MPI, ring, +fp16, +overlap, +lazy, +csc, as in the GradientFlow paper",
         ),
-        option("--powersgd-rank", "1", "of the matrices that PowerSGD sends"),
+        _numbers("--powersgd-rank", "approximation_ranks", "1", "of the matrices that PowerSGD sends"),
         option("--steps", 40, "timed steps of each contestant", type=int),
         option("--turn", 5, "timed steps until it is the next contestant's turn", type=int),
         option("--batch", 32, "samples of a rank in a step", type=int),
-        option("--seeds", "0", "of parameters and order of data"),
+        _numbers("--seeds", "seeds", "0", "of parameters and order of data"),
         option("--lr learning_rate", None, "(default: one that suits the model)", type=float, metavar="RATE"),
         option("--threads", 1, "of PyTorch, in each rank", type=int),
         option(

@@ -10,11 +10,11 @@ from itertools import product
 from ..core.plan import (
     AUTO,
     WIRES,
+    Plan,
     PlanError,
     Threshold,
     check_choices,
     check_densities,
-    check_ranks,
     format_size,
     format_threshold,
     parse_list,
@@ -159,7 +159,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class TrainPlan:
+class TrainPlan(Plan):
     """One run of ``gradientflow bench train``.
 
     Attributes
@@ -323,13 +323,9 @@ class TrainPlan:
         return self.all_turns
 
     @property
-    def peers(self) -> tuple[str, ...]:
+    def peers(self) -> tuple[str, ...]:  # type: ignore[override]
         """What has to be ready: PyTorch's default process group where DDP takes part."""
         return ("gloo",) if any(entry.needs_ddp for entry in self.entries) else ()
-
-    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way."""
-        check_ranks(ranks)
 
     @property
     def all_turns(self) -> int:

@@ -20,7 +20,7 @@ import click
 import gradientflow as gf
 from gradientflow.bench.collective.command import BENCHES as COLLECTIVES
 from gradientflow.bench.core.command import Bench
-from gradientflow.bench.core.plan import PlanError
+from gradientflow.bench.core.plan import PlanError, check_installed
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.bench.fusion.command import FUSION
 from gradientflow.bench.kernels.command import KERNELS
@@ -32,6 +32,7 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
+_COMMON_WIDTH = 80
 
 _RANKS = (
     click.Option(["-n", "--ranks"], type=int, metavar="N", help="ranks to start; not needed under mpirun"),
@@ -65,18 +66,20 @@ class BenchCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
-        options, plan = ctx.params, self._bench.plan(ctx.params)
+        options, named = ctx.params, {option.name for option in self._bench.options} - {"plot_path", "with_cpu"}
+        plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
+        check_installed(plan.peers)
         _check_files(options["json_path"], options.get("plot_path"))
         inside, ranks = ranks_of_this_job(), options.get("ranks")
         if not self._bench.in_job:
             if inside not in (None, 1):
                 raise PlanError(f"bench {self.name} measures one process: start it without mpirun")
             plan.check_job(1, on_this_machine=True)
-            return self._measure(plan, _output(options))
+            return self._measure(plan, _output(options, _columns()))
         if inside is not None:
             if ranks not in (None, inside):
                 raise PlanError(f"-n {ranks} was given, but this MPI job has {inside} ranks: leave -n out under mpirun")
-            return self._measure_in_job(plan, _output(options))
+            return self._measure_in_job(plan, _output(options, [0, 0]))
         if ranks is None:
             raise PlanError("say how many ranks to start, for example -n 2")
         keep_mpi_unstarted()
@@ -111,13 +114,11 @@ for _bench in (*COLLECTIVES, FUSION, KERNELS, SPARSE, TRAIN):
     bench.add_command(BenchCommand(_bench))
 
 
-def _output(options: Mapping[str, Any]) -> Output:
-    """Say where the figures go; a rank was told of the terminals, and of what was typed leave that out."""
-    arguments, columns = sys.argv[1:], _columns()
+def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
+    """Say where the figures go; a rank may have been told of the terminals behind what was typed."""
+    arguments = sys.argv[1:]
     if options["columns"] is not None:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
-    elif options.get("ranks", 1) is None:  # under mpirun all terminals are its own
-        columns = [0, 0]
     with_cpu = options.get("with_cpu", False)
     return Output(arguments, options["json_path"], options.get("plot_path"), *columns, with_cpu)
 
@@ -137,4 +138,5 @@ def _check_files(json_path: str | None, plot_path: str | None) -> None:
 def _columns() -> list[int]:
     """Give the widths of the terminals behind standard output and error, 0 where there is none."""
     descriptors = (stream.fileno() for stream in (sys.stdout, sys.stderr))
-    return [os.get_terminal_size(number).columns if os.isatty(number) else 0 for number in descriptors]
+    # Those that programs open for others often do not know theirs.
+    return [os.get_terminal_size(number).columns or _COMMON_WIDTH if os.isatty(number) else 0 for number in descriptors]
