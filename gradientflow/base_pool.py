@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from .arguments import instance, sequence
+from .communicator import Communicator
 from .device import DeviceArray, device_number
 from .errors import ArgumentError, ArgumentTypeError
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
@@ -82,7 +84,7 @@ class BasePool:
         self.device = None if device == "cpu" else device_number(device)
         is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # which NumPy alone does not know
         element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
-        self._shapes = [checked_shape(shape) for shape in shapes]
+        self._shapes = [checked_shape(shape) for shape in sequence("shapes", shapes, "shapes")]
         for shape in self._shapes:
             checked_bytes(shape, element)
         self.dtype: str = "bfloat16" if is_bfloat16 else element.name
@@ -146,7 +148,12 @@ class BasePool:
         if index is None:
             self._native.ready_all(number_of_stream)
             return
-        number, index = self._ready_limit, operator.index(index)
+        number = self._ready_limit
+        try:
+            index = operator.index(index)
+        except TypeError as error:
+            message = f"a tensor has a whole number, not {index!r}"
+            raise ArgumentTypeError(message) from error
         if not -number <= index < number:
             message = f"tensor {index} is not in the pool, which has {number}"
             raise ArgumentError(message)
@@ -195,6 +202,17 @@ class BasePool:
         self._native.close(kind is None)
 
 
+def native_communicator(comm: Any) -> Any:
+    """Return the core's communicator under one.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    return instance("comm", comm, Communicator)._native
+
+
 def stream_number(stream: Any) -> int:
     """Return CUDA's number of a stream: of a number, of CuPy's and PyTorch's streams, of the default one for None.
 
@@ -206,7 +224,7 @@ def stream_number(stream: Any) -> int:
     if stream is None:
         return 0
     number = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
         message = f"a stream is a number, or a stream of CuPy or PyTorch, not a {type(stream).__name__}"
         raise ArgumentTypeError(message)
     return number

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ._location import load_core
-from .base_pool import BasePool, RangeReport, native_threshold, stream_number
+from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number
 from .communicator import Communicator
 
 
@@ -112,11 +112,12 @@ class GradientPool(BasePool):
         algorithm: str = "auto",
         device: str | int = "cpu",
     ) -> None:
+        native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self._adopt(
             load_core().GradientPool(
-                comm._native, counts, self.dtype, native_threshold(fusion_threshold), wire, algorithm, self.device
+                native, counts, self.dtype, native_threshold(fusion_threshold), wire, algorithm, self.device
             )
         )
         self.ranges: tuple[PoolRange, ...] = tuple(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
-from .base_pool import BasePool, RangeReport, native_threshold, stream_number
+from .arguments import number as _number
+from .arguments import whole as _whole
+from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
@@ -116,6 +116,7 @@ class SparseGradientPool(BasePool):
         first_iteration: int = 0,
         device: str | int = "cpu",
     ) -> None:
+        native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self.skip_nonfinite = skip_nonfinite
@@ -128,13 +129,13 @@ class SparseGradientPool(BasePool):
         self.density_at(first_iteration + 1)  # before anything is made
         self._adopt(
             load_core().SparsePool(
-                comm._native,
+                native,
                 counts,
                 self.dtype,
                 chunk_size,
                 self._momentum,
                 extra,
-                skip_nonfinite,
+                bool(skip_nonfinite),
                 first_iteration,
                 native_threshold(fusion_threshold),
                 wire,
@@ -254,7 +255,7 @@ class SparseGradientPool(BasePool):
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        self._native.loss_scale = scale
+        self._native.loss_scale = _number("loss_scale", scale)
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
@@ -401,26 +402,6 @@ class SparseGradientPool(BasePool):
     @property
     def _itemsize(self) -> int:
         return 4 if self.dtype == "float32" else 2
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    """Return a whole number that the core can take."""
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        message = f"{name} is a whole number, not {value!r}"
-        raise ArgumentTypeError(message) from error
-    if not least <= number < 2**63:
-        message = f"{name} is {least} or more, and below 2**63, not {number}"
-        raise ArgumentError(message)
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real):
-        message = f"{name} is a number, not {value!r}"
-        raise ArgumentTypeError(message)
-    return float(value)
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:

@@ -89,11 +89,12 @@ def wrong_includes(root: Path) -> list[str]:
 # around it.
 PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.errors": set(),
+    "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow._location": {"gradientflow.errors"},
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
-    "gradientflow.launch": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.launch": {"gradientflow.errors", "gradientflow._location", "gradientflow.arguments"},
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from gradientflow.arguments import nonnegative, whole
 from gradientflow.errors import ArgumentError
 
 
@@ -25,8 +25,9 @@ def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a batch has no samples.
+        If a batch has no samples, or the rate is negative or not finite.
     """
+    rate, batch, base_batch = nonnegative("rate", rate), whole("batch", batch), whole("base_batch", base_batch)
     if batch < 1 or base_batch < 1:
         message = f"a batch has at least 1 sample, not {min(batch, base_batch)}"
         raise ArgumentError(message)
@@ -62,9 +63,7 @@ class LinearWarmup:
             If a rate is negative or not finite, or there are less than 0 steps.
         """
         for name, number in (("peak", self.peak), ("steps", self.steps), ("start", self.start)):
-            if not 0 <= number < math.inf:
-                message = f"{name} is 0 or more, not {number}"
-                raise ArgumentError(message)
+            nonnegative(name, number)
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""

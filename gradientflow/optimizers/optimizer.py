@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gradientflow._location import load_core
+from gradientflow.arguments import mapping, nonnegative, sequence
 from gradientflow.base_pool import stream_number
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -57,6 +57,7 @@ class _PoolOptimizer:
         if not isinstance(pool, GradientPool | SparseGradientPool):
             message = f"the pool is a {type(pool).__name__}: what is needed is a GradientPool or SparseGradientPool"
             raise ArgumentTypeError(message)
+        parameters = sequence("parameters", parameters, "arrays")
         if len(parameters) != len(pool.offsets):
             message = f"there are {len(parameters)} parameters, and the pool has {len(pool.offsets)} tensors"
             raise ArgumentError(message)
@@ -64,12 +65,7 @@ class _PoolOptimizer:
             message = "gradients are float32, float16 or bfloat16, not float64"
             raise ArgumentTypeError(message)
         for name, number in (("momentum", momentum), ("weight_decay", weight_decay), ("trust", trust)):
-            if not isinstance(number, numbers.Real):
-                message = f"{name} is a number, not {number!r}"
-                raise ArgumentTypeError(message)
-            if not 0 <= number < np.inf:
-                message = f"{name} is 0 or more, not {number}"
-                raise ArgumentError(message)
+            nonnegative(name, number)
         self.pool = pool
         self.lr = lr
         self.momentum = momentum
@@ -107,14 +103,7 @@ class _PoolOptimizer:
         gradientflow.errors.ArgumentError
             If it is negative or not finite.
         """
-        rate = self.lr(step) if callable(self.lr) else self.lr
-        if not isinstance(rate, numbers.Real):
-            message = f"a learning rate is a number, not {rate!r}"
-            raise ArgumentTypeError(message)
-        if not 0 <= rate < np.inf:
-            message = f"a learning rate is 0 or more, not {rate}"
-            raise ArgumentError(message)
-        return float(rate)
+        return nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
 
     @property
     def overflows(self) -> int:
@@ -204,7 +193,7 @@ class _PoolOptimizer:
         return state_array(self._native, "master", index)
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(state):
+        if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(mapping("a state", state)):
             message = "this is not the state of an optimiser of gradientflow.optimizers"
             raise ArgumentError(message)
         if state["rate_inside"] != self._rate_inside:
@@ -305,7 +294,7 @@ class LARS(_PoolOptimizer):
         *,
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
-        if not trust > 0:
+        if not nonnegative("trust", trust) > 0:
             message = f"trust is more than 0, not {trust}"
             raise ArgumentError(message)
         super().__init__(pool, parameters, lr, momentum, weight_decay, trust, True, loss_scale)

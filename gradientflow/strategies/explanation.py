@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradientflow._location import load_core
+from gradientflow.arguments import instance, nonnegative, whole
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
@@ -185,21 +185,17 @@ def measure(
     gradientflow.errors.ArgumentError
         If a number is negative.
     """
+    instance("comm", comm, Communicator)
     parameters, dtype, wire, algorithm, sparsity = (
-        subject.parameters,
+        whole("parameters", subject.parameters),
         subject.dtype,
         subject.wire,
         subject.algorithm,
         subject.sparsity,
     )
-    for what, number in (
-        ("parameters", parameters),
-        ("compute_seconds", compute_seconds),
-        ("backward_seconds", backward_seconds),
-    ):
-        if number is not None and not 0 <= number < math.inf:
-            message = f"{what} is 0 or more, not {number}"
-            raise ArgumentError(message)
+    for what, number in (("compute_seconds", compute_seconds), ("backward_seconds", backward_seconds)):
+        if number is not None:
+            nonnegative(what, number)
     if sparsity is not None:
         sparsity = Sparsity(sparsity.density, min(sparsity.chunk_size, max(1, parameters)))
     chunks = math.ceil(parameters / sparsity.chunk_size) if sparsity else 0

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gradientflow.base_pool import BasePool
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
+from gradientflow.memory import numpy_dtype
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
@@ -116,7 +117,7 @@ class Strategy(ABC):
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
         """Return the wire of pools of a dtype."""
-        is_float32 = dtype != "bfloat16" and np.dtype(dtype) == np.float32
+        is_float32 = dtype != "bfloat16" and numpy_dtype(dtype) == np.float32
         return self.wire if is_float32 else None
 
     @property

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from support import RANK, SIZE, run_checks
 
 import gradientflow as gf
+from gradientflow import device, launch, optimizers, strategies
 from gradientflow.errors import GradientFlowError
 
 ODD: dict[str, Any] = {
@@ -43,10 +44,14 @@ FOREIGN = ("incompatible function arguments", "Invoked with", "NotImplementedTyp
 
 @dataclass(frozen=True)
 class Takes:
-    """A parameter: a value that it takes, and which of the odd ones it takes, too."""
+    """A parameter: a value that it takes, and which of the odd ones it takes, too.
+
+    Left out are `calls`: whatever can be called is a function of the user's, whose exceptions are the user's.
+    """
 
     good: Any
     odd: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,118 @@ def calls(comm: gf.Communicator) -> Iterator[Case]:
     yield Case("Config", lambda **given: gf.Config(**given), settings)
 
 
+SHAPES = Takes([(2, 3), 4], ("list",))
+DTYPE = Takes("float32")
+THRESHOLD = Takes("auto", ("infinity", "huge"))
+DEVICE = Takes("cpu")
+STREAM = Takes(None, ("None",))
+DENSITY = Takes(0.5, calls=("op",))
+WHOLE = Takes(3)
+
+
+def pools(comm: gf.Communicator) -> Iterator[Case]:
+    common = {
+        "comm": Takes(comm),
+        "shapes": SHAPES,
+        "fusion_threshold": THRESHOLD,
+        "wire": WIRE,
+        "algorithm": ALGORITHM,
+        "device": DEVICE,
+    }
+    yield Case("GradientPool", gf.GradientPool, {**common, "dtype": Takes("float32", ("None", "float32"))})
+    sparse = {
+        "dtype": Takes("float32", ("float32",)),
+        "density": DENSITY,
+        "momentum": Takes(0.9),
+        "chunk_size": WHOLE,
+        "extra": WHOLE,
+        "first_iteration": WHOLE,
+        "skip_nonfinite": Takes(False, tuple(ODD)),  # whatever has a truth value
+    }
+    yield Case("SparseGradientPool", gf.SparseGradientPool, {**common, **sparse})
+    with gf.GradientPool(comm, [3, 4]) as pool:
+        yield Case(
+            "GradientPool.ready", pool.ready, {"index": Takes(0, ("None",), calls=("negative",))}
+        )  # all are, then
+        pool.abandon()
+        yield Case("GradientPool.wait", pool.wait, {"timeout": TIMEOUT, "stream": STREAM})
+        yield Case("GradientPool.abandon", pool.abandon, {"stream": STREAM})
+        yield Case("GradientPool.count_nonfinite", pool.count_nonfinite, {"stream": STREAM})
+    with gf.SparseGradientPool(comm, [3, 4]) as pool:
+        late = Takes(None, tuple(kind for kind in TIMEOUT.odd if kind != "negative"))
+        yield Case("SparseGradientPool.wait", pool.wait, {"timeout": late, "stream": STREAM})
+        yield Case("SparseGradientPool.zero", pool.zero, {"stream": STREAM})
+        yield Case("SparseGradientPool.density_at", pool.density_at, {"iteration": Takes(0, tuple(ODD))})
+        yield Case(
+            "SparseGradientPool.loss_scale",
+            lambda scale: setattr(pool, "loss_scale", scale),
+            {"scale": Takes(1, ("huge",))},
+        )
+        yield Case("SparseGradientPool.load_state_dict", pool.load_state_dict, {"state": Takes(pool.state_dict())})
+        yield Case("SparseGradientPool.check_state_dict", pool.check_state_dict, {"state": Takes(pool.state_dict())})
+        yield Case("SparseGradientPool.hold", pool.hold, {"held": Takes(pool.held)})
+
+
+def methods(comm: gf.Communicator) -> Iterator[Case]:
+    wires = {"fusion_threshold": THRESHOLD, "wire": WIRE, "algorithm": ALGORITHM}
+
+    def used(kind: type, **given: Any) -> None:
+        kind(**given).make_pool(comm, [3], momentum=0.9).close()
+
+    yield Case("Dense", lambda **given: used(strategies.Dense, **given), wires)
+    csc = {"density": DENSITY, "chunk_size": WHOLE, "momentum": Takes(0.5, ("None",)), "warmup": Takes(3, ("huge",))}
+    yield Case("CSC", lambda **given: used(strategies.CSC, **given), {**wires, **csc})
+    strategy = strategies.Dense()
+    explained = {
+        "comm": Takes(comm),
+        "parameters": WHOLE,
+        "dtype": Takes("float32", ("None", "float32")),
+        "device": DEVICE,
+    }
+    seconds = Takes(None, ("None", "float", "float32", "huge"))
+    explained |= {"compute_seconds": seconds, "backward_seconds": seconds}
+    yield Case("Strategy.explain", strategy.explain, explained)
+    yield Case("Strategy.wire_of", strategy.wire_of, {"dtype": Takes("float32", ("None", "float32"))})
+    yield Case("Strategy.load_state_dict", strategy.load_state_dict, {"state": Takes(strategy.state_dict())})
+
+    positive = ("float", "float32", "huge")
+    with gf.GradientPool(comm, [3]) as pool:
+        sgd = {
+            "pool": Takes(pool),
+            "parameters": Takes([np.ones(3, np.float32)]),
+            "lr": Takes(0.1, positive, calls=("op",)),
+            "momentum": Takes(0.0, positive),
+            "weight_decay": Takes(0.0, positive),
+            "loss_scale": Takes(None, ("None",)),
+        }
+        yield Case("SGD", optimizers.SGD, sgd)
+        yield Case("LARS", optimizers.LARS, {**sgd, "trust": Takes(0.1, positive)})
+        optimizer = optimizers.SGD(pool, [np.ones(3, np.float32)], lr=0.1)
+        yield Case("SGD.step", optimizer.step, {"stream": STREAM})
+        yield Case("SGD.load_state_dict", optimizer.load_state_dict, {"state": Takes(optimizer.state_dict())})
+    scale = optimizers.LossScale()
+    yield Case("LossScale", optimizers.LossScale, {"initial": Takes(1.0), "growth_interval": Takes(1, ("huge",))})
+    yield Case("LossScale.load_state_dict", scale.load_state_dict, {"state": Takes(scale.state_dict())})
+    number = {"rate": Takes(0.1, positive), "batch": Takes(8, ("huge",)), "base_batch": Takes(8, ("huge",))}
+    yield Case("scaled_rate", optimizers.scaled_rate, number)
+    ramp = {"peak": Takes(0.1, positive), "steps": Takes(3, positive), "start": Takes(0.1, positive)}
+    yield Case("LinearWarmup", optimizers.LinearWarmup, ramp)
+
+
+def starting(_: gf.Communicator) -> Iterator[Case]:
+    launcher = launch.find_launcher()
+    yield Case("find_launcher", launch.find_launcher, {"library": Takes(None, ("None",))})
+    ranks, program = Takes(2), Takes(["a"])
+    names = {"launcher": Takes(launcher), "ranks": ranks, "program": program, "hosts": Takes(None, ("None", "text"))}
+    yield Case("mpirun_command", launch.mpirun_command, names)
+    yield Case("launch_environment", launch.launch_environment, {"launcher": Takes(launcher)})
+    text = Takes("gradientflow", ("text",))
+    yield Case("module_command", launch.module_command, {"module": text, "arguments": Takes([], ("list",))})
+    yield Case("slots", launch.slots, {"hosts": Takes(None, ("None", "text"))})
+    yield Case("device.empty", device.empty, {"shape": Takes(3), "dtype": DTYPE, "device": Takes("cuda")})
+    yield Case("device.asarray", device.asarray, {"values": Takes([1.0]), "device": Takes("cuda")})
+
+
 def run(cases: Iterator[Case]) -> None:
     wrong: list[str] = []
     for case in cases:
@@ -118,6 +235,8 @@ def run(cases: Iterator[Case]) -> None:
             if SIZE > 1 and name in ("x", "out"):  # which only some of the ranks may read or write
                 continue
             for kind, value in ODD.items():
+                if kind in takes.calls:
+                    continue
                 given = {other: each.good for other, each in case.parameters.items()} | {name: value}
                 call = f"{case.name}({name}={value!r})"
                 try:
@@ -145,6 +264,18 @@ def check_calls(comm: gf.Communicator) -> None:
     run(calls(comm))
 
 
+def check_pools(comm: gf.Communicator) -> None:
+    run(pools(comm))
+
+
+def check_methods(comm: gf.Communicator) -> None:
+    run(methods(comm))
+
+
+def check_starting(comm: gf.Communicator) -> None:
+    run(starting(comm))
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    run_checks([check_collectives, check_calls])
+    run_checks([check_collectives, check_calls, check_pools, check_methods, check_starting])

@@ -1,0 +1,117 @@
+"""Checks of arguments that functions of several modules share: what is wrong is refused by the argument's name."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ArgumentError, ArgumentTypeError
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number that the core can take; NumPy's integers are some, floats are none.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is less than `least`, or 2**63 or more.
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError as error:
+        message = f"{name} is a whole number, not {value!r}"
+        raise ArgumentTypeError(message) from error
+    if not least <= found < 2**63:
+        message = f"{name} is {least} or more, and below 2**63, not {found}"
+        raise ArgumentError(message)
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """Return a real number as a float, which may be infinite or NaN.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is larger than a float can be.
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    if not isinstance(value, numbers.Real):
+        message = f"{name} is a number, not {value!r}"
+        raise ArgumentTypeError(message)
+    try:
+        return float(value)
+    except OverflowError as error:
+        message = f"{name} is larger than a float can be"
+        raise ArgumentError(message) from error
+
+
+def nonnegative(name: str, value: Any) -> float:
+    """Return a number of 0 or more, but not infinity.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is another number.
+    gradientflow.errors.ArgumentTypeError
+        If it is no number.
+    """
+    found = number(name, value)
+    if not 0 <= found < math.inf:
+        message = f"{name} is 0 or more, not {value}"
+        raise ArgumentError(message)
+    return found
+
+
+def sequence(name: str, value: Any, what: str) -> list[Any]:
+    """Return a sequence of `what` as a list; text, bytes and mappings are none.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    try:
+        if not isinstance(value, str | bytes | bytearray | Mapping):
+            return list(value)  # of a generator too
+    except TypeError:
+        pass
+    message = f"{name} is a sequence of {what}, not {value!r}"
+    raise ArgumentTypeError(message)
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """Return a mapping, such as a state.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    if not isinstance(value, Mapping):
+        message = f"{name} is a dictionary, not a {type(value).__name__}"
+        raise ArgumentTypeError(message)
+    return value
+
+
+def instance(name: str, value: Any, kind: type) -> Any:
+    """Return an object of a class.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    if not isinstance(value, kind):
+        message = f"{name} is a {kind.__name__}, not a {type(value).__name__}"
+        raise ArgumentTypeError(message)
+    return value
+
+
+__all__ = ["instance", "mapping", "nonnegative", "number", "sequence", "whole"]
