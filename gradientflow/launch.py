@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradientflow.arguments import instance, sequence, whole
 from gradientflow.errors import ArgumentError
 
 OPEN_MPI = "Open MPI"
@@ -169,7 +170,9 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     list of str
         The whole command, launcher first.
     """
-    if hosts is not None and not _HOSTS.fullmatch(hosts):
+    instance("launcher", launcher, Launcher)
+    ranks, program = whole("ranks", ranks), sequence("program", program, "texts")
+    if hosts is not None and not _HOSTS.fullmatch(instance("hosts", hosts, str)):
         raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
     _check_count(ranks, hosts)
     command = [launcher.path, "-n", str(ranks)]
@@ -234,7 +237,7 @@ def launch_environment(launcher: Launcher) -> dict[str, str]:
     dict of str to str
         The additions only, often empty.
     """
-    if launcher.library == OPEN_MPI and os.geteuid() == 0:
+    if instance("launcher", launcher, Launcher).library == OPEN_MPI and os.geteuid() == 0:
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {}
 
@@ -257,6 +260,8 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
     list of str
         The command.
     """
+    instance("module", module, str)
+    arguments = sequence("arguments", arguments, "texts")
     code = f"import sys; sys.path[:] = filter(None, sys.path); from {module} import main; sys.exit(main())"
     return [sys.executable, "-c", code, *arguments]
 
@@ -282,6 +287,7 @@ def slots(hosts: str | None = None) -> int:
     """Count the ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
     if hosts is None:
         return cores()
+    instance("hosts", hosts, str)
     return sum(int(host.partition(":")[2] or 1) for host in hosts.split(","))
 
 
