@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../kernels/base/config.hpp"
+#include "../kernels/base/environment.hpp"
 #include "bindings.hpp"
 
 namespace gradientflow::bindings {
@@ -36,6 +37,8 @@ void bind_config(py::module_& module) {
         return values;
       },
       py::arg("overrides"), "Defaults, then the environment, then `overrides`: {name: text} of every setting.");
+  module.def("unknown_variables", &unknown_variables,
+             "A sentence for each variable of the environment that looks like a setting and is none.");
   module.def("parse_bytes", &parse_bytes, py::arg("text"), "\"8MiB\" -> 8388608.");
 }
 

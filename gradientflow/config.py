@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ._location import load_core
-from .errors import ArgumentTypeError
+from .errors import ArgumentTypeError, GradientFlowWarning
 
 
 class Field(NamedTuple):
@@ -84,6 +86,18 @@ def settings(given: Mapping[str, str] | None) -> dict[str, str]:
         message = f"config is a gradientflow.Config, or settings by name, not {given!r}"
         raise ArgumentTypeError(message)
     return dict(Config(**given))
+
+
+def unknown_variables() -> list[str]:
+    """Return a sentence for each variable of the environment that looks like a setting and is none."""
+    return list(load_core().unknown_variables())
+
+
+@cache
+def warn_of_unknown_variables() -> None:
+    """Warn, once in a process, of variables of the environment that look like settings and are none."""
+    for sentence in unknown_variables():
+        warnings.warn(sentence, GradientFlowWarning, stacklevel=2)
 
 
 def _to_text(name: str, value: object) -> str:

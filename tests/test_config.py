@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import gradientflow as gf
 from gradientflow import _core
-from gradientflow.config import Field, fields
+from gradientflow.config import Field, fields, unknown_variables
 from gradientflow.errors import ArgumentError, GradientFlowError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +121,8 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "cuda_library": [("auto", "auto"), ("lib.so", "lib.so")],
     "progress": [("auto", "auto"), ("thread", "thread"), ("caller", "caller")],
     "debug": [(True, "on"), (False, "off"), ("1", "on"), ("no", "off")],
-    "timeline": [("off", "off"), ("trace.json", "trace.json"), ("/tmp/a b", "/tmp/a b")],
+    "timeline": [("off", "off"), ("0", "off"), ("no", "off"), (False, "off"), ("trace.json", "trace.json"),
+                 ("/tmp/a b", "/tmp/a b"), ("./on", "./on"), (Path("t/x"), "t/x")],
     "spin": [(0, "0"), (1000000, "1000000")],
     "yields": [(0, "0"), (7, "7")],
 }  # fmt: skip
@@ -146,7 +148,7 @@ BAD: dict[str, list[object]] = {
     "cuda_library": ["lib/", ""],
     "progress": ["threads", "AUTO", ""],
     "debug": ["maybe", "", "loud", 2],
-    "timeline": ["traces/", "/", ""],
+    "timeline": ["traces/", "/", "", "on", "1", "true", "yes"],
     "spin": [-1, 1.0, ""],
     "yields": ["-5", "x"],
 }
@@ -232,6 +234,56 @@ def test_a_config_is_a_fixed_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError):
         config["timeout"] = "9"  # type: ignore[index]
     assert eval(repr(config), {"Config": gf.Config}) == config
+
+
+# ---- variables that nothing reads -----------------------------------------------------------------------------------
+
+
+def unknown(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """Return what is said where the environment has these variables of ours and no others."""
+    for name in [name for name in os.environ if name.startswith("GRADIENTFLOW_")]:
+        monkeypatch.delenv(name)
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    return unknown_variables()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("GRADIENTFLOW_TIMEOTU", "GRADIENTFLOW_TIMEOUT"),
+        ("GRADIENTFLOW_TIME_OUT", "GRADIENTFLOW_TIMEOUT"),
+        ("GRADIENTFLOW_STAGINGBYTES", "GRADIENTFLOW_STAGING_BYTES"),
+        ("GRADIENTFLOW_TIMELINES", "GRADIENTFLOW_TIMELINE"),
+        ("GRADIENTFLOW_timeout", "GRADIENTFLOW_TIMEOUT"),
+    ],
+)
+def test_a_misspelt_variable_is_told_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, given: str, meant: str
+) -> None:
+    (sentence,) = unknown(monkeypatch, given, "OTHER_TIMEOTU")
+    assert given in sentence
+    assert sentence.endswith(f"; perhaps {meant} was meant")
+
+
+def test_a_variable_that_is_like_no_setting_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown(monkeypatch, "GRADIENTFLOW_COFFEE_MACHINE") == [
+        "the variable GRADIENTFLOW_COFFEE_MACHINE of the environment is no setting of GradientFlow"
+    ]
+
+
+def test_variables_that_something_reads_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the settings and of the build, and the marks of the processes of netlab and of the tests."""
+    files = ("setup.py", "bench/netlab.py", "tests/conftest.py")
+    others = {name for file in files for name in VARIABLE.findall((ROOT / file).read_text(encoding="utf-8"))}
+    assert others > {"GRADIENTFLOW_WERROR", "GRADIENTFLOW_NETLAB", "GRADIENTFLOW_TEST_JOB"}
+    assert unknown(monkeypatch, *(field.variable for field in fields()), *others) == []
+
+
+def test_rank_0_warns_once(mpirun: Callable[..., Any]) -> None:
+    job = mpirun(2, "unknown_variables", env={"GRADIENTFLOW_TIMEOTU": "5"})
+    assert job.stderr.count("GradientFlowWarning") == 1, job.output
+    assert "GRADIENTFLOW_TIMEOTU of the environment is no setting" in job.stderr
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

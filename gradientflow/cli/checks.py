@@ -19,7 +19,7 @@ from gradientflow.bench.core.plan import format_size
 from gradientflow.cli.job import TIMED_OUT, Job, run_job
 from gradientflow.cli.library import build_info, built_with, keep_mpi_unstarted
 from gradientflow.cli.probe import MARK
-from gradientflow.config import Config, fields
+from gradientflow.config import Config, fields, unknown_variables
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import (
     LaunchError,
@@ -164,7 +164,7 @@ def settings() -> list[Check]:
             f"({f'from {variable}' if variable in os.environ else 'default'})",
         )
         for name, variable, unit, _, _ in fields()
-    ]
+    ] + [Check("configuration", "warn", "a variable that nothing reads", each) for each in unknown_variables()]
 
 
 def loaded_mpi_libraries(maps: str) -> list[str]:

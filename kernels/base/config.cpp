@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "error.hpp"
 #include "text.hpp"
@@ -42,7 +43,7 @@ int parse_count(const std::string& text) {
   return value;
 }
 
-bool parse_switch(const std::string& text) {
+std::optional<bool> switch_of(const std::string& text) {
   for (const auto* const on : {"1", "on", "true", "yes"}) {
     if (text == on) {
       return true;
@@ -52,6 +53,13 @@ bool parse_switch(const std::string& text) {
     if (text == off) {
       return false;
     }
+  }
+  return std::nullopt;
+}
+
+bool parse_switch(const std::string& text) {
+  if (const auto answer = switch_of(text)) {
+    return *answer;
   }
   refuse("on or off", text);
 }
@@ -102,11 +110,13 @@ std::size_t parse_border(const std::string& text) {
   return value;
 }
 
+// What turns other settings on names no file, and what turns them off means the same here.
 std::string parse_file(const std::string& text) {
-  if (text.empty() || text.back() == '/') {
-    refuse("the name of a file", text);
+  const std::optional<bool> answer = switch_of(text);
+  if (text.empty() || text.back() == '/' || answer == true) {
+    refuse("the name of a file, such as trace.json, or off", text);
   }
-  return text == "off" ? "" : text;
+  return answer == false ? "" : text;
 }
 
 std::string parse_library(const std::string& text) {
