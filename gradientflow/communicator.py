@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .arrays import new_like, shape_of, size_of
-from .config import settings
+from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
-from .handle import Handle
+from .handle import Handle, let_go_of_done, warn_of_all
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -79,6 +79,8 @@ class Communicator:
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
         _open.add(self)
+        if self.rank == 0:
+            warn_of_unknown_variables()
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ class Communicator:
         memory stay valid.
         """
         self._native.close(True)
+        let_go_of_done()
 
     @property
     def closed(self) -> bool:
@@ -104,6 +107,7 @@ class Communicator:
     ) -> None:
         """Close it; after an exception without waiting for asynchronous calls."""
         self._native.close(kind is None)
+        let_go_of_done()
 
     def __repr__(self) -> str:
         """Return the position among ranks and nodes."""
@@ -650,6 +654,7 @@ def _close_all() -> None:
     """Close what is still open when the interpreter exits, without waiting for anybody."""
     for communicator in list(_open):
         communicator._native.close(False)
+    warn_of_all()
 
 
 __all__ = ["Communicator", "init"]

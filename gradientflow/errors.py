@@ -10,6 +10,10 @@ class GradientFlowError(Exception):
     """Base of all exceptions of this library."""
 
 
+class GradientFlowWarning(UserWarning):
+    """Something that goes on although it is most likely not what was meant."""
+
+
 # ---- wrong use -------------------------------------------------------------------------------------------------------
 
 

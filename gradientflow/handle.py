@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from ._location import load_core
-from .errors import ArgumentTypeError, ClosedError
+from .errors import ArgumentTypeError, ClosedError, GradientFlowWarning
 
 # Every call under way: a handle that nobody keeps must not free the tensors of its call. Adding and discarding are
 # atomic, so any thread may do either.
@@ -32,8 +33,7 @@ class Handle:
         self._tensors = tensors
         self._process = os.getpid()
         _in_flight.add(self)
-        for handle in tuple(_in_flight):
-            handle._let_go()
+        let_go_of_done()
 
     def _let_go(self, ordered: bool = False) -> None:
         """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them.
@@ -45,6 +45,18 @@ class Handle:
         if (self._native.done if ordered else self._native.device_done) and not self._communicator.stuck:
             self._tensors = ()
             _in_flight.discard(self)
+
+    def __del__(self) -> None:
+        """Warn where the call has failed, and nobody was told: nobody can wait for it any more."""
+        self._warn_if_untold()
+
+    def _warn_if_untold(self) -> None:
+        # Without attributes where it could not be made.
+        reason = getattr(self._native, "untold", None) if getattr(self, "_process", None) == os.getpid() else None
+        if reason is not None:
+            self._native.told()
+            message = f"an asynchronous call has failed, and nobody has waited for its handle: {reason}"
+            warnings.warn(message, GradientFlowWarning, stacklevel=1)
 
     @property
     def done(self) -> bool:
@@ -114,3 +126,15 @@ class Handle:
         finally:
             self._let_go(ordered)
         return self._result
+
+
+def let_go_of_done() -> None:
+    """Forget the calls that are done and that nobody else knows; those that have failed then say so."""
+    for handle in tuple(_in_flight):
+        handle._let_go()
+
+
+def warn_of_all() -> None:
+    """Say which calls have failed without anybody having been told, at the end of the process."""
+    for handle in tuple(_in_flight):
+        handle._warn_if_untold()

@@ -13,3 +13,13 @@ import pytest
 )
 def test_asynchronous_calls_communicators_and_threads(mpirun: Callable[..., Any], ranks: int, node_size: int) -> None:
     mpirun(ranks, "async_calls", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+
+
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_calls_that_fail_while_nobody_waits_are_told(mpirun: Callable[..., Any], node_size: int) -> None:
+    mpirun(2, "forgotten", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+
+
+def test_calls_that_have_failed_are_told_at_exit(mpirun: Callable[..., Any]) -> None:
+    job = mpirun(2, "forgotten", "exit")
+    assert job.stderr.count("an asynchronous call has failed, and nobody has waited") == 2 * 2, job.output

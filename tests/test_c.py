@@ -107,6 +107,22 @@ def test_a_rank_that_dies_and_one_that_is_late_have_codes_of_their_own(mpirun: R
     mpirun(2, "execute", programs["faults"], "forks")
 
 
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_a_timeout_tells_of_a_call_that_failed_before(mpirun: Run, programs: dict[str, Path], node_size: int) -> None:
+    mpirun(2, "execute", programs["faults"], "forgotten", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
+
+
+@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1)])
+def test_waiting_for_several_calls(mpirun: Run, programs: dict[str, Path], ranks: int, node_size: int) -> None:
+    mpirun(ranks, "execute", programs["waits"], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
+
+
+def test_a_variable_that_nothing_reads_is_told_once(mpirun: Run, programs: dict[str, Path]) -> None:
+    job = mpirun(2, "execute", programs["waits"], env={"GRADIENTFLOW_WINDOWS": "4"})
+    told = "gradientflow: the variable GRADIENTFLOW_WINDOWS of the environment is no setting of GradientFlow; perhaps "
+    assert job.stderr.count(told + "GRADIENTFLOW_WINDOW was meant\n") == job.stderr.count("GRADIENTFLOW_WINDOWS") == 1
+
+
 def test_every_function_is_called_by_a_program(programs: dict[str, Path]) -> None:
     nm = tool("nm")
     called = set()
@@ -182,18 +198,24 @@ def with_cmake(source: Path, folder: Path) -> Path:
 PRINTED = {
     "allreduce.c": "4 ranks: mean 1.5, sum 6.0\n",
     "pool.cpp": "4 ranks: gradient 3.5\n",
+    "pool.c": "4 ranks: bias 1.50\n",
     "sparse.c": "4 ranks: weights 1.50 and 1.50\n",
 }
 BUILDS = [(build, name) for build in (with_config, with_pkg_config, with_cmake) for name in ("allreduce.c", "pool.cpp")]
 
 
-@pytest.mark.parametrize(("build", "example"), [*BUILDS, (with_config, "sparse.c")])
+@pytest.mark.parametrize(("build", "example"), [*BUILDS, (with_config, "sparse.c"), (with_config, "pool.c")])
 def test_example(mpirun: Run, tmp_path: Path, build: Callable[[Path, Path], Path], example: str) -> None:
     binary = build(EXAMPLES / example, tmp_path)
     for node_size in ("0", "1"):
         # What the linker wrote into the program is enough to find the libraries.
         environment = {"GRADIENTFLOW_NODE_SIZE": node_size, "LD_LIBRARY_PATH": ""}
         assert mpirun(4, "execute", binary, env=environment).stdout == PRINTED[example]
+
+
+def test_the_page_shows_the_pool_as_it_is() -> None:
+    page = (ROOT / "docs" / "c-api.md").read_text()
+    assert f"```c\n{(EXAMPLES / 'pool.c').read_text()}```" in page
 
 
 def test_cmake_project_of_c_and_cxx(tmp_path: Path) -> None:

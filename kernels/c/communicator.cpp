@@ -1,12 +1,14 @@
 // Communicators: made, split, closed, and where this rank is in them.
 #include "../engine/communicator.hpp"
 
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include "../base/config.hpp"
+#include "../base/environment.hpp"
 #include "../transport/mpi.hpp"
 #include "objects.hpp"
 #include "status.hpp"
@@ -55,6 +57,17 @@ Config read_settings(const gf_setting* settings) {
   return read_config(texts);
 }
 
+// Once in a process.
+void tell_unknown_variables() {
+  static std::once_flag told;
+  std::call_once(told, [] {
+    for (const std::string& sentence : unknown_variables()) {
+      std::fprintf(stderr, "gradientflow: %s\n",
+                   sentence.c_str());  // NOLINT(*-vararg): one write, so that it stays whole
+    }
+  });
+}
+
 // A communicator of MPI's that is freed at the end of the block.
 class Part {
  public:
@@ -76,7 +89,7 @@ class Part {
 template <class Ask>
 int number_of(const gf_communicator* communicator, Ask ask) {
   int number = -1;
-  guarded([&] { number = ask(*given(communicator, "communicator").engine); });
+  quietly([&] { number = ask(*given(communicator, "communicator").engine); });
   return number;
 }
 
@@ -92,6 +105,9 @@ gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** co
     initialise_mpi();
     check_intracommunicator(mpi);
     result = new gf_communicator{Communicator::make(mpi, config)};
+    if (result->engine->rank() == 0) {
+      tell_unknown_variables();
+    }
   });
 }
 

@@ -64,7 +64,8 @@ typedef enum gf_status {
 // "GF_ERROR_VALUE" and so on. The text is constant.
 const char* gf_status_name(gf_status status);
 
-// Why the last call of this thread that failed did so; "" before the first. Valid until the next one fails.
+// Why the last call of this thread that failed did so; "" before the first. Valid until the next one fails. Functions
+// that return no status leave it as it is: gf_rank(NULL) is -1 and says nothing.
 const char* gf_last_error_message(void);
 
 // ---- communicator ---------------------------------------------------------------------------------------------------
@@ -230,11 +231,24 @@ gf_status gf_handle_test(const gf_handle* handle, int* done);
 // a device it waits for the device, too.
 gf_status gf_handle_wait(gf_handle* handle, double timeout);
 
+// Wait for several calls: an array of `number` handles, of one or more communicators. Entries that are NULL are passed
+// over. `timeout` as in gf_handle_wait, for all of them together.
+//
+// gf_wait_all waits until all have ended. Where some have failed it returns the status of the first of them in the
+// array; gf_handle_wait tells how each has ended.
+gf_status gf_wait_all(gf_handle* const* handles, size_t number, double timeout);
+
+// gf_wait_any waits until one has ended, and returns how. `*index` is its place in the array, the lowest where several
+// have ended: free that handle, put NULL in its place, and wait for the next. Where all entries are NULL, and where the
+// time has passed, `*index` is `number`.
+gf_status gf_wait_any(gf_handle* const* handles, size_t number, double timeout, size_t* index);
+
 // How many elements of the result are infinite or NaN, where values were rounded for the wire; -1 where none were, and
 // before the call has ended. The same on all ranks.
 gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
 
-// Also before the call has ended, which then goes on: its arrays stay in use until gf_close returns.
+// Also before the call has ended, which then goes on: its arrays stay in use until gf_close returns. Where it fails and
+// nobody has waited for it, nothing says so at once; the message of a later call that times out does.
 void gf_handle_free(gf_handle* handle);
 
 // ---- between two ranks ----------------------------------------------------------------------------------------------

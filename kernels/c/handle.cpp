@@ -3,9 +3,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "../base/text.hpp"
 #include "objects.hpp"
 #include "status.hpp"
 
@@ -19,6 +25,48 @@ const engine::Handle& usable(const gf_handle* handle) {
     throw Error(ErrorKind::closed, "the call belongs to the process that this one was forked from");
   }
   return *one.engine;
+}
+
+void check_timeout(double timeout) {
+  if (std::isnan(timeout)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
+}
+
+using Deadline = std::optional<engine::Times::Clock::time_point>;
+
+Deadline deadline_after(double timeout) {
+  check_timeout(timeout);
+  if (timeout < 0) {
+    return std::nullopt;
+  }
+  constexpr double longest = 1e9;
+  return engine::Times::Clock::now() + std::chrono::duration_cast<engine::Times::Clock::duration>(
+                                           std::chrono::duration<double>(std::min(timeout, longest)));
+}
+
+// The calls of an array, without the entries that are NULL, and where each of them stands.
+struct Calls {
+  std::vector<engine::Handle*> handles;
+  std::vector<std::size_t> places;
+};
+
+Calls calls_of(gf_handle* const* handles, std::size_t number) {
+  Calls calls;
+  for (std::size_t i = 0; i < number; ++i) {
+    if ((&given(handles, "handles"))[i] != nullptr) {
+      usable(handles[i]);
+      calls.handles.push_back(handles[i]->engine.get());
+      calls.places.push_back(i);
+    }
+  }
+  return calls;
+}
+
+// How the call has ended, on a device too. Throws what it ended with.
+void end(engine::Handle& handle) {
+  handle.wait(std::nullopt);
+  handle.synchronize();
 }
 
 }  // namespace
@@ -37,11 +85,56 @@ gf_status gf_handle_test(const gf_handle* handle, int* done) {
 gf_status gf_handle_wait(gf_handle* handle, double timeout) {
   return guarded([&] {
     usable(handle);
-    if (std::isnan(timeout)) {
-      throw gradientflow::Error(gradientflow::ErrorKind::value, "timeout is not a number");
-    }
+    check_timeout(timeout);
     handle->engine->wait(timeout < 0 ? std::nullopt : std::optional(timeout));
     handle->engine->synchronize();
+  });
+}
+
+gf_status gf_wait_all(gf_handle* const* handles, size_t number, double timeout) {
+  return guarded([&] {
+    const Deadline deadline = deadline_after(timeout);
+    const Calls calls = calls_of(handles, number);
+    for (auto* const call : calls.handles) {
+      if (!call->done_by(deadline)) {
+        const auto late =
+            std::count_if(calls.handles.begin(), calls.handles.end(), [](const auto* each) { return !each->done(); });
+        throw gradientflow::Error(gradientflow::ErrorKind::timeout,
+                                  std::to_string(late) + " of " + std::to_string(calls.handles.size()) +
+                                      " calls were not done within " + gradientflow::format_number(timeout) +
+                                      " s; they go on");
+      }
+    }
+    std::optional<gradientflow::Error> failure;
+    for (auto* const call : calls.handles) {
+      try {
+        end(*call);
+      } catch (const gradientflow::Error& error) {
+        failure = failure.value_or(error);
+      }
+    }
+    if (failure) {
+      throw gradientflow::Error(*failure);
+    }
+  });
+}
+
+gf_status gf_wait_any(gf_handle* const* handles, size_t number, double timeout, size_t* index) {
+  return guarded([&] {
+    size_t& result = given(index, "index");
+    result = number;
+    const Deadline deadline = deadline_after(timeout);
+    const Calls calls = calls_of(handles, number);
+    if (calls.handles.empty()) {
+      return;
+    }
+    const auto done = gradientflow::engine::Handle::any_done_by(calls.handles, deadline);
+    if (!done) {
+      throw gradientflow::Error(gradientflow::ErrorKind::timeout,
+                                "no call was done within " + gradientflow::format_number(timeout) + " s; they go on");
+    }
+    result = calls.places[*done];
+    end(*calls.handles[*done]);
   });
 }
 

@@ -79,7 +79,7 @@ gf_status step(gf_optimizer* optimizer, const gf_step_settings* settings, std::s
 template <class Choose>
 float* array_of(gf_optimizer* optimizer, std::size_t tensor, Choose choose) {
   float* data = nullptr;
-  guarded([&] {
+  quietly([&] {
     Optimizer& engine = given(optimizer, "optimizer").engine;
     check_tensor(engine, tensor);
     data = choose(engine).data();

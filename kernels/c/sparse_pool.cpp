@@ -64,7 +64,7 @@ gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale) {
 
 int gf_sparse_pool_overflowed(const gf_sparse_pool* pool) {
   int overflowed = -1;
-  guarded([&] { overflowed = given(pool, "pool").engine.overflowed() ? 1 : 0; });
+  quietly([&] { overflowed = given(pool, "pool").engine.overflowed() ? 1 : 0; });
   return overflowed;
 }
 

@@ -22,6 +22,15 @@ gf_status guarded(Work work) noexcept {
   }
 }
 
+// For functions that have no status: what fails leaves the last message as it is.
+template <class Work>
+void quietly(Work work) noexcept {
+  try {
+    work();
+  } catch (...) {  // the result says so
+  }
+}
+
 // The object behind a pointer from the caller. Throws Error(value) for NULL.
 template <class T>
 T& given(T* pointer, const char* name) {

@@ -12,6 +12,6 @@ int gf_version(void) { return GF_VERSION; }
 
 size_t gf_dtype_size(gf_dtype dtype) {
   size_t size = 0;
-  gradientflow::c::guarded([&, number = int{dtype}] { size = size_of(gradientflow::c::dtype_of(number)); });
+  gradientflow::c::quietly([&, number = int{dtype}] { size = size_of(gradientflow::c::dtype_of(number)); });
   return size;
 }

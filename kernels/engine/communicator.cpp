@@ -215,11 +215,12 @@ auto Communicator::guarded(Work work) {
     } catch (const std::bad_alloc&) {
       throw Error(ErrorKind::system, "not enough memory in the middle of a call");
     }
-  } catch (const Error& error) {
+  } catch (const Error& thrown) {
+    const Error error = with_untold_failure(thrown);
     if (breaks(error.kind())) {
       break_off(error);
     }
-    throw;
+    throw Error(error);
   } catch (...) {
     break_off(Error(ErrorKind::closed, "a signal's handler ended a call with an exception"));
     throw;
@@ -235,6 +236,37 @@ void Communicator::break_off(const Error& error) {
     }
   }
   abort_on_device();
+}
+
+std::shared_ptr<Failure> Communicator::untold_failure() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_ && !failure_->told) {
+      return failure_;
+    }
+  }
+  for (const auto& copy : duplicates()) {
+    if (auto failure = copy->untold_failure()) {
+      return failure;
+    }
+  }
+  return nullptr;
+}
+
+// A rank may wait in vain because of an asynchronous call that failed before and that nobody has asked about: where the
+// others know of it they have gone another way.
+Error Communicator::with_untold_failure(const Error& error) const {
+  if (error.kind() != ErrorKind::timeout) {
+    return error;
+  }
+  const auto failure = untold_failure();
+  if (failure == nullptr) {
+    return error;
+  }
+  return {error.kind(),
+          std::string(error.what()) + "; before that, an asynchronous call of rank " + std::to_string(rank()) +
+              " had failed, and nobody has waited for its handle: " + failure->error.what(),
+          error.code()};
 }
 
 template <class Work>
@@ -491,9 +523,8 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
   check(call);
   if (call.placement) {
     if (size() > 1 && !transport::mpi_thread_multiple()) {
-      throw Error(
-          ErrorKind::value,
-          "asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
+      throw Error(ErrorKind::value, std::string("asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE") +
+                                        transport::thread_level_advice());
     }
     take_device(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
@@ -503,8 +534,8 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     });
   }
   if (uses_mpi(group_->choose(call.signature, false).path) && !transport::mpi_thread_multiple()) {
-    throw Error(ErrorKind::value,
-                "asynchronous calls over MPI need MPI_THREAD_MULTIPLE, which this MPI was not initialised with");
+    throw Error(ErrorKind::value, std::string("asynchronous calls between nodes need MPI_THREAD_MULTIPLE") +
+                                      transport::thread_level_advice());
   }
   return enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
 }
@@ -569,7 +600,7 @@ void Communicator::progress() {
     }
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
-    std::optional<Error> failure;
+    std::shared_ptr<Failure> failure;
     Served served{};
     try {
       check_usable();
@@ -577,9 +608,14 @@ void Communicator::progress() {
       guarded([&] { next.work(served); });
       lock.lock();
     } catch (const Error& error) {
-      failure = error;
+      // Whoever closes the communicator, or made the call that broke it, need not be told of the calls behind.
+      const bool is_consequence = lock.owns_lock() || error.kind() == ErrorKind::closed;
+      failure = std::make_shared<Failure>(error, is_consequence);
       if (!lock.owns_lock()) {
         lock.lock();
+      }
+      if (!failure_ || failure_->told) {
+        failure_ = failure;
       }
     }
     ++serving_;

@@ -125,6 +125,8 @@ class Communicator {
   void check_process() const;
   void check_rank(int rank, const char* what) const;
   void check_usable() const;  // with mutex_ held
+  [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
+  [[nodiscard]] Error with_untold_failure(const Error& error) const;
   template <class Work>
   auto in_turn(Work work);
   template <class Work>
@@ -160,6 +162,7 @@ class Communicator {
   int apart_ = 0;    // threads that send or receive a tensor, out of turn
   bool closed_ = false;
   std::optional<Error> broken_;
+  std::shared_ptr<Failure> failure_;  // of the first asynchronous call that failed, until somebody is told
   std::thread progress_thread_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
   std::string name_ = "collectives";  // in the timeline

@@ -30,8 +30,56 @@ void Handle::wait(std::optional<double> timeout) {
   } else if (!changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)), is_done)) {
     throw Error(ErrorKind::timeout, "the call was not done within " + format_number(*timeout) + " s; it goes on");
   }
-  if (error_) {
-    throw Error(*error_);
+  if (failure_) {
+    failure_->told = true;
+    throw Error(failure_->error);
+  }
+}
+
+std::optional<std::size_t> Handle::any_done_by(std::span<Handle* const> handles,
+                                               std::optional<Times::Clock::time_point> deadline) {
+  const auto first_done = [&]() -> std::optional<std::size_t> {
+    const auto found =
+        std::find_if(handles.begin(), handles.end(), [](const Handle* handle) { return handle->done(); });
+    return found == handles.end() ? std::nullopt : std::optional<std::size_t>(found - handles.begin());
+  };
+  if (const auto done = first_done()) {
+    return done;
+  }
+  Watcher watcher;
+  struct Leave {
+    std::span<Handle* const> handles;
+    void operator()(Watcher* left) const {
+      for (Handle* const handle : handles) {
+        const std::lock_guard lock(handle->mutex_);
+        std::erase(handle->watchers_, left);
+      }
+    }
+  };
+  const std::unique_ptr<Watcher, Leave> leave(&watcher, Leave{handles});
+  for (Handle* const handle : handles) {
+    const std::lock_guard lock(handle->mutex_);
+    handle->watchers_.push_back(&watcher);
+  }
+  std::unique_lock lock(watcher.mutex);
+  const auto is_done = [&] { return first_done().has_value(); };
+  if (deadline) {
+    watcher.changed.wait_until(lock, *deadline, is_done);
+  } else {
+    watcher.changed.wait(lock, is_done);
+  }
+  return first_done();
+}
+
+std::optional<std::string> Handle::untold() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ && !failure_->told ? std::optional<std::string>(failure_->error.what()) : std::nullopt;
+}
+
+void Handle::told() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) {
+    failure_->told = true;
   }
 }
 
@@ -85,14 +133,19 @@ bool Handle::device_done() const {
   }
 }
 
-void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error) {
+void Handle::finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end,
+                    std::shared_ptr<Failure> failure) {
   const std::lock_guard lock(mutex_);
   end_ = std::move(end);
   times_ = times;
   outcome_ = outcome;
-  error_ = std::move(error);
+  failure_ = std::move(failure);
   done_.store(true, std::memory_order_release);
   changed_.notify_all();
+  for (Watcher* const watcher : watchers_) {
+    const std::lock_guard watching(watcher->mutex);  // so that it is either still to look, or asleep
+    watcher->changed.notify_all();
+  }
 }
 
 }  // namespace gradientflow::engine

@@ -4,9 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "../base/error.hpp"
 #include "../collective/device_group.hpp"
@@ -31,6 +35,12 @@ struct OnDevice {
 };
 using DeviceEnd = std::shared_ptr<OnDevice>;  // nullptr for other calls
 
+// How a call failed.
+struct Failure {
+  Error error;
+  std::atomic<bool> told;  // whether somebody has been told, who waited for the call or made another one
+};
+
 class Handle {
  public:
   [[nodiscard]] bool done() const noexcept { return done_.load(std::memory_order_acquire); }
@@ -41,6 +51,14 @@ class Handle {
 
   // Waits until the call is done, or the time has come: says which. The error that it ended with is thrown by `wait`.
   bool done_by(std::optional<Times::Clock::time_point> deadline);
+
+  // Waits until one of the calls is done, or the time has come: which one, the first of several, or nothing.
+  static std::optional<std::size_t> any_done_by(std::span<Handle* const> handles,
+                                                std::optional<Times::Clock::time_point> deadline);
+
+  // Why the call failed, if it did and nobody has been told. `told` says that somebody has.
+  [[nodiscard]] std::optional<std::string> untold() const;
+  void told() const;
 
   // After `wait`, for tensors of a device, on which the call may still be at work: what is put into the stream from now
   // on sees the result; or the host waits for it. Both throw what has gone wrong on the device by then.
@@ -56,16 +74,23 @@ class Handle {
   [[nodiscard]] Times times() const;
 
   // By the engine, once.
-  void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::optional<Error> error);
+  void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::shared_ptr<Failure> failure);
 
  private:
+  // Who waits for one of several calls.
+  struct Watcher {
+    std::mutex mutex;
+    std::condition_variable changed;
+  };
+
   [[nodiscard]] DeviceEnd end() const;
   static void check(const OnDevice& end);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
-  std::optional<Error> error_;
+  std::shared_ptr<Failure> failure_;
+  std::vector<Watcher*> watchers_;
   collective::Outcome outcome_{};
   Times times_{};
   DeviceEnd end_;

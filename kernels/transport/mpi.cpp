@@ -118,6 +118,17 @@ bool mpi_thread_multiple() {
   return provided == MPI_THREAD_MULTIPLE;
 }
 
+std::string thread_level_advice() {
+  int provided = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&provided);
+  const char* const level = provided == MPI_THREAD_SINGLE       ? "MPI_THREAD_SINGLE"
+                            : provided == MPI_THREAD_FUNNELED   ? "MPI_THREAD_FUNNELED"
+                            : provided == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
+                                                                : "MPI_THREAD_MULTIPLE";
+  return std::string(", and MPI was initialised with ") + level +
+         ": call MPI_Init_thread with MPI_THREAD_MULTIPLE instead of MPI_Init, or let GradientFlow initialise MPI";
+}
+
 std::string mpi_library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;

@@ -106,6 +106,9 @@ void free(MPI_Comm comm) noexcept;
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 [[nodiscard]] bool mpi_thread_multiple();
 
+// The end of a sentence about a call that needs it: which level there is, and what to do.
+[[nodiscard]] std::string thread_level_advice();
+
 // The MPI library's own name and version, one line.
 [[nodiscard]] std::string mpi_library_version();
 

@@ -35,6 +35,12 @@ static void wrong_communicators(void) {
 
   REQUIRE(gf_rank(NULL) == -1 && gf_size(NULL) == -1 && gf_local_rank(NULL) == -1);
   REQUIRE(gf_local_size(NULL) == -1 && gf_node(NULL) == -1 && gf_nodes(NULL) == -1);
+  // None of these has a status, so the message is still that of the call that failed before.
+  REQUIRE(gf_reduce_scatter_count(NULL, 8) == 0 && gf_dtype_size((gf_dtype)99) == 0);
+  REQUIRE(gf_sparse_pool_overflowed(NULL) == -1 && gf_optimizer_momentum(NULL, 0) == NULL);
+  REQUIRE(gf_optimizer_master(NULL, 0) == NULL && gf_pool_tensor(NULL, 0) == NULL);
+  const char* const of_init = gf_size(communicator) > 1 ? "window differs" : "timeout has the value NULL";
+  REQUIRE(strstr(gf_last_error_message(), of_init) != NULL);
   REFUSED(gf_close(NULL), GF_ERROR_VALUE, "communicator is NULL");
   REFUSED(gf_split(NULL, 0, 0, &made), GF_ERROR_VALUE, "communicator is NULL");
   REFUSED(gf_split(communicator, 0, 0, NULL), GF_ERROR_VALUE, "part is NULL");
@@ -97,6 +103,12 @@ static void null_arguments(void) {
   REFUSED(gf_handle_wait(NULL, 0), GF_ERROR_VALUE, "handle is NULL");
   REFUSED(gf_handle_nonfinite(NULL, &count), GF_ERROR_VALUE, "handle is NULL");
   gf_handle_free(NULL);
+  size_t index = 7;
+  REFUSED(gf_wait_all(NULL, 1, -1), GF_ERROR_VALUE, "handles is NULL");
+  REFUSED(gf_wait_any(NULL, 1, -1, &index), GF_ERROR_VALUE, "handles is NULL");
+  REFUSED(gf_wait_any(NULL, 0, -1, NULL), GF_ERROR_VALUE, "index is NULL");
+  REFUSED(gf_wait_all(NULL, 0, NAN), GF_ERROR_VALUE, "not a number");
+  REFUSED(gf_wait_any(NULL, 0, NAN, &index), GF_ERROR_VALUE, "not a number");
 
   gf_memory* memory;
   REFUSED(gf_memory_allocate(NULL, 64, &memory), GF_ERROR_VALUE, "communicator is NULL");

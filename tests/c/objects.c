@@ -190,6 +190,8 @@ int main(int argc, char** argv) {
     OK(gf_barrier_async(closed, &handle));
     OK(gf_handle_wait(handle, -1));
     handles_freed_early(whole);
+  } else {
+    REFUSED(gf_barrier_async(closed, &handle), GF_ERROR_VALUE, "call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
   OK(gf_close(closed));
   OK(gf_close(closed));
