@@ -85,6 +85,17 @@ def test_late_ranks_are_named_and_told(mpirun: Run) -> None:
     assert survivors(mpirun(5, "faults", "late")) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_do_not_come_where_a_communicator_is_made(mpirun: Run, ranks: int) -> None:
+    assert survivors(mpirun(ranks, "faults", "absent")) == set(range(ranks))
+
+
+@pytest.mark.parametrize("node_size", [0, 1])
+def test_a_rank_that_is_stopped_while_communicators_are_made(mpirun: Run, node_size: int) -> None:
+    env = {"GRADIENTFLOW_NODE_SIZE": str(node_size)}
+    assert survivors(mpirun(3, "faults", "stopped_while_making", env=env)) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_late_ranks_between_nodes(mpirun: Run, ranks: int) -> None:
     assert survivors(mpirun(ranks, "faults", "late_between_nodes")) == set(range(ranks))

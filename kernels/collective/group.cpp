@@ -41,7 +41,7 @@ constexpr std::array<std::string_view, 16> agreed_fields = {
 
 }  // namespace
 
-Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm) {
+Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, config.timeout) {
   check_configuration();
   topology_ = transport::detect_topology(mpi_, config_.node_size);
   std::string reason;
@@ -177,7 +177,7 @@ Outcome Group::serve(const Call& call) {
     case Path::mpi:
       mpi_.check_not_finalized();
       announce(call, Along::nothing);
-      mpi_collective(mpi_, call, config_.timeout);
+      mpi_collective(mpi_, call);
       break;
     case Path::agreement:
     case Path::recursive_doubling:

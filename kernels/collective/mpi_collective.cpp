@@ -84,8 +84,7 @@ class Operator {
 
 class Rounds {
  public:
-  Rounds(const transport::MpiCommunicator& mpi, const Call& call, double timeout)
-      : mpi_(mpi), call_(call), timeout_(timeout) {}
+  Rounds(const transport::MpiCommunicator& mpi, const Call& call) : mpi_(mpi), call_(call) {}
 
   void run() {
     switch (call_.signature.kind) {
@@ -133,8 +132,8 @@ class Rounds {
   void start_and_wait(Start start) {
     const std::string what = std::string(name_of(call_.signature.kind)) + " over MPI";
     MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(start(&request), what.c_str());
-    mpi_.wait(request, timeout_, what);
+    mpi_.check(start(&request), what);
+    mpi_.wait(request, what);
   }
 
   // Reduces elements `range` of all inputs into `output`, on `root` or everybody.
@@ -263,13 +262,10 @@ class Rounds {
 
   const transport::MpiCommunicator& mpi_;
   const Call& call_;
-  double timeout_;
 };
 
 }  // namespace
 
-void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout) {
-  Rounds(mpi, call, timeout).run();
-}
+void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call) { Rounds(mpi, call).run(); }
 
 }  // namespace gradientflow::collective

@@ -9,6 +9,6 @@
 
 namespace gradientflow::collective {
 
-void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call, double timeout);
+void mpi_collective(const transport::MpiCommunicator& mpi, const Call& call);
 
 }  // namespace gradientflow::collective

@@ -74,6 +74,10 @@ Communicator::Communicator(MPI_Comm comm, const Config& config)
 // In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
 // condition variable that was in use at the fork stays so.
 std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config) {
+  if (count_forks() > 0) {
+    throw Error(ErrorKind::closed,
+                "MPI belongs to the process that this one was forked from: no communicator can be made here");
+  }
   std::shared_ptr<Communicator> communicator(new Communicator(comm, config), [](const Communicator* instance) {
     if (instance->forks_ == count_forks()) {
       delete instance;
@@ -83,6 +87,12 @@ std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& co
     communicator->start_timeline(config.timeline);
   }
   return communicator;
+}
+
+void Communicator::watch_forks() noexcept {
+  if (transport::mpi_initialised()) {
+    count_forks();
+  }
 }
 
 Communicator::~Communicator() { close(false); }
@@ -379,17 +389,13 @@ void Communicator::record(const collective::Call& call, const collective::Outcom
 }
 
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
-  const MPI_Comm comm = split(0, rank());
+  check_process();
   Config config = group_->config();
   config.timeline.clear();
-  std::shared_ptr<Communicator> copy;
-  try {
-    copy = make(comm, config);
-  } catch (const Error&) {
-    transport::free(comm);
-    throw;
-  }
-  transport::free(comm);
+  const std::shared_ptr<Communicator> copy = in_turn([&] {
+    group_->agree_on({.signature = {.kind = CallKind::split}});
+    return make(group_->mpi().get(), config);
+  });
   copy->name_ = name;
   copy->attend_ = attend_;
   const std::lock_guard lock(mutex_);

@@ -31,8 +31,12 @@ namespace gradientflow::engine {
 
 class Communicator {
  public:
-  // Collective over `comm`, which is duplicated. MPI must be initialised.
+  // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process whose MPI
+  // is that of a process that it was forked from, as far as this is known: see watch_forks.
   static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config());
+  // From now on, if MPI has been initialised: a process forked off this one can make no communicator. Making one does
+  // this too.
+  static void watch_forks() noexcept;
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -48,6 +52,7 @@ class Communicator {
   // Throws what a call of this kind would throw at once: Error(value), Error(type), Error(closed).
   void check(const collective::Call& call) const;
   void check_open() const;
+  void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
   // Serves the call. The tensors must stay as they are until then. Those on a device may still be at work when it
   // returns: whatever is put into the call's stream afterwards sees the result.
@@ -122,7 +127,6 @@ class Communicator {
   };
 
   Communicator(MPI_Comm comm, const Config& config);
-  void check_process() const;
   void check_rank(int rank, const char* what) const;
   void check_usable() const;  // with mutex_ held
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;

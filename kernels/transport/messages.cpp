@@ -84,9 +84,9 @@ Message Messages::send(int to, Purpose purpose, const void* data, std::size_t by
   message.peer_ = to;
   message.kind_ = Message::Kind::send;
   const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
-  check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, Tag(purpose, call).value(), mpi_->get(),
-                      &message.request_),
-            "MPI_Isend");
+  mpi_->check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, Tag(purpose, call).value(), mpi_->get(),
+                        &message.request_),
+              "MPI_Isend");
   if (purpose != Purpose::user) {
     bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
   }
@@ -100,9 +100,9 @@ Message Messages::receive(int from, Purpose purpose, void* data, std::size_t byt
   message.peer_ = from;
   message.kind_ = Message::Kind::receive;
   const std::uint32_t call = purpose == Purpose::agreement || purpose == Purpose::data ? call_ : 0;
-  check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, Tag(purpose, call).value(), mpi_->get(),
-                      &message.request_),
-            "MPI_Irecv");
+  mpi_->check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, Tag(purpose, call).value(), mpi_->get(),
+                        &message.request_),
+              "MPI_Irecv");
   return message;
 }
 
@@ -110,9 +110,8 @@ bool Messages::done(Message& message, MPI_Status& status) const {
   int done = 0;
   const int code = MPI_Test(&message.request_, &done, &status);
   if (code != MPI_SUCCESS) {
-    check_mpi(code, ("a message " + std::string(message.kind_ == Message::Kind::send ? "to" : "from") + " rank " +
-                     std::to_string(message.peer_) + " in " + describe(signature_))
-                        .c_str());
+    mpi_->check(code, "a message " + std::string(message.kind_ == Message::Kind::send ? "to" : "from") + " rank " +
+                          std::to_string(message.peer_) + " in " + describe(signature_));
   }
   return done != 0;
 }
@@ -183,7 +182,7 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
     if (word.state == State::closed && is_awaited) {
       int arrived = 0;
       MPI_Status status;
-      check_mpi(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
+      mpi_->check(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
       if (arrived == 0) {
         const std::string how = collective ? closing_of(signature_) : "has closed its communicator";
         throw Error(ErrorKind::peer, "rank " + std::to_string(r) + " " + how + " while rank " + std::to_string(rank()) +
@@ -215,13 +214,13 @@ void Messages::read_notices(Purpose purpose) {
   while (true) {
     int there = 0;
     MPI_Status status;
-    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi_->get(), &there, &status), "MPI_Iprobe");
+    mpi_->check(MPI_Iprobe(MPI_ANY_SOURCE, tag, mpi_->get(), &there, &status), "MPI_Iprobe");
     if (there == 0) {
       return;
     }
     Notice notice{};
-    check_mpi(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, tag, mpi_->get(), MPI_STATUS_IGNORE),
-              "MPI_Recv of a notice");
+    mpi_->check(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, tag, mpi_->get(), MPI_STATUS_IGNORE),
+                "MPI_Recv of a notice");
     Word& word = words_[static_cast<std::size_t>(status.MPI_SOURCE)];
     if (purpose == Purpose::roll_call) {
       word.present = notice.call;
@@ -262,9 +261,9 @@ void Messages::tell(const std::vector<int>& ranks, State state, ErrorKind kind, 
   sent.notice->call = call_;
   std::strncpy(static_cast<char*>(sent.notice->text), text, sizeof sent.notice->text - 1);
   for (const int r : ranks) {
-    check_mpi(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, tag, mpi_->get(),
-                        &sent.requests.emplace_back(MPI_REQUEST_NULL)),
-              "MPI_Isend of a notice");
+    mpi_->check(MPI_Isend(sent.notice.get(), sizeof(Notice), MPI_BYTE, r, tag, mpi_->get(),
+                          &sent.requests.emplace_back(MPI_REQUEST_NULL)),
+                "MPI_Isend of a notice");
   }
 }
 
@@ -276,10 +275,9 @@ void Messages::tell_failed(const Error& error) noexcept {
 }
 
 std::vector<int> Messages::ranks_to_tell() const {
-  constexpr int few = 64;
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {
-    const bool knows = (topology_->nodes() > 1 && size() <= few) || acquainted_[static_cast<std::size_t>(r)];
+    const bool knows = (topology_->nodes() > 1 && size() <= few_ranks) || acquainted_[static_cast<std::size_t>(r)];
     if (knows && r != rank()) {
       ranks.push_back(r);
     }

@@ -9,18 +9,28 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace gradientflow::transport {
 
-// Throws Error(mpi) with the library's own text and the rank unless `code` is MPI_SUCCESS.
-void check_mpi(int code, const char* what);
+// Throws unless `code` is MPI_SUCCESS: Error(mpi) with the library's own text and the rank. Where processes of `comm`
+// have failed, Error(peer) that names them, if the library tells which.
+void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
+
+// So many ranks may all exchange messages with each other, where that makes an error clearer.
+inline constexpr int few_ranks = 64;
+
+// The tag of what MpiCommunicator itself sends; other tags differ from it.
+inline constexpr int set_up_tag = 7;
 
 class MpiCommunicator {
  public:
-  // Duplicates `original`, so that our messages never meet the user's. Collective.
-  explicit MpiCommunicator(MPI_Comm original);
+  // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
+  // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
+  // leave `original` as it was. With many ranks nobody is named.
+  MpiCommunicator(MPI_Comm original, double timeout);
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   ~MpiCommunicator();
@@ -29,10 +39,12 @@ class MpiCommunicator {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
-  // Every rank's `bytes` bytes, in rank order. Collective.
+  // Every rank's `bytes` bytes, in rank order. Collective; waits as the constructor does. For what comes before calls,
+  // or rarely: it sends something to every rank.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
 
-  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective.
+  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective, and without a timeout, which MPI does not
+  // have there: to be called when all ranks are known to come.
   [[nodiscard]] MPI_Comm split(int color, int key) const;
 
   // Before it is freed, a last message with `tag` has to come from each of `ranks`.
@@ -64,12 +76,23 @@ class MpiCommunicator {
   void check_not_finalized() const;
   [[nodiscard]] bool finalized() const noexcept;
 
-  // Waits for `request` at most `timeout` seconds. Throws Error(timeout) naming `what`; the request is then still under
-  // way, and the communicator is never freed.
-  void wait(MPI_Request& request, double timeout, const std::string& what) const;
+  // Throws as check_mpi does.
+  void check(int code, std::string_view what) const { check_mpi(code, what, comm_); }
+
+  // Waits for `request` as long as the timeout allows. Throws Error(timeout) naming `what`; the request is then still
+  // under way, and the communicator is never freed.
+  void wait(MPI_Request& request, const std::string& what) const;
 
  private:
+  void assemble(MPI_Comm original) const;
+  [[nodiscard]] MPI_Comm duplicate(MPI_Comm original) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_mpi(const void* mine, std::size_t bytes) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_messages(const void* mine, std::size_t bytes) const;
+  template <class Done, class Missing>
+  void wait_until(Done done, const std::string& what, Missing missing) const;
+
   MPI_Comm comm_ = MPI_COMM_NULL;
+  double timeout_;
   int rank_ = 0;
   int size_ = 1;
   std::atomic<bool> interrupted_{false};
@@ -99,6 +122,8 @@ class Buffer {
 
 // Gives a communicator back that was made by MpiCommunicator::split, if it is one.
 void free(MPI_Comm comm) noexcept;
+
+[[nodiscard]] bool mpi_initialised() noexcept;
 
 // In MPI_COMM_WORLD.
 [[nodiscard]] int world_rank();

@@ -305,6 +305,47 @@ def stopped() -> None:
     WORLD.Barrier()
 
 
+def absent() -> None:
+    """A rank does not come where a communicator is made: it is named, told when it comes, and can join the next try."""
+    config = gf.Config(timeout=1)
+    what = f"making a communicator of {SIZE} ranks"
+    outside = WORLD.Dup()  # the late rank makes no other collective call on `mpi` before that of the others
+    for mpi in (WORLD, WORLD.Dup()):
+        for late_rank in range(min(SIZE, 2)):
+            if late_rank == RANK:
+                outside.Barrier()
+                with soon(), raises(PeerError, "given up waiting before all ranks came", what):
+                    gf.init(mpi, config)
+            else:
+                with soon(), raises(CommunicationTimeoutError, what, "after 1 s", f": no sign of rank {late_rank}"):
+                    gf.init(mpi, config)
+                outside.Barrier()
+        with gf.init(mpi, config) as comm:
+            works(comm)
+
+
+def stopped_while_making() -> None:
+    """A rank is stopped at any place of the set-up: nobody waits for it for ever."""
+    others = WORLD.Split(int(RANK == FAULTY), RANK)
+    pid = WORLD.bcast(os.getpid(), FAULTY)
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        threading.Timer(0.2, lambda: os.kill(pid, signal.SIGSTOP)).start()  # until rank 0 wakes it
+    start = time.monotonic()
+    try:
+        while time.monotonic() - start < 20:
+            gf.init(config=gf.Config(timeout=1)).close()
+    except (CommunicationTimeoutError, PeerError) as error:
+        assert time.monotonic() - start < 1 + SOON or RANK == FAULTY, error  # noqa: PT017
+    else:
+        message = "nothing was noticed"
+        raise AssertionError(message)
+    if RANK != FAULTY:
+        others.Barrier()
+        if RANK == 0:
+            os.kill(pid, signal.SIGCONT)
+
+
 def patient() -> None:
     """No timeout is too long to wait with."""
     for timeout in (1e6, 1e10, 1e15):
@@ -416,6 +457,8 @@ MODES: dict[str, Callable[[], None]] = {
     "end": leave_by_ending,
     "close": leave_by_closing,
     "raise": leave_by_raising,
+    "absent": absent,
+    "stopped_while_making": stopped_while_making,
     "late": lambda: late(0),
     "late_between_nodes": lambda: late(1),
     "stopped": stopped,
