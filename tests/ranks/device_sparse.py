@@ -260,12 +260,11 @@ def check_steps_ahead(comm: gf.Communicator) -> None:
     for _, stream in twins.write([1]):
         _core.device.order(DEVICE, stream, 0)
     twins.keep_busy(0)
-    for pool in twins.pools:
-        pool.ready()
-        pool.wait()
     for _ in range(5):
-        twins.optimizers[0].step()
-        twins.optimizers[1].step()
+        for pool, optimizer in zip(twins.pools, twins.optimizers, strict=True):
+            pool.ready()
+            pool.wait()
+            optimizer.step()
     twins.check("ahead")
     twins.close()
 
