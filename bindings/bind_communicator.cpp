@@ -16,6 +16,7 @@
 
 #include "../kernels/collective/call.hpp"
 #include "../kernels/engine/communicator.hpp"
+#include "../kernels/transport/launcher.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
@@ -349,6 +350,13 @@ void bind_communicator(py::module_& module) {
           "For a result on a device: until it is known how the call ends. What is put into the result's current stream "
           "from then on sees it; where that is not known, it is there.");
 
+  module.def(
+      "launcher_trouble",
+      [](std::uintptr_t mpi_comm_address) {
+        return transport::launcher_trouble(*reinterpret_cast<MPI_Comm*>(mpi_comm_address));  // NOLINT: from mpi4py
+      },
+      py::arg("mpi_comm_address"));
+
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
       .def_buffer([](const Segment& segment) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(segment.mine()),
@@ -398,6 +406,7 @@ void bind_communicator(py::module_& module) {
         CallKind::alltoall, CallKind::gather, CallKind::scatter, CallKind::allgatherv}) {
     def_collective(communicator, kind);
   }
+  Communicator::watch_forks();
 }
 
 }  // namespace gradientflow::bindings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradientflow.launch import find_launcher, launch_environment
+from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment
 
 Run = Callable[..., Any]
 
@@ -54,6 +55,72 @@ def test_without_a_launcher(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["over 0", "destroyed 0"], done.stdout + done.stderr
+
+
+FORK = """
+import os, gradientflow as gf
+gf.Config(timeout=5)
+gf._location.load_core()  # with MPI, but without a communicator
+if os.fork() == 0:
+    try:
+        gf.init()
+    except gf.errors.ClosedError as error:
+        os._exit(3 if "forked" in str(error) else 1)
+    os._exit(1)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+gf.init().close()
+print("child", status)
+"""
+
+
+def test_a_process_forked_before_any_communicator_was_made() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "child 3\n", done.stdout + done.stderr
+
+
+ALONE = "import gradientflow as gf; from mpi4py import MPI; print(gf.init({}).size)"
+
+
+def start_alone(variables: dict[str, str], mpi: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a job of one rank, as another MPI library's launcher would start it."""
+    env = {**os.environ, **launch_environment(find_launcher()), **variables}
+    command = [sys.executable, "-c", ALONE.format(mpi)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def variables_of(launcher: str, rank: int, size: int) -> dict[str, str]:
+    """Write what a launcher that is not the MPI library's own sets."""
+    if launcher == "srun":
+        return {"SLURM_PROCID": str(rank), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(size)}
+    prefix = "PMI" if find_launcher().library == OPEN_MPI else "OMPI_COMM_WORLD"
+    return {f"{prefix}_RANK": str(rank), f"{prefix}_SIZE": str(size)}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_the_launcher_of_another_library(launcher: str) -> None:
+    done = start_alone(variables_of(launcher, 1, 3))
+    assert done.returncode != 0
+    assert "MPILibraryError" in done.stderr
+    assert launcher in done.stderr
+    assert "rank 1 of 3" in done.stderr
+    assert find_launcher().library in done.stderr  # what the program uses
+    assert start_alone(variables_of(launcher, 1, 3), "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"},  # Python in a batch script
+        {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0", "PMI_SIZE": "1"},  # mpirun -n 1 below srun
+        {"PMI_RANK": "some", "PMI_SIZE": "3"},
+        {"PMI_SIZE": "3"},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+    ],
+)
+def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
+    done = start_alone(variables)
+    assert done.stdout == "1\n", done.stderr
 
 
 def test_importing_starts_nothing() -> None:

@@ -9,6 +9,7 @@
 
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
+#include "../transport/launcher.hpp"
 #include "../transport/mpi.hpp"
 #include "objects.hpp"
 #include "status.hpp"
@@ -43,6 +44,13 @@ void check_intracommunicator(MPI_Comm mpi) {
   check_mpi(MPI_Comm_test_inter(mpi, &is_inter), "MPI_Comm_test_inter");
   if (is_inter != 0) {
     throw Error(ErrorKind::type, "mpi is an intercommunicator; a communicator is made from an intracommunicator");
+  }
+}
+
+void check_launcher(MPI_Comm mpi) {
+  const std::string trouble = transport::launcher_trouble(mpi);
+  if (!trouble.empty()) {
+    throw Error(ErrorKind::mpi, trouble);
   }
 }
 
@@ -104,6 +112,7 @@ gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** co
     const gradientflow::Config config = read_settings(settings);
     initialise_mpi();
     check_intracommunicator(mpi);
+    check_launcher(mpi);
     result = new gf_communicator{Communicator::make(mpi, config)};
     if (result->engine->rank() == 0) {
       tell_unknown_variables();

@@ -106,6 +106,9 @@ class GradientPool {
   void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
 
+  // Throws Error(closed) in a process that was forked off the pool's.
+  void check_process() const { communicator_->check_process(); }
+
  private:
   enum class Progress { thread, caller, in_wait };
 

@@ -128,6 +128,7 @@ std::vector<std::size_t> offsets_of(const Pool& pool, std::size_t tensors) {
 
 template <class Pool>
 void check_fits(const Optimizer& optimizer, const Pool& pool) {
+  pool.check_process();
   if (pool.memory().device() != optimizer.device()) {
     throw Error(ErrorKind::value, "the gradients of the pool are " + place_of(pool.memory().device()) +
                                       ", and those of the optimizer " + place_of(optimizer.device()));

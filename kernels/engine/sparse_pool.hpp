@@ -138,6 +138,9 @@ class SparsePool {
   void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const { return send_->closed(); }
 
+  // Throws Error(closed) in a process that was forked off the pool's.
+  void check_process() const { communicator_->check_process(); }
+
  private:
   using Clock = Times::Clock;
 

@@ -232,11 +232,22 @@ def check_fork(comm: gf.Communicator) -> None:
     x = comm.empty(1000)
     x[:] = RANK + 1
     comm.allreduce_async(np.ones(3)).wait()  # so that there is a progress thread
+    pools = [gf.GradientPool(comm, [100]), gf.SparseGradientPool(comm, [100])]
+    weights = np.zeros(100, np.float32)
+    optimizers = [gf.optimizers.SGD(pool, [weights], lr=0.1, momentum=0.9) for pool in pools]
     child = os.fork()
     if child == 0:
         status = 1
         with contextlib.suppress(BaseException):
             assert comm.closed
+            with raises(ClosedError, "MPI belongs to the process that this one was forked from"):
+                gf.init()
+            with raises(ClosedError, "forked"):
+                comm.split(0)
+            for optimizer in optimizers:
+                with raises(ClosedError, "forked"):
+                    optimizer.step()
+            assert (weights == 0).all()
             for call in (
                 comm.barrier,
                 lambda: comm.allreduce(x),
