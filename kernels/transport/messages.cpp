@@ -5,6 +5,7 @@
 
 #include "../base/text.hpp"
 #include "patience.hpp"
+#include "retirement.hpp"
 
 namespace gradientflow::transport {
 namespace {
@@ -43,18 +44,16 @@ Messages::Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, d
       acquainted_(words_.size()) {}
 
 Messages::~Messages() {
+  for (Sent& sent : sent_) {
+    if (mpi_->finalized()) {
+      static_cast<void>(sent.notice.release());  // MPI may still read it
+    } else {
+      finish_later(std::move(sent.notice), std::move(sent.requests));
+    }
+  }
   try {
     if (!mpi_->finalized()) {
       read_notices();
-    }
-    for (Sent& sent : sent_) {
-      int done = 0;
-      if (!mpi_->finalized()) {
-        MPI_Testall(static_cast<int>(sent.requests.size()), sent.requests.data(), &done, MPI_STATUSES_IGNORE);
-      }
-      if (done == 0) {  // MPI may still read it
-        static_cast<void>(sent.notice.release());
-      }
     }
     std::vector<int> awaited;
     for (const int r : ranks_to_tell()) {

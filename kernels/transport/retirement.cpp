@@ -14,15 +14,27 @@ struct Retired {
   int tag;
 };
 
+struct Sending {
+  std::shared_ptr<const void> memory;
+  std::vector<MPI_Request> requests;
+};
+
 // Of the process, as the identities that MPI gives to communicators are.
 struct Waiting {
   std::mutex mutex;
+  std::list<Sending> sends;
   std::list<Retired> list;
 };
 
 Waiting& waiting() {
   static Waiting all;
   return all;
+}
+
+bool is_sent(Sending& sending) {
+  int done = 0;
+  MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done, MPI_STATUSES_IGNORE);
+  return done != 0;
 }
 
 bool is_there(MPI_Comm comm, int source, int tag) {
@@ -62,10 +74,22 @@ void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept {
   free_retired();
 }
 
+void finish_later(std::shared_ptr<const void> memory, std::vector<MPI_Request> requests) noexcept {
+  Sending sending{std::move(memory), std::move(requests)};
+  try {
+    Waiting& all = waiting();
+    const std::lock_guard lock(all.mutex);
+    all.sends.push_back(sending);
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(new (std::nothrow) std::shared_ptr(sending.memory));  // NOLINT(*-owning-memory): for good
+  }
+}
+
 void free_retired() noexcept {
   try {
     Waiting& all = waiting();
     const std::lock_guard lock(all.mutex);
+    std::erase_if(all.sends, is_sent);
     std::erase_if(all.list, try_free);
   } catch (const std::bad_alloc&) {  // another time
   }

@@ -8,6 +8,7 @@
 
 #include <mpi.h>
 
+#include <memory>
 #include <vector>
 
 namespace gradientflow::transport {
@@ -15,7 +16,11 @@ namespace gradientflow::transport {
 // Frees `comm` now, or later, when a message with `tag` has come from each of `awaited`. Not collective.
 void retire(MPI_Comm comm, std::vector<int> awaited, int tag) noexcept;
 
-// Frees those that can be by now. MPI must not have been finalized.
+// Keeps `memory` until `requests`, of sends that read it, have ended, also beyond their communicator. A request that
+// nobody completes keeps the communicator, too, in some MPI libraries, however often it is freed.
+void finish_later(std::shared_ptr<const void> memory, std::vector<MPI_Request> requests) noexcept;
+
+// Frees what can be by now. MPI must not have been finalized.
 void free_retired() noexcept;
 
 }  // namespace gradientflow::transport
