@@ -61,7 +61,7 @@ class Job:
     tag: str
     timeout: float
     folder: tempfile.TemporaryDirectory[str]
-    recover: bool = False
+    recover: bool | str = False
     started: float = field(default_factory=time.monotonic)
 
     def processes(self) -> list[int]:
@@ -121,7 +121,7 @@ def _start(
     env: dict[str, str] | None,
     timeout: float,
     *,
-    recover: bool = False,
+    recover: bool | str = False,
     cwd: Path | None = None,
 ) -> Job:
     """Start a command under a tag of its own, without settings of the library from outside."""
@@ -143,16 +143,16 @@ def _start(
 
 
 def _rank_command(
-    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool
+    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool | str
 ) -> list[str]:
-    """Write the command line that starts tests/ranks/<program>.py."""
+    """Write the command line that starts tests/ranks/<program>.py; `recover` as of `start_job`."""
     command = mpirun_command(
         launcher, ranks, [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
     )
     if recover:
         if launcher.library != OPEN_MPI:
             pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
-        command.insert(1, "--enable-recovery")
+        command[1:1] = ["--with-ft", "ulfm"] if recover == "ulfm" else ["--enable-recovery"]
     return command
 
 
@@ -201,7 +201,8 @@ def device_env(cuda_devices: int, request: pytest.FixtureRequest) -> dict[str, s
 def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
     """Give ``start_job(n, program, *args, env=None, timeout=60, recover=False)``.
 
-    It starts tests/ranks/<program>.py. With `recover` the launcher lets the other ranks go on after one has died.
+    It starts tests/ranks/<program>.py. With `recover` the launcher lets the other ranks go on after one has died; with
+    "ulfm" the MPI library tells them, too.
     """
     jobs: list[Job] = []
 
@@ -211,7 +212,7 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
         *arguments: object,
         env: dict[str, str] | None = None,
         timeout: float = 60,
-        recover: bool = False,
+        recover: bool | str = False,
     ) -> Job:
         command = _rank_command(launcher, ranks, program, arguments, recover)
         jobs.append(_start(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
@@ -235,7 +236,7 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
         *arguments: object,
         env: dict[str, str] | None = None,
         timeout: float = 60,
-        recover: bool = False,
+        recover: bool | str = False,
         check: bool = True,
     ) -> Finished:
         finished = start_job(ranks, program, *arguments, env=env, timeout=timeout, recover=recover).finish()
@@ -298,7 +299,7 @@ def netlab_run(launcher: Launcher, start_netlab: Callable[..., Job]) -> Callable
         *arguments: object,
         env: dict[str, str] | None = None,
         timeout: float = 60,
-        recover: bool = False,
+        recover: bool | str = False,
         check: bool = True,
         rate: str = "none",
         link_down: str | None = None,

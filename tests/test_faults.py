@@ -137,6 +137,11 @@ def test_ranks_that_die_between_nodes(mpirun: Run, ranks: int, node_size: int, f
     check_between_nodes(mpirun, "die", ranks, node_size, faulty)
 
 
+def test_a_death_that_the_mpi_library_notices(mpirun: Run) -> None:
+    finished = mpirun(3, "faults", "kill_between_nodes", recover="ulfm", check=False)
+    assert survivors(finished) == {0, 2}, finished.output
+
+
 def test_very_long_timeouts(mpirun: Run) -> None:
     assert survivors(mpirun(2, "faults", "patient")) == {0, 1}
 

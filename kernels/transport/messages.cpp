@@ -140,8 +140,13 @@ std::size_t Messages::wait(Message& message) {
 
 std::size_t Messages::wait_apart(Message& message, const std::string& what) {
   MPI_Status status;
+  const auto done = [&] {
+    int ended = 0;
+    mpi_->check(MPI_Test(&message.request_, &ended, &status), what);
+    return ended != 0;
+  };
   Patience patience(timeout_);
-  while (!done(message, status)) {
+  while (!done()) {
     if (patience.pause()) {
       look_out(message, what, false);
       if (patience.over()) {

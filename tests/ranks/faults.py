@@ -134,6 +134,30 @@ def kill_one_of_many_waits(how: str) -> None:
         assert (survivors.allreduce(array) == TOTAL - FAULTY - 1).all()
 
 
+def kill_one_between_nodes() -> None:
+    """The MPI library notices the death, in whatever the others are doing then, and the error names the rank."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    others = WORLD.Split(int(RANK == FAULTY), RANK)
+    config = gf.Config(timeout=15, node_size=1)
+    comms = [gf.init(config=config) for _ in range(4)]
+    survivors = gf.init(others, config)
+    works(comms[0])
+    WORLD.Barrier()
+    if RANK == FAULTY:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls: list[Callable[[], Any]] = [
+        lambda: comms[0].allreduce(mine()),
+        lambda: comms[1].allreduce(mine(LARGE)),
+        lambda: comms[2].allreduce(mine(LARGE), algorithm="mpi"),
+        lambda: comms[3].recv(mine(), FAULTY),
+        lambda: gf.init(config=config),
+    ]
+    for call in calls:
+        with soon(), raises(PeerError, f"rank {FAULTY} has died"):
+            call()
+    assert (survivors.allreduce(mine()) == TOTAL - FAULTY - 1).all()
+
+
 def kill_one(count: int) -> None:
     """As users meet it: mpirun ends the other ranks soon after, but they have been told before that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -451,6 +475,7 @@ def interrupt() -> None:
 MODES: dict[str, Callable[[], None]] = {
     "kill": lambda: kill_one_of_many_waits("kill"),
     "die": lambda: kill_one_of_many_waits("exit"),
+    "kill_between_nodes": kill_one_between_nodes,
     "kill_small": lambda: kill_one(10),
     "kill_large": lambda: kill_one(LARGE),
     "kill_during_calls": kill_one_during_calls,
@@ -473,7 +498,7 @@ MODES: dict[str, Callable[[], None]] = {
 }
 
 
-DEADLY = ("kill", "die", "kill_during_calls")
+DEADLY = ("kill", "die", "kill_during_calls", "kill_between_nodes")
 
 
 def main() -> None:

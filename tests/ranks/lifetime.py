@@ -190,6 +190,19 @@ def check_many_communicators_leave_nothing(_: gf.Communicator) -> None:
     Usage().check_no_more_than(before)
 
 
+def check_communicators_between_nodes_leave_nothing(_: gf.Communicator) -> None:
+    """What MPI keeps of a communicator is a few kilobytes, which only many of them show."""
+
+    def make(number: int) -> None:
+        for _ in range(number):
+            gf.init(config=gf.Config(node_size=1)).close()
+
+    make(50)
+    before = Usage()
+    make(250)
+    Usage().check_no_more_than(before, slack_kib=400)
+
+
 def check_much_memory_leaves_nothing(comm: gf.Communicator) -> None:
     for _ in range(3):
         comm.empty(1 << 18)[:] = 1
@@ -405,6 +418,7 @@ INSIDE = [
     check_communicators_outlive_arrays,
     check_memory_is_kept_while_it_is_used,
     check_many_communicators_leave_nothing,
+    check_communicators_between_nodes_leave_nothing,
     check_much_memory_leaves_nothing,
     check_many_calls_leave_nothing,
     check_fork,
