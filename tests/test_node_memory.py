@@ -134,11 +134,12 @@ def test_the_limits_of_this_process() -> None:
     assert 0 < available <= total
 
 
-def test_a_signal_ends_the_work_on_large_memory(mpirun: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("program", ["interrupt", "calls"])
+def test_a_signal_ends_the_work_on_large_memory(mpirun: Callable[..., Any], program: str) -> None:
     needed = 5 * GIB
     if _core.memory()[1] < needed:
         pytest.skip(f"needs {needed >> 30} GiB of memory")
-    finished = mpirun(2, "node_memory", "interrupt", timeout=60)
+    finished = mpirun(2, "node_memory", program, timeout=60)
     assert finished.stdout.count("as it should") == 2, finished.output
 
 

@@ -41,6 +41,9 @@ int count_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
+// In whose call this thread runs the handlers of signals: that call has the turn, and cannot be waited for here.
+thread_local const Communicator* attending = nullptr;
+
 bool uses_mpi(collective::Path path) { return !collective::is_inside_node(path); }
 
 void check_counts(const collective::Call& call, int ranks) {
@@ -207,6 +210,10 @@ void Communicator::check_rank(int rank, const char* what) const {
 }
 
 void Communicator::check_usable() const {
+  if (attending == this) {
+    throw Error(ErrorKind::value,
+                "a signal's handler can make no call on the communicator whose call the signal has interrupted");
+  }
   if (closed_) {
     throw Error(ErrorKind::closed, "the communicator is closed");
   }
@@ -515,7 +522,15 @@ void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
   check_process();
-  return in_turn([&] { return group_->allocate(bytes, attend_); });
+  const auto attend = [this] {
+    const auto restore = [](const Communicator** before) { attending = *before; };
+    const Communicator* before = std::exchange(attending, this);
+    const std::unique_ptr<const Communicator*, decltype(restore)> until(&before, restore);
+    if (attend_) {
+      attend_();
+    }
+  };
+  return in_turn([&] { return group_->allocate(bytes, attend); });
 }
 
 std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
@@ -636,6 +651,10 @@ void Communicator::close(bool drain) noexcept {
   }
   for (const auto& copy : duplicates()) {
     copy->close(drain);
+  }
+  if (attending == this) {  // the call that is under way in this thread ends next, and whoever made it closes
+    group_->interrupt();
+    return;
   }
   std::thread finished;
   bool unserved = false;  // calls that others may be waiting for in vain; what has been served ends by itself

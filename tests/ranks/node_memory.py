@@ -10,7 +10,7 @@ import numpy as np
 from support import RANK, raises, say
 
 import gradientflow as gf
-from gradientflow.errors import ClosedError, NodeMemoryError, PeerError
+from gradientflow.errors import ArgumentError, ClosedError, NodeMemoryError, PeerError
 
 GIB = 1 << 30
 
@@ -39,6 +39,30 @@ def interrupt() -> None:
         comm.barrier()
 
 
+def calls() -> None:
+    """A handler that calls the communicator, and closes it, does not wait for the call that it has interrupted."""
+    comm = gf.init(config=gf.Config(timeout=30))
+
+    def stop(*_: Any) -> None:
+        with raises(ArgumentError, "a signal's handler can make no call"):
+            comm.barrier()
+        with raises(ArgumentError, "a signal's handler can make no call"):
+            comm.allreduce_async(np.ones(3))
+        comm.close()
+
+    comm.barrier()
+    if RANK == 0:
+        with raises(PeerError, "rank 1 has given up after an error", "was closed during"):
+            comm.empty(2 * GIB, "uint8")
+        return
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with raises(ClosedError, "was closed during"):
+        comm.empty(2 * GIB, "uint8")
+    comm.close()
+    assert comm.closed
+
+
 def too_much() -> None:
     """The error comes on all ranks before anything is taken, and the communicator goes on."""
     comm = gf.init()
@@ -51,5 +75,5 @@ def too_much() -> None:
     assert (comm.allreduce(np.ones(3)) == comm.size).all()
 
 
-{"interrupt": interrupt, "too_much": too_much}[sys.argv[1]]()
+{"interrupt": interrupt, "calls": calls, "too_much": too_much}[sys.argv[1]]()
 say("as it should", RANK)
