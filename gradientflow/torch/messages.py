@@ -168,10 +168,6 @@ class MessageWork(Work):
     def get_future(self) -> Any:
         """Return a future whose value is a list of the tensor."""
         self._claimed = True
-        return self.future()
-
-    def future(self) -> Any:
-        """Return the future for somebody who does not stand for the owner of the work, such as the profiler."""
         with self._lock:
             known = self._future
             if known is None:

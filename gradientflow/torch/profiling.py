@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -18,7 +17,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def recorded(operation: str) -> Callable[[Method], Method]:
-    """Return a decorator for methods that return a work: "gradientflow:OPERATION" lasts until the work has ended."""
+    """Return a decorator for methods: a call is the event "gradientflow:OPERATION".
+
+    The event of an asynchronous call ends when the call returns, not with its work. Only the thread in which an event
+    began can end it safely: one that another thread ends, while or after the profiler stops, is written into memory
+    that the profiler has freed.
+    """
     name = f"{BACKEND}:{operation}"
 
     def decorate(method: Method) -> Method:
@@ -26,15 +30,8 @@ def recorded(operation: str) -> Callable[[Method], Method]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not _is_profiling():
                 return method(*args, **kwargs)
-            event: Any = torch.autograd.profiler.record_function(name)
-            event.__enter__()
-            try:
-                work = method(*args, **kwargs)
-                if work is not None and not work.is_completed():
-                    event._call_end_callbacks_on_future(work.future())
-                return work
-            finally:
-                event.__exit__(*sys.exc_info())  # does nothing where a future is to end it
+            with torch.autograd.profiler.record_function(name):
+                return method(*args, **kwargs)
 
         return cast("Method", wrapper)
 

@@ -408,10 +408,6 @@ class CollectiveWork(Work):
     def get_future(self) -> Future:
         """Return a future whose value is the list of result tensors."""
         self._claimed = True
-        return self.future()
-
-    def future(self) -> Future:
-        """Return the future for somebody who does not stand for the owner of the work, such as the profiler."""
         with self._lock:
             known, future = self._future, self._future or Future(self._thread, self._device)
             self._future = future

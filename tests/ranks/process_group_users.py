@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -409,6 +410,27 @@ def check_profiler() -> None:
     assert counts == {f"gradientflow:{name}": 1 for name in ("barrier", "send", "recv", "all_gather", "all_to_all")}
 
 
+def check_profiler_of_unfinished_works() -> None:
+    """The profiler may stop while calls are under way: their events have ended, and nothing writes to them later."""
+    gate = threading.Event()
+    first: Any = dist.all_reduce(torch.ones(1), async_op=True)
+    opened = first.get_future().then(lambda done: gate.wait(30.0))  # keeps the thread of the futures busy
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        works: list[Any] = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(200)]
+        works.append(dist.irecv(torch.ones(1), (RANK - 1) % SIZE))
+        with torch.profiler.record_function("later"):
+            for work in works[:-1]:
+                work.wait()
+    gate.set()
+    opened.wait()
+    dist.send(torch.ones(1), (RANK + 1) % SIZE)
+    works[-1].wait()
+    (later,) = [event for event in profile.events() if event.name == "later"]
+    calls = [event for event in profile.events() if event.name in ("gradientflow:all_reduce", "gradientflow:recv")]
+    assert len(calls) == 201
+    assert all(call.time_range.end <= later.time_range.start for call in calls)
+
+
 CHECKS = [
     check_ddp,
     check_ddp_buffers,
@@ -425,6 +447,7 @@ CHECKS = [
     check_functional,
     check_compiled,
     check_profiler,
+    check_profiler_of_unfinished_works,
 ]
 
 
