@@ -395,12 +395,13 @@ void Communicator::record(const collective::Call& call, const collective::Outcom
   timeline->span(track, name, times.started, times.ended, facts);
 }
 
+// For a pool, which the ranks see by the detail: a rank that splits instead would wait for the others in MPI, for ever.
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
   check_process();
   Config config = group_->config();
   config.timeline.clear();
   const std::shared_ptr<Communicator> copy = in_turn([&] {
-    group_->agree_on({.signature = {.kind = CallKind::split}});
+    group_->agree_on({.signature = {.kind = CallKind::split, .detail = transport::pool_detail(0)}});
     return make(group_->mpi().get(), config);
   });
   copy->name_ = name;

@@ -46,6 +46,9 @@ std::string describe(const Signature& signature) {
   if (signature.kind == CallKind::barrier && signature.detail != 0) {
     return "averaging a gradient pool";
   }
+  if (signature.kind == CallKind::split && signature.detail != 0) {
+    return "making a gradient pool";
+  }
   if (signature.kind == CallKind::barrier || signature.kind == CallKind::split) {
     return text;
   }

@@ -139,6 +139,7 @@ def check_kinds(comm: gf.Communicator) -> None:
         "scatter of": lambda c: c.scatter(x(SIZE), out=x(1)),
         "allgatherv of": lambda c: c.allgatherv(x(3), [3] * SIZE),
         "split": lambda c: c.split(0),
+        "making a gradient pool": lambda c: gf.GradientPool(c, [3]),
     }
     names = list(calls)
     for number, name in enumerate(names):
