@@ -207,6 +207,9 @@ TensorView view_dlpack(py::handle object, Access access, const char* name) {
       capsule = export_dlpack(object, std::nullopt);
     }
   } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      throw;
+    }
     refuse_type(name, std::string("cannot be shared through DLPack: ") + py::str(error.value()).cast<std::string>());
   }
   TensorView view;

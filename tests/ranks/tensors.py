@@ -197,7 +197,7 @@ class Broken:
         self._result = result
 
     def __dlpack__(self, **_: object) -> object:
-        if isinstance(self._result, Exception):
+        if isinstance(self._result, BaseException):
             raise self._result
         return self._result
 
@@ -210,6 +210,8 @@ def check_dlpack(comm: gf.Communicator) -> None:
         comm.allgather(BFloat16(bits))
     with raises(ArgumentTypeError, "cannot be shared through DLPack", "no way"):
         comm.allreduce(Broken(BufferError("no way")))
+    with raises(KeyboardInterrupt):
+        comm.allreduce(Broken(KeyboardInterrupt()))
     with raises(ArgumentTypeError, "DLPack"):
         comm.allreduce(Broken(42))
     with raises(ArgumentTypeError, "DLPack"):
