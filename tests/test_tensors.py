@@ -41,6 +41,7 @@ def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:
         "InternalError": AssertionError,
     }
     found = {name: each for name, each in vars(errors).items() if inspect.isclass(each)}
+    assert issubclass(found.pop("GradientFlowWarning"), UserWarning)
     assert set(found) == {*familiar, "GradientFlowError"}
     for name, base in familiar.items():
         assert issubclass(found[name], errors.GradientFlowError)
@@ -57,7 +58,7 @@ def test_the_three_families_do_not_overlap() -> None:
         errors.NonFiniteError,
     }
     for name, each in vars(errors).items():
-        if inspect.isclass(each) and each is not errors.GradientFlowError:
+        if inspect.isclass(each) and each not in (errors.GradientFlowError, errors.GradientFlowWarning):
             families = [
                 issubclass(each, (errors.ArgumentError, errors.ArgumentTypeError)),
                 issubclass(each, errors.CommunicationError),
