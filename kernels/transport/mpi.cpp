@@ -132,12 +132,12 @@ MpiCommunicator::~MpiCommunicator() {
   }
 }
 
-std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t bytes) const {
-  return size_ <= few_ranks ? gather_by_messages(mine, bytes) : gather_by_mpi(mine, bytes);
+std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t bytes, int timeouts) const {
+  return size_ <= few_ranks ? gather_by_messages(mine, bytes, timeouts) : gather_by_mpi(mine, bytes, timeouts);
 }
 
 // Straight from every rank to every other, so that it is clear who is missing.
-std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std::size_t bytes) const {
+std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std::size_t bytes, int timeouts) const {
   const std::string what = "an exchange between " + std::to_string(size_) + " ranks";
   const auto ranks = static_cast<std::size_t>(size_);
   const auto me = static_cast<std::size_t>(rank_);
@@ -176,7 +176,8 @@ std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std
             }
           }
           return missing;
-        });
+        },
+        timeouts);
   } catch (const Error&) {
     for (std::size_t r = 0; r < ranks; ++r) {
       give_up(receives[r], true);
@@ -188,7 +189,7 @@ std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std
   return all;
 }
 
-std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::size_t bytes) const {
+std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::size_t bytes, int timeouts) const {
   const auto ranks = static_cast<std::size_t>(size_);
   const Buffer own(*this, bytes);
   const Buffer all(*this, bytes * ranks);
@@ -196,7 +197,7 @@ std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::siz
   const int count = static_cast<int>(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallgather(own.data(), count, MPI_BYTE, all.data(), count, MPI_BYTE, comm_, &request), "MPI_Iallgather");
-  wait(request, "an exchange between " + std::to_string(size_) + " ranks");
+  wait(request, "an exchange between " + std::to_string(size_) + " ranks", timeouts);
   return {all.data(), all.data() + bytes * ranks};
 }
 
@@ -214,10 +215,14 @@ void MpiCommunicator::check_not_finalized() const {
 }
 
 template <class Done, class Missing>
-void MpiCommunicator::wait_until(Done done, const std::string& what, Missing missing) const {
-  Patience patience(timeout_);
+void MpiCommunicator::wait_until(Done done, const std::string& what, Missing missing, int timeouts) const {
+  Patience patience(timeouts * timeout_);
   while (!done()) {
-    if (!patience.pause()) {
+    const bool has_slept = patience.pause();
+    if (finalized()) {  // by another thread, at the end of the process: MPI must not be asked any more
+      throw Error(ErrorKind::closed, "MPI has been finalized during " + what);
+    }
+    if (!has_slept) {
       continue;
     }
     if (patience.over()) {
@@ -233,7 +238,7 @@ void MpiCommunicator::wait_until(Done done, const std::string& what, Missing mis
   }
 }
 
-void MpiCommunicator::wait(MPI_Request& request, const std::string& what) const {
+void MpiCommunicator::wait(MPI_Request& request, const std::string& what, int timeouts) const {
   try {
     wait_until(
         [&] {
@@ -241,7 +246,7 @@ void MpiCommunicator::wait(MPI_Request& request, const std::string& what) const 
           check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
           return done != 0;
         },
-        what, [] { return std::vector<int>(); });
+        what, [] { return std::vector<int>(); }, timeouts);
   } catch (const Error&) {
     stuck_ = true;
     throw;

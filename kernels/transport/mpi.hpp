@@ -40,8 +40,9 @@ class MpiCommunicator {
   [[nodiscard]] int size() const noexcept { return size_; }
 
   // Every rank's `bytes` bytes, in rank order. Collective; waits as the constructor does. For what comes before calls,
-  // or rarely: it sends something to every rank.
-  [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes) const;
+  // or rarely: it sends something to every rank. `timeouts`: how often the timeout may pass, where the others may have
+  // to wait for something else before they come.
+  [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts = 1) const;
 
   // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective, and without a timeout, which MPI does not
   // have there: to be called when all ranks are known to come.
@@ -65,8 +66,8 @@ class MpiCommunicator {
   [[nodiscard]] bool interrupted() const noexcept { return interrupted_.load(); }
 
   template <class T>
-  [[nodiscard]] std::vector<T> allgather(const T& mine) const {
-    const std::vector<std::byte> raw = allgather(&mine, sizeof(T));
+  [[nodiscard]] std::vector<T> allgather(const T& mine, int timeouts = 1) const {
+    const std::vector<std::byte> raw = allgather(&mine, sizeof(T), timeouts);
     std::vector<T> all(static_cast<std::size_t>(size_));
     __builtin_memcpy(all.data(), raw.data(), raw.size());
     return all;
@@ -81,15 +82,15 @@ class MpiCommunicator {
 
   // Waits for `request` as long as the timeout allows. Throws Error(timeout) naming `what`; the request is then still
   // under way, and the communicator is never freed.
-  void wait(MPI_Request& request, const std::string& what) const;
+  void wait(MPI_Request& request, const std::string& what, int timeouts = 1) const;
 
  private:
   void assemble(MPI_Comm original) const;
   [[nodiscard]] MPI_Comm duplicate(MPI_Comm original) const;
-  [[nodiscard]] std::vector<std::byte> gather_by_mpi(const void* mine, std::size_t bytes) const;
-  [[nodiscard]] std::vector<std::byte> gather_by_messages(const void* mine, std::size_t bytes) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_mpi(const void* mine, std::size_t bytes, int timeouts) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_messages(const void* mine, std::size_t bytes, int timeouts) const;
   template <class Done, class Missing>
-  void wait_until(Done done, const std::string& what, Missing missing) const;
+  void wait_until(Done done, const std::string& what, Missing missing, int timeouts = 1) const;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   double timeout_;

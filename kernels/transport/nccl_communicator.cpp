@@ -50,9 +50,10 @@ struct Verdict {
   }
 };
 
-// Throws what the first rank that failed has to say.
+// Throws what the first rank that failed has to say. Others may have waited for a timeout before they come.
 void check_all(const MpiCommunicator& mpi, const Verdict& mine) {
-  const std::vector<Verdict> all = mpi.allgather(mine);
+  constexpr int timeouts = 3;
+  const std::vector<Verdict> all = mpi.allgather(mine, timeouts);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Verdict& each) { return each.failed; });
   if (failed != all.end()) {
     throw Error(failed->kind, "no NCCL communicator could be made: on rank " + std::to_string(failed - all.begin()) +

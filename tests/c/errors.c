@@ -217,7 +217,7 @@ static void wrong_sparse_pools(void) {
   options.size = offsetof(gf_sparse_pool_options, wire);  // of a program that does not know the rest
   options.wire = (gf_dtype)77;
   OK(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool));
-  REQUIRE(gf_sparse_pool_chunks(pool) == 8);  // the padding is cut along
+  REQUIRE(gf_sparse_pool_chunks(pool) == 2);  // chunks end with the last tensor
   REFUSED(gf_sparse_pool_wait(pool, 0, -1), GF_ERROR_VALUE, "above 0 and at most 1, not 0");
   REFUSED(gf_sparse_pool_wait(pool, 1.5, -1), GF_ERROR_VALUE, "above 0 and at most 1, not 1.5");
   REFUSED(gf_sparse_pool_wait(pool, NAN, -1), GF_ERROR_VALUE, "above 0 and at most 1");
@@ -269,6 +269,9 @@ static void wrong_optimizers(void) {
 
   REFUSED(gf_optimizer_step(optimizer, NULL, settings, 1, 1), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_optimizer_step_sparse(optimizer, NULL, settings, 1, 1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_optimizer_step_sparse(optimizer, sparse, settings, 1, 1), GF_ERROR_VALUE, "the pool has none");
+  OK(gf_sparse_pool_ready_all(sparse));
+  OK(gf_sparse_pool_wait(sparse, 1, -1));
   REFUSED(gf_optimizer_step_sparse(optimizer, sparse, settings, 1, 1), GF_ERROR_VALUE, "other tensors");
   REFUSED(gf_optimizer_step(optimizer, pool, NULL, 2, 1), GF_ERROR_VALUE, "settings is NULL");
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 3, 1), GF_ERROR_VALUE, "3 tensors, and 2 tensors");
@@ -299,6 +302,8 @@ static void wrong_optimizers(void) {
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_VALUE, "the pool has none");
   gf_pool_free(pool);
   OK(gf_pool_create(communicator, counts, 2, GF_FLOAT64, NULL, &pool));
+  OK(gf_pool_ready_all(pool));
+  OK(gf_pool_wait(pool, -1));
   REFUSED(gf_optimizer_step(optimizer, pool, settings, 2, 1), GF_ERROR_TYPE, "not float64");
   gf_optimizer_free(optimizer);
   gf_sparse_pool_free(sparse);

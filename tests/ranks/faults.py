@@ -93,11 +93,12 @@ def wait_and_be_told(comms: list[gf.Communicator], fragment: str) -> Any:
         return calls
     for number, comm in enumerate(comms):
         name, call = list(calls[number].items())[number]
-        with soon(), raises(PeerError, f"rank {FAULTY}", fragment, name, f"while rank {RANK} waited"):
+        its = fragment.replace("communicator", "gradient pool") if "gradient pool" in name else fragment
+        with soon(), raises(PeerError, f"rank {FAULTY}", its, name, f"while rank {RANK} waited"):
             call()
         for later in later_calls(comm, call):
             start = time.monotonic()
-            with raises(PeerError, "cannot be used any more", f"rank {FAULTY}", fragment):
+            with raises(PeerError, "cannot be used any more", f"rank {FAULTY}", its):
                 later()
             assert time.monotonic() - start < 1
         assert not comm.closed
