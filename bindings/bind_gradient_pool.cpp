@@ -15,6 +15,7 @@
 #include "gil.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
+#include "update.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -42,12 +43,14 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
 
 std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
                                    const std::string& dtype, std::optional<std::size_t> fusion_threshold,
-                                   const Wire& wire, const AlgorithmName& algorithm, std::optional<int> device) {
+                                   const Wire& wire, const AlgorithmName& algorithm, std::optional<int> device,
+                                   std::size_t extra) {
   const DType type = dtype_from_name(dtype);
   GradientPool::Options options{.fusion_threshold = fusion_threshold,
                                 .wire = {},
                                 .algorithm = transport::algorithm_from_name(algorithm.value),
-                                .device = device};
+                                .device = device,
+                                .extra = extra};
   if (wire.value) {
     options.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
   }
@@ -60,7 +63,7 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
 void bind_gradient_pool(py::module_& module) {
   py::class_<GradientPool, std::shared_ptr<GradientPool>>(module, "GradientPool")
       .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
-           py::arg("wire"), py::arg("algorithm"), py::arg("device"))
+           py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
       .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
@@ -70,6 +73,12 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("closed", &GradientPool::closed)
       .def_property_readonly("segment", [](const GradientPool& pool) { return segment_of(pool.memory()); })
       .def("take_over_means", &GradientPool::take_over_means, py::arg("other"))
+      .def_property_readonly("extra", &extra_of<GradientPool>)
+      .def("update", [](const GradientPool& pool) { return BoundUpdate{pool.update(), segment_of(pool.memory())}; })
+      .def("is_ready", &GradientPool::is_ready, py::arg("tensor"))
+      .def(
+          "zero", [](GradientPool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"),
+          py::call_guard<WithoutGil>())
       .def("offset", &GradientPool::offset, py::arg("tensor"))
       .def(
           "ready", [](GradientPool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },

@@ -17,14 +17,13 @@
 #include "gil.hpp"
 #include "pool_memory.hpp"
 #include "tensor.hpp"
+#include "update.hpp"
 
 namespace gradientflow::bindings {
 namespace {
 
 namespace py = pybind11;
-using engine::GradientPool;
 using engine::Optimizer;
-using engine::SparsePool;
 
 // (learning rate, momentum, weight decay, trust) of each tensor that takes part.
 using Settings = std::vector<std::optional<std::tuple<float, float, float, float>>>;
@@ -68,23 +67,13 @@ class Owner {
     owners_[tensor] = std::move(view.owner);
   }
 
-  void step_dense(const GradientPool& pool, const Settings& settings, double gradient_scale, Number stream) {
+  void step(const BoundUpdate& gradients, const Settings& settings, double gradient_scale, Number stream) {
     const auto converted = settings_of(settings);
     const WithoutGil release;
-    engine_.step(pool, converted, gradient_scale, stream_of(stream));
+    engine_.step(gradients.update, converted, gradient_scale, stream_of(stream));
   }
 
-  void step_sparse(const SparsePool& pool, const Settings& settings, double gradient_scale, bool everywhere,
-                   Number stream) {
-    const auto converted = settings_of(settings);
-    const WithoutGil release;
-    engine_.step(pool, converted, gradient_scale, everywhere, stream_of(stream));
-  }
-
-  template <class Pool>
-  void skip(const Pool& pool) {
-    engine_.skip(pool);
-  }
+  void skip(const BoundUpdate& gradients) { engine_.skip(gradients.update); }
 
   void order(Number stream) const { engine_.order(stream_of(stream)); }
 
@@ -112,6 +101,24 @@ class Owner {
   std::vector<py::object> owners_;
 };
 
+// Gradients of `dtype` that lie at these places of host memory, for one step; it goes everywhere.
+BoundUpdate update_over(const py::object& memory, const std::string& dtype, const std::vector<std::size_t>& offsets) {
+  const TensorView view = view_tensor(memory, Access::read, "the memory of gradients");
+  const DType type = dtype_from_name(dtype);
+  const std::size_t elements = view.count * size_of(view.dtype) / size_of(type);
+  engine::Update update{.means = engine::new_means(),
+                        .data = view.data,
+                        .dtype = type,
+                        .device = {},
+                        .offsets = {},
+                        .spans = {{0, elements}}};
+  for (const std::size_t offset : offsets) {
+    update.offsets.push_back(offset / size_of(type));
+  }
+  update.offsets.push_back(elements);
+  return {std::move(update), memory};
+}
+
 // A NumPy array, or on a device an address, behind which the default stream sees what steps have written.
 template <engine::FloatArray& (Owner::*member)(std::size_t)>
 py::object array_over(const py::object& self, std::size_t tensor) {
@@ -132,16 +139,15 @@ void bind_optimizer(py::module_& module) {
       .def_readonly("address", &DeviceFloats::address)
       .def_readonly("size", &DeviceFloats::size)
       .def_readonly("device", &DeviceFloats::device);
+  py::class_<BoundUpdate>(module, "Update")
+      .def(py::init(&update_over), py::arg("memory"), py::arg("dtype"), py::arg("offsets"));
   py::class_<Owner>(module, "Optimizer")
       .def(py::init<const std::vector<std::size_t>&, bool, std::optional<int>>(), py::arg("counts"),
            py::arg("rate_inside"), py::arg("device") = py::none())
       .def("set_parameter", &Owner::set_parameter, py::arg("tensor"), py::arg("array"), py::arg("keep_master") = false)
-      .def("step", &Owner::step_dense, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
+      .def("step", &Owner::step, py::arg("gradients"), py::arg("settings"), py::arg("gradient_scale"),
            py::arg("stream") = 0)
-      .def("step", &Owner::step_sparse, py::arg("pool"), py::arg("settings"), py::arg("gradient_scale"),
-           py::arg("everywhere") = false, py::arg("stream") = 0)
-      .def("skip", &Owner::skip<GradientPool>, py::arg("pool"))
-      .def("skip", &Owner::skip<SparsePool>, py::arg("pool"))
+      .def("skip", &Owner::skip, py::arg("gradients"))
       .def("order", &Owner::order, py::arg("stream"))
       .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
       .def("round_master", &Owner::round_master, py::arg("tensor"))

@@ -16,6 +16,7 @@
 #include "gil.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
+#include "update.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -52,12 +53,6 @@ std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<s
   return std::make_shared<SparsePool>(communicator, counts, type, options);
 }
 
-// The numbers that travel along, in the pool's own memory.
-py::array_t<double> extra(const py::object& self) {
-  auto& numbers = self.cast<SparsePool&>().extra();
-  return py::array_t<double>(static_cast<py::ssize_t>(numbers.size()), numbers.data(), self);
-}
-
 py::array_t<std::size_t> spans(const SparsePool& pool) {
   const auto found = pool.spans();
   py::array_t<std::size_t> pairs({static_cast<py::ssize_t>(found.size()), py::ssize_t{2}});
@@ -75,8 +70,8 @@ Floats held(const SparsePool& pool) {
   return numbers;
 }
 
-void replace_held(SparsePool& pool, const Floats& held) {
-  pool.replace_held({held.data(), static_cast<std::size_t>(held.size())});
+void replace_held(SparsePool& pool, const Floats& held, Number stream) {
+  pool.replace_held({held.data(), static_cast<std::size_t>(held.size())}, stream_of(stream));
 }
 
 void restore(SparsePool& pool, const Floats& held, const std::vector<std::uint8_t>& important,
@@ -108,7 +103,7 @@ void bind_sparse_pool(py::module_& module) {
       .def_property_readonly("fusion_threshold", &SparsePool::fusion_threshold)
       .def_property_readonly("chunk_size", &SparsePool::chunk_size)
       .def_property_readonly("chunks", &SparsePool::chunks)
-      .def_property_readonly("extra", &extra)
+      .def_property_readonly("extra", &extra_of<SparsePool>)
       .def_property_readonly("important", [](const SparsePool& pool) { return array_of(pool.important()); })
       .def_property_readonly("sent", [](const SparsePool& pool) { return array_of(pool.sent()); })
       .def_property_readonly("spans", &spans)
@@ -121,9 +116,18 @@ void bind_sparse_pool(py::module_& module) {
       .def_property_readonly("iteration", &SparsePool::iteration)
       .def_property_readonly("closed", &SparsePool::closed)
       .def_property_readonly("segment", [](const SparsePool& pool) { return segment_of(pool.memory()); })
+      .def(
+          "update",
+          [](const SparsePool& pool, bool everywhere) {
+            return BoundUpdate{pool.update(everywhere), segment_of(pool.memory())};
+          },
+          py::arg("everywhere"))
+      .def("is_ready", &SparsePool::is_ready, py::arg("tensor"))
+      .def_property("momentum", &SparsePool::momentum, &SparsePool::set_momentum)
+      .def_property("skip_nonfinite", &SparsePool::skip_nonfinite, &SparsePool::set_skip_nonfinite)
       .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
       .def_property_readonly("held", &held)
-      .def("replace_held", &replace_held, py::arg("held"))
+      .def("replace_held", &replace_held, py::arg("held"), py::arg("stream"))
       .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
       .def("take_over_means", &SparsePool::take_over_means, py::arg("other"))
       .def("refuse_state", &SparsePool::refuse_state, py::arg("why"), without_gil)

@@ -1,6 +1,8 @@
-// What the bindings of all pools need: their memory as an object that keeps it, and streams as numbers.
+// What the bindings of all pools need: their memory as an object that keeps it, the numbers that travel along, and
+// streams as numbers.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -19,6 +21,13 @@ inline compute::cuda::Stream stream_of(Number number) {
 // gradientflow._core.Segment or gradientflow._core.device.Segment.
 inline pybind11::object segment_of(const engine::PoolMemory& memory) {
   return memory.device() ? pybind11::cast(memory.on_device()) : pybind11::cast(memory.on_host());
+}
+
+// The numbers that travel along, in the pool's own memory.
+template <class Pool>
+pybind11::array_t<double> extra_of(const pybind11::object& self) {
+  auto& numbers = self.cast<Pool&>().extra();
+  return pybind11::array_t<double>(static_cast<pybind11::ssize_t>(numbers.size()), numbers.data(), self);
 }
 
 }  // namespace gradientflow::bindings

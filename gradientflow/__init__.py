@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._location import build_info, use_installed_package
 
 if not use_installed_package():
-    from . import errors, optimizers, strategies
+    from . import errors, optimizers, strategies, training
     from .communicator import Communicator, init
     from .config import Config
     from .handle import Handle
@@ -24,4 +24,5 @@ if not use_installed_package():
         "init",
         "optimizers",
         "strategies",
+        "training",
     ]

@@ -62,6 +62,8 @@ class BasePool:
         The gradients of this rank, as bytes. Keeps the memory as long as it is held.
     device : int or None
         The number of the CUDA device that has them; None in memory of the host.
+    extra : numpy.ndarray
+        The numbers that are averaged along, of float64: "tensor" ``len(shapes)`` for `ready`.
     offsets : tuple of int
         Where each tensor begins in it, in bytes.
     nbytes : int
@@ -93,6 +95,7 @@ class BasePool:
     def _adopt(self, native: Any) -> None:
         """Take the native pool."""
         self._native = native
+        self.extra: npt.NDArray[np.float64] = native.extra
         self.nbytes: int = native.bytes
         given: int = native.fusion_threshold
         self.fusion_threshold: int | float = math.inf if given == NO_LIMIT else given
@@ -124,7 +127,18 @@ class BasePool:
     @property
     def _ready_limit(self) -> int:
         """One more than the largest index that `ready` takes."""
-        return len(self._shapes)
+        return len(self._shapes) + (len(self.extra) > 0)
+
+    def is_ready(self, index: int) -> bool:
+        """Tell whether tensor `index` is ready in this iteration."""
+        return bool(self._native.is_ready(index))
+
+    def zero(self, stream: Any = None) -> None:
+        """Zero the gradients that the last iteration has left in the views, between iterations.
+
+        `stream` is as in `ready`.
+        """
+        self._native.zero(stream_number(stream))
 
     def ready(self, index: int | None = None, stream: Any = None) -> None:
         """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.

@@ -59,6 +59,10 @@ class CommunicationTimeoutError(CommunicationError, TimeoutError):
     """
 
 
+class AbandonedError(CommunicationError):
+    """Another rank gave up the iteration, after an error there: all ranks drop it, and can go on with the next one."""
+
+
 class MPIError(CommunicationError):
     """The MPI library returned an error."""
 

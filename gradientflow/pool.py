@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from .arguments import whole
 from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number
 from .communicator import Communicator
 
@@ -63,6 +65,8 @@ class GradientPool(BasePool):
         As in `Communicator.allreduce`.
     device : str or int, default "cpu"
         "cpu" for memory of the host; "cuda", "cuda:1" or a number for that of a CUDA device.
+    extra : int, default 0
+        So many numbers, in `extra`, are averaged along in every iteration; rounded to `dtype`, unless on a device.
 
     Attributes
     ----------
@@ -102,6 +106,11 @@ class GradientPool(BasePool):
     ...     pool.wait()
     """
 
+    has_residuals = False  # nothing is kept of what is not sent
+    skip_nonfinite = True  # gradients that are not finite are no error
+    loss_scale = 1.0  # how many times too large the gradients are: nothing depends on it
+    nonfinite_tensors: tuple[int, range] | None = None
+
     def __init__(
         self,
         comm: Communicator,
@@ -111,13 +120,22 @@ class GradientPool(BasePool):
         wire: str | None = None,
         algorithm: str = "auto",
         device: str | int = "cpu",
+        *,
+        extra: int = 0,
     ) -> None:
         native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self._adopt(
             load_core().GradientPool(
-                native, counts, self.dtype, native_threshold(fusion_threshold), wire, algorithm, self.device
+                native,
+                counts,
+                self.dtype,
+                native_threshold(fusion_threshold),
+                wire,
+                algorithm,
+                self.device,
+                whole("extra", extra, 0),
             )
         )
         self.ranges: tuple[PoolRange, ...] = tuple(
@@ -147,6 +165,26 @@ class GradientPool(BasePool):
             If the pool or its communicator is closed.
         """
         self._native.wait(timeout, stream_number(stream))
+
+    def update(self, everywhere: bool = True) -> Any:
+        """Return what the core's optimizers take for a step: all gradients.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            Unless they are averaged: after `wait`, and before the next tensor is ready.
+        """
+        return self._native.update()
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Which elements of the memory have gradients: one row, of the first and one past the last."""
+        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return np.array([[0, self.nbytes // itemsize]])
+
+    def has_nonfinite(self, stream: Any = None) -> bool:
+        """Tell whether a gradient in memory is infinite or NaN, as `count_nonfinite` does."""
+        return self.count_nonfinite(stream) > 0
 
     def count_nonfinite(self, stream: Any = None) -> int:
         """Return how many of the gradients in memory are infinite or NaN; float64 aside.

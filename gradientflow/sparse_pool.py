@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .arguments import number as _number
-from .arguments import whole as _whole
+from .arguments import whole
 from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
@@ -73,8 +73,6 @@ class SparseGradientPool(BasePool):
         Elements of a chunk.
     chunks : int
         How many there are.
-    skip_nonfinite : bool
-        As given.
 
     Raises
     ------
@@ -119,13 +117,12 @@ class SparseGradientPool(BasePool):
         native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
-        self.skip_nonfinite = skip_nonfinite
-        self._momentum = _number("momentum", momentum)
+        momentum = _number("momentum", momentum)
         self._density = density
         self._comm = comm
-        chunk_size = _whole("chunk_size", chunk_size, 1)
-        extra = _whole("extra", extra, 0)
-        first_iteration = _whole("first_iteration", first_iteration, 0)
+        chunk_size = whole("chunk_size", chunk_size, 1)
+        extra = whole("extra", extra, 0)
+        first_iteration = whole("first_iteration", first_iteration, 0)
         self.density_at(first_iteration + 1)  # before anything is made
         self._adopt(
             load_core().SparsePool(
@@ -133,7 +130,7 @@ class SparseGradientPool(BasePool):
                 counts,
                 self.dtype,
                 chunk_size,
-                self._momentum,
+                momentum,
                 extra,
                 bool(skip_nonfinite),
                 first_iteration,
@@ -145,16 +142,26 @@ class SparseGradientPool(BasePool):
         )
         self.chunk_size: int = self._native.chunk_size
         self.chunks: int = self._native.chunks
-        self.extra: npt.NDArray[np.float64] = self._native.extra
+
+    has_residuals = True  # what is not sent is kept for later
 
     @property
     def momentum(self) -> float:
-        """What is held back is multiplied by it in every iteration."""
-        return self._momentum
+        """What is held back is multiplied by it in every iteration. It can be changed between iterations."""
+        return float(self._native.momentum)
+
+    @momentum.setter
+    def momentum(self, momentum: float) -> None:
+        self._native.momentum = _number("momentum", momentum)
 
     @property
-    def _ready_limit(self) -> int:
-        return len(self._shapes) + (len(self.extra) > 0)
+    def skip_nonfinite(self) -> bool:
+        """Whether an iteration with gradients that are not finite is dropped, in place of an error, on all ranks."""
+        return bool(self._native.skip_nonfinite)
+
+    @skip_nonfinite.setter
+    def skip_nonfinite(self, skip: bool) -> None:
+        self._native.skip_nonfinite = bool(skip)
 
     def density_at(self, iteration: int) -> float:
         """Return the density of an iteration.
@@ -197,12 +204,31 @@ class SparseGradientPool(BasePool):
         """
         self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
 
-    def zero(self, stream: Any = None) -> None:
-        """Zero the gradients that the last iteration has left in the views, between iterations.
+    def update(self, everywhere: bool = False) -> Any:
+        """Return what the core's optimizers take for a step: what was sent, or all, with zeros for what was not.
 
-        `stream` is as in `ready`.
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            Unless it is averaged: after `wait`, and before the next tensor is ready.
         """
-        self._native.zero(stream_number(stream))
+        return self._native.update(everywhere)
+
+    def has_nonfinite(self, stream: Any = None) -> bool:
+        """Tell whether the last iteration was dropped because a gradient was not finite."""
+        return self.overflowed
+
+    def take_back(self, stream: Any = None) -> None:
+        """Hold back again what the last iteration has sent, an equal part on each rank, and zero the gradients.
+
+        So nothing is lost where no step follows. `stream` is as in `ready`.
+        """
+        memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
+        gradients = _as_float32(memory, self.dtype)
+        held = self._native.held
+        for begin, end in self.spans:
+            held[begin:end] += gradients[begin:end] / np.float32(self.loss_scale)
+        self._native.replace_held(held, stream_number(stream))
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
@@ -347,7 +373,7 @@ class SparseGradientPool(BasePool):
         gradientflow.errors.ArgumentTypeError
             If they are not arrays of numbers.
         """
-        self._native.replace_held(self._flat(held, "what is to be held back"))
+        self._native.replace_held(self._flat(held, "what is to be held back"), 0)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would of this rank's state, and change nothing."""
@@ -373,8 +399,8 @@ class SparseGradientPool(BasePool):
         if important.ndim != 1 or not np.isin(important, (0, 1)).all():
             message = f"important is a row of True and False, not {state['important']!r}"
             raise ArgumentError(message)
-        _whole("chunk_size", state["chunk_size"], 1)
-        _whole("iteration", state["iteration"], 0)
+        whole("chunk_size", state["chunk_size"], 1)
+        whole("iteration", state["iteration"], 0)
         return flat / np.float32(self._comm.size if state["rank"] is None else 1), important.astype(np.uint8)
 
     def _flat(self, held: Any, what: str) -> npt.NDArray[np.float32]:
@@ -415,6 +441,13 @@ def _array(name: str, values: Any) -> npt.NDArray[Any]:
         message = f"{name} is an array of numbers, not of {array.dtype}"
         raise ArgumentTypeError(message)
     return array
+
+
+def _as_float32(memory: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    """Return numbers of a dtype as float32."""
+    if dtype == "bfloat16":
+        return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return memory.view(dtype).astype(np.float32)
 
 
 def _brief(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -36,7 +36,14 @@ from gradientflow.launch import Launcher, launch_environment
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     name
-    for name in ("README.md", "docs/quickstart.md", "docs/pytorch.md", "docs/sparse.md", "docs/clusters.md")
+    for name in (
+        "README.md",
+        "docs/quickstart.md",
+        "docs/pytorch.md",
+        "docs/sparse.md",
+        "docs/strategies.md",
+        "docs/clusters.md",
+    )
     if (ROOT / name).exists()
 ]
 NOT_RUN: Counter[tuple[str, str]] = Counter(

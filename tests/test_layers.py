@@ -106,11 +106,9 @@ PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | 
     "gradientflow.pool",
     "gradientflow.sparse_pool",
 }
-PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.strategies"]
-PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.strategies"] | {
-    "gradientflow.strategies",
-    "gradientflow.optimizers",
-}
+PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
+PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
+PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {"gradientflow.optimizers"}
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
@@ -261,6 +259,36 @@ def test_only_the_command_line_imports_the_benchmarks() -> None:
             assert not any(name.startswith("gradientflow.bench") for name in imported), module
 
 
+# Which strategy it is, or of which kind, is asked where strategies are written, and nowhere else.
+KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolSynchronizer", "SparseGradientPool"}
+
+
+def questions_of_kind(root: Path) -> list[str]:
+    """Name every place outside of the strategies where code asks which one it has."""
+    found = []
+    for module, path in python_modules(root).items():
+        if python_layer(module) in ("gradientflow.strategies", "gradientflow.sparse_pool"):
+            continue
+        if python_layer(module).startswith(("gradientflow.bench", "gradientflow.cli")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            asks = False
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                asks = bool(names & KINDS_OF_STRATEGY)
+            elif isinstance(node, ast.Compare):
+                asks = any(ast.unparse(each).endswith("strategy.name") for each in (node.left, *node.comparators))
+            elif isinstance(node, ast.Attribute):
+                asks = node.attr == "is_sparse" and ast.unparse(node.value).endswith("strategy")
+            if asks:
+                found.append(f"{module}: {ast.unparse(node)}")
+    return found
+
+
+def test_nobody_asks_which_strategy_it_is() -> None:
+    assert questions_of_kind(ROOT) == []
+
+
 # ---- the checker can fail --------------------------------------------------------------------------------------------
 
 
@@ -359,6 +387,18 @@ def test_the_checker_finds_bad_imports(tmp_path: Path, file: str, text: str, imp
     module = file.removesuffix(".py").replace("/", ".")
     importer = module if module.startswith("gradientflow.") else f"gradientflow.{module}"
     assert wrong_imports(tmp_path) == [f"{importer} imports {imported}"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["isinstance(x, CSC)", "x.strategy.is_sparse", "isinstance(x, A | SparseGradientPool)", "x.strategy.name == 'csc'"],
+)
+def test_the_checker_finds_questions_of_kind(tmp_path: Path, question: str) -> None:
+    write(
+        tmp_path,
+        {"gradientflow/torch/a.py": f"def f(x):\n    return {question}\n", "gradientflow/strategies/b.py": question},
+    )
+    assert questions_of_kind(tmp_path) == [f"gradientflow.torch.a: {question}"]
 
 
 def test_the_checker_finds_an_import_cycle(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:
         "NonFiniteError": ArithmeticError,
         "CommunicationError": RuntimeError,
         "PeerError": RuntimeError,
+        "AbandonedError": RuntimeError,
         "CommunicationTimeoutError": TimeoutError,
         "MPIError": RuntimeError,
         "MPILibraryError": ImportError,

@@ -4,7 +4,7 @@ import numpy as np
 
 import gradientflow as gf
 from gradientflow.optimizers import SGD, LinearWarmup
-from gradientflow.strategies import CSC
+from gradientflow.training import ArrayLoop
 
 random = np.random.default_rng(0)
 x = random.standard_normal((4000, 20), np.float32)
@@ -12,12 +12,10 @@ y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).astype(np.float32)
 
 with gf.init() as comm:
     w1, w2 = random.standard_normal((20, 256), np.float32) / 5, random.standard_normal(256, np.float32) / 16
-    comm.broadcast(w1)
-    comm.broadcast(w2)
-    strategy = CSC(density=0.2, chunk_size=128, warmup=50)  # of a large model: chunks of 32768
-    pool = strategy.make_pool(comm, [w2.shape, w1.shape], momentum=0.9)  # in the order of backpropagation
-    g2, g1 = pool.views
-    optimizer = SGD(pool, [w2, w1], lr=LinearWarmup(0.05, steps=50), momentum=0.9)
+    # In the order of backpropagation; the weights of rank 0 are broadcast. Chunks of a large model have 32768 elements.
+    training = ArrayLoop(comm, [w2, w1], "csc(density=0.2, chunk_size=128, warmup=50)")
+    optimizer = SGD(training, training.weights, lr=LinearWarmup(0.05, steps=50), momentum=0.9)
+    g2, g1 = training.gradients
 
     batches = np.random.default_rng(comm.rank)  # every rank has batches of its own
     for _ in range(400):
@@ -25,13 +23,14 @@ with gf.init() as comm:
         hidden = np.maximum(x[batch] @ w1, 0)
         error = (1 / (1 + np.exp(-hidden @ w2)) - y[batch]) / len(batch)
         np.matmul(error, hidden, out=g2)  # overwrites what the last iteration has left
-        pool.ready(0)  # its important chunks may travel now, and the others are held back
+        training.ready(0)  # its important chunks may travel now, and the others are held back
         np.matmul(x[batch].T, np.outer(error, w2) * (hidden > 0), out=g1)
-        pool.ready(1)
-        pool.wait()  # means where chunks were sent, zeros elsewhere
+        training.ready(1)
+        training.wait()  # means where chunks were sent, zeros elsewhere
         optimizer.step()  # of what was sent
 
     accuracy = (((np.maximum(x @ w1, 0) @ w2) > 0) == y).mean()
     if comm.rank == 0:
+        (pool,) = training.synchronizer.pools
         print(f"sent {len(pool.sent)} of {pool.chunks} chunks")
         print(f"accuracy {accuracy:.3f}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gradientflow.training import LossScale
+
 from .learning_rate import LinearWarmup, scaled_rate
-from .loss_scale import LossScale
 from .optimizer import LARS, SGD
 
 __all__ = ["LARS", "SGD", "LinearWarmup", "LossScale", "scaled_rate"]

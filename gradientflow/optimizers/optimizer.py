@@ -1,4 +1,4 @@
-"""Momentum SGD and LARS over the gradients of a pool."""
+"""Momentum SGD and LARS over the gradients of a pool, or of a loop of training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import numpy as np
 
 from gradientflow._location import load_core
 from gradientflow.arguments import mapping, nonnegative, sequence
-from gradientflow.base_pool import stream_number
+from gradientflow.base_pool import BasePool, stream_number
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.strategies import Settings
+from gradientflow.training import ArrayLoop, LossScale
 
-from .loss_scale import LossScale
+from .source import OfLoop, OfPool
 
+Gradients = GradientPool | SparseGradientPool | ArrayLoop
 Rate = float | Callable[[int], float]
 
 
@@ -40,12 +43,12 @@ def _overwrite(array: Any, values: Any) -> None:
         array.set(values)
 
 
-class _PoolOptimizer:
+class _Optimizer:
     """What SGD and LARS have in common; see there."""
 
     def __init__(
         self,
-        pool: GradientPool | SparseGradientPool,
+        gradients: Gradients,
         parameters: Sequence[Any],
         lr: Rate,
         momentum: float,
@@ -54,46 +57,44 @@ class _PoolOptimizer:
         correction: bool,
         loss_scale: LossScale | float | str | None,
     ) -> None:
-        if not isinstance(pool, GradientPool | SparseGradientPool):
-            message = f"the pool is a {type(pool).__name__}: what is needed is a GradientPool or SparseGradientPool"
-            raise ArgumentTypeError(message)
-        parameters = sequence("parameters", parameters, "arrays")
-        if len(parameters) != len(pool.offsets):
-            message = f"there are {len(parameters)} parameters, and the pool has {len(pool.offsets)} tensors"
-            raise ArgumentError(message)
-        if pool.dtype == "float64":
-            message = "gradients are float32, float16 or bfloat16, not float64"
-            raise ArgumentTypeError(message)
         for name, number in (("momentum", momentum), ("weight_decay", weight_decay), ("trust", trust)):
             nonnegative(name, number)
-        self.pool = pool
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.steps = 0
-        self.loss_scale = LossScale.of(loss_scale)
         self._trust = trust
-        is_sparse = isinstance(pool, SparseGradientPool)
-        self._everywhere = (True,) if is_sparse and not correction else ()
-        self._rate_inside = trust > 0 or (is_sparse and correction)
         self.rate_at(0)
-        counts = [int(np.prod(shape)) for shape in pool.shapes]
-        self._native = load_core().Optimizer(counts, self._rate_inside, pool.device)
-        for index, parameter in enumerate(parameters):
-            self._native.set_parameter(index, parameter)
-        self.parameters = list(parameters)
-        if self.loss_scale is None:
-            return
-        if isinstance(pool, SparseGradientPool) and not pool.skip_nonfinite:
-            message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
+        if isinstance(gradients, ArrayLoop):
+            self._source: OfLoop | OfPool = OfLoop(gradients, loss_scale)
+        elif isinstance(gradients, BasePool):
+            self._source = OfPool(gradients, correction, loss_scale)
+        else:
+            message = (
+                f"the gradients are a {type(gradients).__name__}: what is needed is a GradientPool, a "
+                "SparseGradientPool or a training.ArrayLoop"
+            )
+            raise ArgumentTypeError(message)
+        source = self._source
+        parameters = sequence("parameters", parameters, "arrays")
+        if len(parameters) != len(source.shapes):
+            message = f"there are {len(parameters)} parameters, and gradients of {len(source.shapes)} tensors"
             raise ArgumentError(message)
-        self.loss_scale.bind(self)
-        self._scale_pool()
-
-    def _scale_pool(self) -> None:
-        """Tell a sparse pool how its gradients are scaled."""
-        if self.loss_scale is not None and isinstance(self.pool, SparseGradientPool):
-            self.pool.loss_scale = self.loss_scale.value
+        if any(dtype == "float64" for dtype, _ in source.groups):
+            message = "gradients are float32, float16 or bfloat16, not float64"
+            raise ArgumentTypeError(message)
+        self._rate_inside = trust > 0 or source.rate_in_momentum
+        self.parameters = list(parameters)
+        counts = [int(np.prod(shape)) for shape in source.shapes]
+        self._places: dict[int, tuple[Any, int]] = {}  # by parameter: native optimizer, and index there
+        self._natives = []
+        for _, indices in source.groups:
+            native = load_core().Optimizer([counts[index] for index in indices], self._rate_inside, source.device)
+            self._natives.append(native)
+            for place, index in enumerate(indices):
+                native.set_parameter(place, self.parameters[index])
+                self._places[index] = native, place
+        source.start(self, lambda _: Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust))
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step.
@@ -104,6 +105,15 @@ class _PoolOptimizer:
             If it is negative or not finite.
         """
         return nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The loss scale, if there is one."""
+        return self._source.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: LossScale | None) -> None:
+        self._source.loss_scale = scale
 
     @property
     def overflows(self) -> int:
@@ -123,33 +133,19 @@ class _PoolOptimizer:
         stream : optional
             For a pool on a CUDA device: the stream that the pool was waited for with, or one behind it. A number, or a
             stream of CuPy or PyTorch; by default the device's default stream.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If the pool has no averaged gradients, because tensors have become ready since the last `wait`, or that one
-            failed, or there was none; or if this optimizer has made its step with them already. Several optimizers may
-            each make one.
         """
         number = stream_number(stream)
-        overflowed = self.loss_scale is not None and self._overflowed(stream)
-        if overflowed:
-            self._native.skip(self.pool._native)
-        else:
-            scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-            setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
-            settings = [setting] * len(self.parameters)
-            self._native.step(self.pool._native, settings, 1.0 / scale, *self._everywhere, stream=number)
-            self.steps += 1
-        if self.loss_scale is not None:
-            self.loss_scale.update(overflowed)
-            self._scale_pool()
-        return not overflowed
-
-    def _overflowed(self, stream: Any) -> bool:
-        if isinstance(self.pool, SparseGradientPool):
-            return self.pool.overflowed
-        return self.pool.count_nonfinite(stream) > 0
+        updates, skipped = self._source.updates(stream)
+        setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
+        scale = 1.0 if self.loss_scale is None else 1.0 / self.loss_scale.value
+        for native, gradients, (_, indices) in zip(self._natives, updates, self._source.groups, strict=bool(updates)):
+            if skipped:
+                native.skip(gradients)
+            else:
+                native.step(gradients, [setting] * len(indices), scale, stream=number)
+        self.steps += not skipped
+        self._source.stepped(skipped)
+        return not skipped
 
     def state_dict(self) -> dict[str, Any]:
         """Return momentum, master weights of parameters of 16 bits, loss scale and number of steps: copies.
@@ -180,17 +176,20 @@ class _PoolOptimizer:
             _overwrite(self._momentum(index), momentum)
             if np.size(master):
                 _overwrite(self._master(index), master)
-                self._native.round_master(index)
+                native, place = self._places[index]
+                native.round_master(place)
         self.steps = int(state["steps"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
-            self._scale_pool()
+            self._source.set_scale()
 
     def _momentum(self, index: int) -> Any:
-        return state_array(self._native, "momentum", index)
+        native, place = self._places[index]
+        return state_array(native, "momentum", place)
 
     def _master(self, index: int) -> Any:
-        return state_array(self._native, "master", index)
+        native, place = self._places[index]
+        return state_array(native, "master", place)
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
         if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(mapping("a state", state)):
@@ -206,7 +205,7 @@ class _PoolOptimizer:
                 raise ArgumentError(message)
 
 
-class SGD(_PoolOptimizer):
+class SGD(_Optimizer):
     """SGD with momentum, of the gradients in a pool.
 
     ``direction = gradient + weight_decay * weight``; on a `gradientflow.GradientPool`, as PyTorch has it,
@@ -216,10 +215,10 @@ class SGD(_PoolOptimizer):
 
     Parameters
     ----------
-    pool : GradientPool or SparseGradientPool
-        Whose gradients it takes.
+    gradients : GradientPool, SparseGradientPool or gradientflow.training.ArrayLoop
+        Whose gradients it takes. A loop of training has a strategy; without one, a pool is waited for by hand.
     parameters : sequence of arrays
-        The weights, in the order of the pool's tensors: NumPy arrays, or whatever has DLPack, the CUDA array interface
+        The weights, in the order of the gradients: NumPy arrays, or whatever has DLPack, the CUDA array interface
         or the buffer protocol, contiguous, of float32, float16 or bfloat16, all where the pool is: in CPU memory, or on
         its CUDA device. They are changed in place. Those of 16 bits get master weights of float32, with which the steps
         are made.
@@ -228,10 +227,11 @@ class SGD(_PoolOptimizer):
     momentum, weight_decay : float, default 0
         See above.
     correction : bool, default True
-        Momentum correction on a sparse pool, see above. Without it the step is PyTorch's, everywhere, with zeros for
-        what was not sent; as for `gradientflow.strategies.CSC`, for comparison.
+        Momentum correction on a sparse pool, see above; of a loop of training, the strategy says. Without it the step
+        is PyTorch's, everywhere, with zeros for what was not sent: for comparison.
     loss_scale : float, "dynamic" or LossScale, optional
-        What the loss was multiplied by: a power of two. The steps undo it, and skip gradients that are not finite.
+        What the loss was multiplied by: a power of two. The steps undo it, and skip gradients that are not finite. A
+        loop of training has its own.
 
     Attributes
     ----------
@@ -252,7 +252,7 @@ class SGD(_PoolOptimizer):
 
     def __init__(
         self,
-        pool: GradientPool | SparseGradientPool,
+        gradients: Gradients,
         parameters: Sequence[Any],
         lr: Rate,
         momentum: float = 0.0,
@@ -261,10 +261,10 @@ class SGD(_PoolOptimizer):
         correction: bool = True,
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
-        super().__init__(pool, parameters, lr, momentum, weight_decay, 0.0, correction, loss_scale)
+        super().__init__(gradients, parameters, lr, momentum, weight_decay, 0.0, correction, loss_scale)
 
 
-class LARS(_PoolOptimizer):
+class LARS(_Optimizer):
     """Layer-wise adaptive rate scaling, for large batches (You et al., 2017; GradientFlow paper, section 4.2).
 
     Each tensor has a learning rate of its own: ``local = trust * |w| / (|g| + weight_decay * |w|)``, 1 where a norm is
@@ -273,7 +273,7 @@ class LARS(_PoolOptimizer):
 
     Parameters
     ----------
-    pool, parameters, lr, loss_scale
+    gradients, parameters, lr, loss_scale
         As in `SGD`.
     momentum : float, default 0.9
         See above.
@@ -285,7 +285,7 @@ class LARS(_PoolOptimizer):
 
     def __init__(
         self,
-        pool: GradientPool | SparseGradientPool,
+        gradients: Gradients,
         parameters: Sequence[Any],
         lr: Rate,
         momentum: float = 0.9,
@@ -297,7 +297,7 @@ class LARS(_PoolOptimizer):
         if not nonnegative("trust", trust) > 0:
             message = f"trust is more than 0, not {trust}"
             raise ArgumentError(message)
-        super().__init__(pool, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
+        super().__init__(gradients, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
 
 
 __all__ = ["LARS", "SGD"]

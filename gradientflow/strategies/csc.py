@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import numbers
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
@@ -14,10 +17,12 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.sparse_pool import Density, SparseGradientPool
 
 from .explanation import Sparsity
-from .strategy import Strategy
+from .layout import Layout
+from .pooled import PoolStrategy, PoolSynchronizer
+from .synchronizer import Synchronizer
 
 
-class CSC(Strategy):
+class CSC(PoolStrategy):
     """Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1).
 
     Only the chunks with the largest L1 norms are averaged; the rest is held back and sent when it has become important.
@@ -55,7 +60,8 @@ class CSC(Strategy):
     ... )
     """
 
-    is_sparse = True
+    name = "csc"
+    step = "core"
 
     def __init__(
         self,
@@ -92,6 +98,10 @@ class CSC(Strategy):
         ramp = min(1.0, iteration / self.warmup) if self.warmup else 1.0
         return 1.0 - (1.0 - self.density) * ramp if ramp < 1.0 else self.density
 
+    def bind(self, comm: Communicator, layout: Layout) -> ChunkSynchronizer:
+        """Make sparse gradient pools, one for each dtype. Collective."""
+        return ChunkSynchronizer(comm, layout, self)
+
     def make_pool(
         self,
         comm: Communicator,
@@ -99,45 +109,153 @@ class CSC(Strategy):
         dtype: npt.DTypeLike | str = "float32",
         *,
         device: str | int = "cpu",
-        momentum: float = 0.0,
         extra: int = 0,
-        skip_nonfinite: bool = False,
-        first_iteration: int = 0,
     ) -> SparseGradientPool:
-        """Make a `gradientflow.SparseGradientPool`. Collective. Warns where all that is not sent is lost."""
-        factor = (momentum if self.momentum is None else self.momentum) if self.correction else 0.0
-        if self.correction and factor == 0:
-            warnings.warn(
-                "with a momentum of 0 all gradients that are not sent are lost: give CSC a momentum of its own",
-                stacklevel=2,
-            )
-        pool = SparseGradientPool(
+        """Make a `gradientflow.SparseGradientPool`. Collective."""
+        return SparseGradientPool(
             comm,
             shapes,
             dtype,
             self.density_at,
-            factor,
+            0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
             self.chunk_size,
             extra=extra,
             fusion_threshold=self.fusion_threshold,
             wire=self.wire_of(dtype),
             algorithm=self.algorithm,
-            skip_nonfinite=skip_nonfinite,
-            first_iteration=first_iteration,
             device=device,
         )
-        self._remember(pool)
-        return pool
+
+    @property
+    def rate_in_momentum(self) -> bool:  # type: ignore[override]
+        """Whether the learning rate is in the momentum: with the correction."""
+        return self.correction
+
+    @property
+    def everywhere(self) -> bool:  # type: ignore[override]
+        """Whether the step changes every weight: without the correction."""
+        return not self.correction
 
     @property
     def _sparsity(self) -> Sparsity:
         """The chunks that are sent after the warm-up."""
         return Sparsity(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
 
-    def __repr__(self) -> str:
-        """Return how to make it."""
-        settings = f"density={self.density!r}, chunk_size={self.chunk_size}, warmup={self.warmup}"
-        return f"CSC({settings}, correction={self.correction}, wire={self.wire!r})"
+
+class ChunkSynchronizer(PoolSynchronizer):
+    """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
+
+    strategy: CSC
+
+    def begin(self) -> None:
+        """Tell the pools momentum and loss scale. Warns where all that is not sent is lost."""
+        momentum = self._momentum()
+        for pool in self.pools:
+            pool.skip_nonfinite = self.skips_nonfinite
+            if pool.momentum != momentum:
+                pool.momentum = momentum
+            if pool.loss_scale != self.loss_scale:
+                pool.loss_scale = self.loss_scale
+
+    def _momentum(self) -> float:
+        """Return what residuals are multiplied by in this iteration."""
+        if not self.strategy.correction:
+            return 0.0
+        if self.strategy.momentum is not None:
+            return self.strategy.momentum
+        momenta = {self.settings(index).momentum for index in range(len(self.layout))}
+        if len(momenta) > 1:
+            found = " and ".join(map(str, sorted(momenta)))
+            message = (
+                f"the residuals of csc decay with the momentum of the optimizer, and that is {found} in different "
+                "groups: make them the same, or give csc a momentum"
+            )
+            raise ArgumentError(message)
+        (momentum,) = momenta
+        if momentum == 0 and self._momentum_before != 0:
+            warnings.warn(
+                "with a momentum of 0 all gradients that are not sent are lost: give csc a momentum of its own",
+                stacklevel=2,
+            )
+        self._momentum_before = momentum
+        return momentum
+
+    _momentum_before = -1.0
+
+    def drop(self, stream: Any = None) -> None:
+        """Make residual again what the last iteration has sent, an equal part on each rank. Zeroes the gradients."""
+        for pool in self.pools:
+            if not pool.overflowed:
+                pool.take_back(stream)
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether a residual of the tensor was sent."""
+        gradient = self.gradients[index]
+        return bool((gradient if isinstance(gradient, np.ndarray) else gradient.get()).any())
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return residuals, the chunks that are sent next, and the iteration, of this rank."""
+        return self._state(SparseGradientPool.state_dict)
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the sums of the residuals over the ranks, and the rest, the same on all ranks. Collective."""
+        return self._state(SparseGradientPool.consolidated_state_dict)
+
+    def _state(self, state_of: Callable[[SparseGradientPool], dict[str, Any]]) -> dict[str, Any]:
+        return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is one of these tensors, in whatever order."""
+        if not {"names", "pools"} <= set(state):
+            message = "this is not the state of csc"
+            raise ArgumentError(message)
+        order = {name: number for number, name in enumerate(state["names"])}
+        for (dtype, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            mine = [self.layout.names[i] for i in indices]
+            known = [name for name in mine if name in order]
+            there = state["pools"].get(dtype)
+            if len(known) < len(mine) or there is None or len(there["held"]) != len(mine):
+                message = f"the state is of a model in which other parameters are {dtype}"
+                raise ArgumentError(message)
+            held = dict(zip(sorted(mine, key=lambda name: order[name]), there["held"], strict=True))
+            pool.check_state_dict({**there, "held": [held[name] for name in mine]})
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state whose tensors are in the order of these, or without residuals. Collective."""
+        for pool in self.pools:
+            if state is None:
+                own = pool.state_dict()
+                residuals = [np.zeros_like(each) for each in own["held"]]
+                pool.load_state_dict({**own, "held": residuals, "iteration": 0, "important": []})
+            else:
+                pool.load_state_dict(state["pools"][pool.dtype])
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Say iteration, chunks and order of a state."""
+        entries = {"the order of gradients": ", ".join(state["names"])}
+        for dtype, pool in state["pools"].items():
+            chosen = hashlib.sha256(np.asarray(pool["important"], np.uint8).tobytes()).hexdigest()[:8]
+            entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
+            entries[f"the choice of {dtype} chunks"] = f"{pool['chunk_size']} elements each, {chosen}"
+        return entries
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the residuals of another one, by the names of tensors, and count on from its iteration."""
+        assert isinstance(other, ChunkSynchronizer)
+        residuals = {
+            other.layout.names[index]: residual
+            for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True)
+            for index, residual in zip(indices, pool.held, strict=True)
+        }
+        iteration = max((pool.iteration for pool in other.pools), default=0)
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            names = [self.layout.names[i] for i in indices]
+            state = pool.state_dict()
+            state["held"] = [residuals.get(name, own) for name, own in zip(names, state["held"], strict=True)]
+            pool.load_state_dict({**state, "iteration": iteration, "important": []})
+        super().take_over(other)
 
 
 def _check_number(name: str, number: object, what: str, is_right: object) -> None:

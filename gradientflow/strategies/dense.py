@@ -9,10 +9,11 @@ import numpy.typing as npt
 from gradientflow.communicator import Communicator
 from gradientflow.pool import GradientPool
 
-from .strategy import Strategy
+from .layout import Layout
+from .pooled import PoolStrategy, PoolSynchronizer
 
 
-class Dense(Strategy):
+class Dense(PoolStrategy):
     """All gradients are averaged in every iteration: lazy allreduce (GradientFlow paper, sections 2.6 and 3.1).
 
     Parameters
@@ -21,7 +22,12 @@ class Dense(Strategy):
         As in `gradientflow.GradientPool`.
     """
 
-    is_sparse = False
+    name = "dense"
+    alone_is_identity = True
+
+    def bind(self, comm: Communicator, layout: Layout) -> PoolSynchronizer:
+        """Make gradient pools, one for each dtype. Collective."""
+        return PoolSynchronizer(comm, layout, self)
 
     def make_pool(
         self,
@@ -30,15 +36,12 @@ class Dense(Strategy):
         dtype: npt.DTypeLike | str = "float32",
         *,
         device: str | int = "cpu",
-        momentum: float = 0.0,
         extra: int = 0,
-        skip_nonfinite: bool = False,
-        first_iteration: int = 0,
     ) -> GradientPool:
-        """Make a `gradientflow.GradientPool`; the arguments that it does not have are ignored. Collective."""
-        pool = GradientPool(comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm, device)
-        self._remember(pool)
-        return pool
+        """Make a `gradientflow.GradientPool`. Collective."""
+        return GradientPool(
+            comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm, device, extra=extra
+        )
 
 
 __all__ = ["Dense"]

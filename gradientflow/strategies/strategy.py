@@ -1,78 +1,71 @@
-"""What all strategies have: they make pools, keep their state, and tell what to expect of them."""
+"""What a strategy is: a description, which `bind` turns into the thing that runs."""
 
 from __future__ import annotations
 
-import weakref
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from gradientflow.base_pool import BasePool
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, GradientFlowError
-from gradientflow.memory import numpy_dtype
-from gradientflow.pool import GradientPool
-from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.errors import ArgumentError
 
-from .explanation import Explanation, Sparsity, Subject, measure
+from .explanation import Explanation
+from .layout import Layout
+from .synchronizer import Synchronizer
 
 
 class Strategy(ABC):
-    """When and what the ranks send of their gradients.
+    """When and what the ranks send, of gradients or of weights. A description: parameters, and nothing that runs.
 
-    Parameters
-    ----------
-    fusion_threshold, algorithm
-        As in `gradientflow.GradientPool`.
-    wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients of float32 are rounded to between nodes; those of other dtypes travel as they are.
+    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
+    the comparison between ranks, and the words in which a strategy is named: ``csc(density=0.1)``.
 
     Attributes
     ----------
-    is_sparse : bool
-        Whether a part of the gradients is sent, in a `gradientflow.SparseGradientPool`.
+    name : str
+        In words; by default the name of the class.
+    gradients : {"mean", "local"}
+        What gradients are after a backward pass: the same on all ranks, or the rank's own.
+    step : {"any", "core"}
+        Who can make the step: any optimizer, or only the core's kernels.
+    rate_in_momentum : bool
+        Whether the core's momentum SGD has the learning rate in the momentum, as the GradientFlow paper has it.
+    everywhere : bool
+        Whether the core's step changes every weight, or only those of gradients that were sent.
+    writes_weights : bool
+        Whether weights are written outside of the step.
+    alone_is_identity : bool
+        Whether with one rank it changes nothing, so that it can be left out.
+    follows_order : bool
+        Whether it gains by a layout in the order in which backpropagation really comes to the tensors; it is bound
+        again then, once that is known.
     """
 
-    is_sparse: ClassVar[bool]
+    name: ClassVar[str] = ""
+    gradients: Literal["mean", "local"] = "mean"
+    step: Literal["any", "core"] = "any"
+    rate_in_momentum: bool = False
+    everywhere: bool = True
+    writes_weights: bool = False
+    alone_is_identity: bool = False
+    follows_order: bool = False
 
-    def __init__(
-        self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
-    ) -> None:
-        self.fusion_threshold = fusion_threshold
-        self.wire = wire
-        self.algorithm = algorithm
-        self._pools: list[weakref.ref[BasePool]] = []
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Name a class that has no name of its own."""
+        super().__init_subclass__(**arguments)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     @abstractmethod
-    def make_pool(
-        self,
-        comm: Communicator,
-        shapes: Sequence[int | Sequence[int]],
-        dtype: npt.DTypeLike | str = "float32",
-        *,
-        device: str | int = "cpu",
-        momentum: float = 0.0,
-        extra: int = 0,
-        skip_nonfinite: bool = False,
-        first_iteration: int = 0,
-    ) -> GradientPool | SparseGradientPool:
-        """Make a pool for tensors of these shapes, in the order in which backpropagation produces them. Collective.
+    def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
+        """Make what synchronises the ranks with these tensors. Collective: the same strategy and layout on all ranks.
 
         Parameters
         ----------
         comm : Communicator
             Whose ranks take part.
-        shapes, dtype
-            As in `gradientflow.GradientPool`.
-        device : str or int
-            As in `gradientflow.GradientPool`.
-        momentum : float
-            That of the optimiser.
-        extra, skip_nonfinite, first_iteration
-            As in `gradientflow.SparseGradientPool`; a dense pool has none of them.
+        layout : Layout
+            The tensors.
         """
 
     def explain(
@@ -105,63 +98,37 @@ class Strategy(ABC):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If a number is negative.
+            If a number is negative, or the strategy does not say what it sends.
         """
-        subject = Subject(type(self).__name__, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
-        return measure(comm, subject, compute_seconds, backward_seconds)
+        message = f"{self.name} does not say what it sends: it has no explain() of its own"
+        raise ArgumentError(message)
 
     @property
-    def _sparsity(self) -> Sparsity | None:
-        """What of the gradients is sent, if not everything."""
-        return None
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return {each.name: getattr(self, each.name) for each in parameters if each.kind not in kinds}
 
-    def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
-        """Return the wire of pools of a dtype."""
-        is_float32 = dtype != "bfloat16" and numpy_dtype(dtype) == np.float32
-        return self.wire if is_float32 else None
+    def __repr__(self) -> str:
+        """Return the strategy in words, with the arguments that are not the default ones."""
+        parameters = inspect.signature(type(self)).parameters
+        told = {name: value for name, value in self.settings.items() if parameters[name].default != value}
+        arguments = ", ".join(f"{name}={_word(value)}" for name, value in told.items())
+        return f"{self.name}({arguments})" if arguments else self.name
 
-    @property
-    def pools(self) -> tuple[GradientPool | SparseGradientPool, ...]:
-        """The pools that this strategy has made, as far as they are in use."""
-        alive = [reference() for reference in self._pools]
-        return tuple(pool for pool in alive if isinstance(pool, GradientPool | SparseGradientPool) and not pool.closed)
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another one is of the same class and has the same settings."""
+        return type(other) is type(self) and isinstance(other, Strategy) and self.settings == other.settings
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the pools that this strategy has made: this rank's own, see `SparseGradientPool`."""
-        return {"pools": [pool.state_dict() for pool in self._sparse_pools]}
+    def __hash__(self) -> int:
+        """Return the same number for equal ones."""
+        return hash(repr(self))
 
-    def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return a state that any number of ranks can load, see `SparseGradientPool`. Collective."""
-        return {"pools": [pool.consolidated_state_dict() for pool in self._sparse_pools]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the pools that this strategy has made the state of others.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If it is the state of other pools: before anything is changed.
-        """
-        pools, states = self._sparse_pools, state.get("pools") if isinstance(state, Mapping) else None
-        if states is None or len(states) != len(pools):
-            message = f"this is not the state of a strategy with {len(pools)} sparse pools"
-            raise ArgumentError(message)
-        try:
-            for pool, each in zip(pools, states, strict=True):
-                pool.check_state_dict(each)
-        except GradientFlowError as error:
-            pools[0]._refuse_state(error)
-            raise
-        for pool, each in zip(pools, states, strict=True):
-            pool.load_state_dict(each)
-
-    @property
-    def _sparse_pools(self) -> list[SparseGradientPool]:
-        return [pool for pool in self.pools if isinstance(pool, SparseGradientPool)]
-
-    def _remember(self, pool: BasePool) -> None:
-        self._pools = [reference for reference in self._pools if reference() is not None]
-        self._pools.append(weakref.ref(pool))
+def _word(value: Any) -> str:
+    """Return a value as it is written; of a function its name, which is the same on all ranks."""
+    return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
 
 __all__ = ["Strategy"]

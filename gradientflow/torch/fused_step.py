@@ -10,15 +10,13 @@ import torch
 
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.optimizers import LossScale
 from gradientflow.optimizers.optimizer import state_array
-from gradientflow.strategies import CSC, Strategy
+from gradientflow.strategies import Layout, Settings, Strategy, Update
+from gradientflow.training import LossScale
 
 from . import devices
-from .gradients import PooledGradients, dense_strides, pool_device
+from .gradients import ParameterGradients, dense_strides, pool_device
 from .lars import LARS
-
-_Settings = tuple[float, float, float, float]  # learning rate, momentum, weight decay, trust
 
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -60,33 +58,30 @@ class FusedStep:
     optimizer : torch.optim.SGD or LARS
         Whose step it is.
     strategy : gradientflow.strategies.Strategy
-        With the momentum correction of `CSC` the learning rate of SGD is in the momentum, as the GradientFlow paper has
-        it, and the step is where gradients were sent; else it is outside, as PyTorch has it, and the step everywhere.
-        The learning rate of LARS is always in the momentum.
+        Whose `Strategy.rate_in_momentum` says whether the learning rate of SGD is in the momentum, as the GradientFlow
+        paper has it, or outside, as PyTorch has it. That of LARS is always in the momentum.
     """
 
     def __init__(self, optimizer: Any, strategy: Strategy) -> None:
         self._optimizer = optimizer
-        is_corrected = isinstance(strategy, CSC) and strategy.correction
         is_lars = type(optimizer) is LARS
-        self._rate_inside = is_corrected or is_lars
-        self._momentum_in_state = is_lars or not is_corrected
-        self._everywhere = not is_corrected
-        self._parts: Sequence[PooledGradients] = ()
+        self._rate_inside = strategy.rate_in_momentum or is_lars
+        self._momentum_in_state = is_lars or not strategy.rate_in_momentum
         self._natives: list[Any] = []
-        self._weights: list[list[_Weights]] = []  # by part
+        self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
 
-    def lay_out(self, parts: Sequence[PooledGradients]) -> None:
-        """Take the gradients from these pools from now on. What there is of their parameters is kept."""
+    def lay_out(self, gradients: ParameterGradients, layout: Layout) -> None:
+        """Take the gradients from these places from now on. What there is of their parameters is kept."""
         before = {id(weights.parameter): weights for weights in self._all()}
-        self._parts, self._natives, self._weights = parts, [], []
-        for part in parts:
-            counts = [parameter.numel() for parameter in part.parameters]
-            device = pool_device(part.device)
+        self._natives, self._weights = [], []
+        device = pool_device(gradients.device)
+        for _, indices in layout.groups:
+            counts = [layout.counts[index] for index in indices]
             native = load_core().Optimizer(counts, self._rate_inside, None if device == "cpu" else device)
             all_weights = []
-            for index, (name, parameter, view) in enumerate(zip(part.names, part.parameters, part.views, strict=True)):
-                weights = _Weights(name, parameter, view.stride(), native, index)
+            for place, index in enumerate(indices):
+                parameter, view = gradients.parameters[index], gradients.views[index]
+                weights = _Weights(gradients.names[index], parameter, view.stride(), native, place)
                 old = before.get(id(parameter))
                 if old is not None:
                     self._carry_over(old, weights)
@@ -94,14 +89,16 @@ class FusedStep:
             self._natives.append(native)
             self._weights.append(all_weights)
 
-    def step(self, gradient_scale: float) -> None:
+    def step(self, update: Update, gradient_scale: float, stream: int) -> None:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
+        for group in self._optimizer.param_groups:
+            _check_group(group)
         settings_of = {
-            id(parameter): _settings_of(group)
+            id(parameter): settings_of_group(group)
             for group in self._optimizer.param_groups
             for parameter in group["params"]
         }
-        settings: list[list[_Settings | None]] = []
+        settings: list[list[Settings | None]] = []
         for each in self._weights:
             settings.append([])
             for weights in each:
@@ -110,9 +107,11 @@ class FusedStep:
                 if found is not None:
                     self._take_momentum(weights, found)
                     self._take_weights(weights)
-        for part, native, all_weights, of_part in zip(self._parts, self._natives, self._weights, settings, strict=True):
-            part.step(native, of_part, gradient_scale, self._everywhere)
-            stepped = [weights for weights, each in zip(all_weights, of_part, strict=True) if each is not None]
+        for native, gradients, all_weights, of_group in zip(
+            self._natives, update.gradients, self._weights, settings, strict=True
+        ):
+            native.step(gradients, of_group, gradient_scale, stream=stream)
+            stepped = [weights for weights, each in zip(all_weights, of_group, strict=True) if each is not None]
             torch.autograd.graph.increment_version([weights.parameter for weights in stepped])
             for weights in stepped:
                 weights.version = weights.parameter._version
@@ -123,7 +122,7 @@ class FusedStep:
             of_parameter = self._optimizer.state.get(weights.parameter, {})
             if weights.momentum is not None and of_parameter.get(_BUFFER) is weights.momentum:
                 of_parameter[_BUFFER] = weights.momentum.to(weights.parameter.dtype)
-        self._parts, self._natives, self._weights = (), [], []
+        self._natives, self._weights = [], []
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -150,18 +149,18 @@ class FusedStep:
 
     # ---- momentum ------------------------------------------------------------------------------------------------
 
-    def _take_momentum(self, weights: _Weights, settings: _Settings) -> None:
+    def _take_momentum(self, weights: _Weights, settings: Settings) -> None:
         """See to it that the core's momentum is the optimizer's, also where someone has put another one there."""
         state = self._optimizer.state
         of_parameter = state.get(weights.parameter, {})
         found = of_parameter.get(_BUFFER)
         if not self._momentum_in_state:
             if found is not None:  # of a plain optimizer, so with the learning rate outside
-                self._momentum_of(weights).copy_(found).mul_(settings[0])
+                self._momentum_of(weights).copy_(found).mul_(settings.rate)
                 del of_parameter[_BUFFER]
                 if not of_parameter:
                     del state[weights.parameter]
-            if settings[1] != 0:
+            if settings.momentum != 0:
                 self._momentum_of(weights)
             return
         if found is not weights.momentum:
@@ -169,7 +168,7 @@ class FusedStep:
                 self._momentum_of(weights).copy_(found)
             elif weights.momentum is not None:
                 weights.momentum.zero_()
-        if settings[1] != 0:
+        if settings.momentum != 0:
             state[weights.parameter][_BUFFER] = self._momentum_of(weights)
 
     def _momentum_of(self, weights: _Weights) -> torch.Tensor:
@@ -224,8 +223,8 @@ class FusedStep:
 
 def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
     """Return why the core makes the step, or None if the optimizer does."""
-    if strategy.is_sparse or loss_scale is not None:
-        reason = "CSC" if strategy.is_sparse else "loss_scale"
+    if strategy.step == "core" or loss_scale is not None:
+        reason = strategy.name if strategy.step == "core" else "loss_scale"
         if fused is False:
             message = f"{reason} does not go with fused=False: the core has to make the step"
             raise ArgumentError(message)
@@ -235,7 +234,7 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
     return "LARS" if fused is None and type(optimizer) is LARS else None
 
 
-def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], strategy: Strategy, reason: str) -> None:
+def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
     """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
     if type(optimizer) not in (torch.optim.SGD, LARS):
         message = (
@@ -254,8 +253,7 @@ def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], strat
             )
             raise ArgumentError(message)
     for group in optimizer.param_groups:
-        _settings_of(group)
-    momentum_of(optimizer, strategy)
+        _check_group(group)
 
 
 def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -264,25 +262,15 @@ def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
     return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
-def momentum_of(optimizer: Any, strategy: Strategy) -> float:
-    """Return the momentum with which gradients are held back, unless the strategy has one; 0 where none are."""
-    if not isinstance(strategy, CSC):
-        return 0.0
-    momenta = {float(group["momentum"]) for group in optimizer.param_groups}
-    if len(momenta) > 1 and strategy.correction and strategy.momentum is None:
-        numbers = " and ".join(map(str, sorted(momenta)))
-        message = (
-            f"CSC holds gradients back with the momentum of the optimizer, and that is {numbers} in different groups: "
-            "make them the same, or give CSC a momentum"
-        )
-        raise ArgumentError(message)
-    return min(momenta)
+def settings_of_group(group: Mapping[str, Any]) -> Settings:
+    """Return the settings of a parameter group; 0 for those that its optimizer does not have."""
+    rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))
+    return Settings(rate, momentum, decay, trust)
 
 
-def _settings_of(group: Mapping[str, Any]) -> _Settings:
-    """Return the settings of a parameter group, after checking that there is nothing that the core does not do."""
+def _check_group(group: Mapping[str, Any]) -> None:
+    """Raise if a parameter group asks for something that the core does not do."""
     for name in ("nesterov", "dampening", "maximize", "differentiable"):
         if group.get(name):
             message = f"the step is made by the core, which does not have {name} of torch.optim.SGD"
             raise ArgumentError(message)
-    return float(group["lr"]), float(group["momentum"]), float(group["weight_decay"]), float(group.get("trust", 0.0))

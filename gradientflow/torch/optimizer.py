@@ -8,29 +8,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator, init
-from gradientflow.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    ClosedError,
-    GradientFlowError,
-    NonFiniteError,
-)
-from gradientflow.optimizers import LossScale
-from gradientflow.pool import GradientPool
-from gradientflow.sparse_pool import SparseGradientPool
-from gradientflow.strategies import CSC, Dense, Explanation, Strategy
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError
+from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strategy, Synchronizer, as_strategy
+from gradientflow.training import Loop, LossScale, require_same
 
 from . import checkpoint, devices
-from .agreement import raise_together, require_same
-from .fused_step import FusedStep, check_can_step, momentum_of, why_fused
-from .gradients import PooledGradients, pool_device
+from .fused_step import FusedStep, check_can_step, settings_of_group, why_fused
+from .gradients import ParameterGradients, pool_device
 from .parameters import broadcast_optimizer_state, broadcast_parameters, require_same_values
 from .trained import trained_parameters
 
@@ -70,7 +61,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     rank it does nothing of its own, unless it makes the step itself. Collective: all ranks make it with the same
     arguments and models of the same names, shapes and dtypes. They begin with the parameters and buffers of rank 0.
 
-    With `strategies.CSC` only the important chunks of the gradients are averaged. With it, with a loss scale, with
+    With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With it, with a loss scale, with
     `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD or LARS: in one pass over
     memory, and on float32 master weights of parameters of 16 bits.
 
@@ -82,8 +73,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         The model it trains. All of its parameters that require gradients must be in the optimizer, and no others.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job, on a communicator that is closed with the optimizer.
-    strategy : gradientflow.strategies.Dense or CSC, optional
-        What of the gradients is sent, and how; by default everything.
+    strategy : gradientflow.strategies.Strategy or str, optional
+        What is sent, and when: an object, or its words, such as ``"csc(density=0.1)"``. By default `strategies.Dense`,
+        all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
         How many bytes of gradients travel together at least, see `GradientPool`. A strategy has its own.
     wire : {"float32", "float16", "bfloat16"}, optional
@@ -91,7 +83,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     accumulation_steps : int, default 1
         Average in every n-th backward pass only; gradients add up in between. It does not divide by n.
     fused : bool, optional
-        Whether the core makes the step. By default where it must: with CSC, a loss scale, or LARS.
+        Whether the core makes the step. By default where it must: with `csc`, a loss scale, or LARS.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
         What `scale` multiplies the loss by, and `step` divides the gradients by; a step with gradients that are not
         finite is skipped then, on all ranks.
@@ -143,7 +135,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         model: torch.nn.Module,
         comm: Communicator | None = None,
         *,
-        strategy: Strategy | None = None,
+        strategy: Strategy | str | None = None,
         fusion_threshold: float | str = "auto",
         wire: str | None = None,
         accumulation_steps: int = 1,
@@ -162,37 +154,27 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self.loss_scale is not None:
             self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
-        self._step_supports_amp_scaling = self.strategy.is_sparse or self.loss_scale is not None
-        self._parts: list[PooledGradients] = []
+        is_plain = self.strategy.step == "any" and self.strategy.gradients == "mean" and self.loss_scale is None
+        self._step_supports_amp_scaling = not is_plain
+        self._loop: Loop | None = None
+        self._gradients: ParameterGradients | None = None
         self._hooks: list[Any] = []
         self._model_at_start: list[int] = []
         self._pooled: set[int] = set()  # parameters, by their ids
         self._task = _NO_TASK  # the backward pass that is known
-        self._passes = 0  # backward passes since the last step
-        self._no_sync = False
-        self._overflowed = False  # a mean since then was not finite
-        self._unscaled = False  # the gradients
-        self._hold = False  # whether the gradients of this pass wait for later ones
-        self._flushed = False  # all gradients are on their way
-        self._synchronized = False  # all gradients are means
-        self._order_known = False
-        self._orders: list[list[int]] = []  # those of this rank's gradients, until one is known
-        self._bytes_copied = 0  # into pools that there are no more
-        self._joining = False
-        self._has_batches = True
-        self._any_has_batches = True  # on any rank, when gradients were averaged last
-        self._rounds = 0  # how often gradients were averaged in which this rank had batches
+        self._bytes_copied = 0  # to places that there are no more
+        self._is_joining_alone = False
         self._closed = False
         self._owns_comm = comm is None
         trained = self._trained()
         reason = why_fused(optimizer, self.strategy, self.loss_scale, fused)
         if reason is not None:
-            check_can_step(optimizer, trained, self.strategy, reason)
+            check_can_step(optimizer, trained, reason)
             self._fused_step = FusedStep(optimizer, self.strategy)
             self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
         self.comm = init() if comm is None else comm
         try:
-            self._make_pools(trained)
+            self._bind(trained)
         except BaseException:
             self._end(None, None, None)
             raise
@@ -227,50 +209,49 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the optimizer, which that one can load without this, and the other way round.
 
-        Where the core makes the step, it has an entry "gradientflow" with what only this has. With CSC it is this
-        rank's own, because of what is held back: each rank saves and loads its own, or all `consolidated_state_dict`.
+        Where the core makes the step, or the strategy keeps something, it has an entry "gradientflow" with that. What a
+        strategy keeps, such as residuals, is this rank's own: each rank saves and loads its own, or all
+        `consolidated_state_dict`. It does not communicate.
         """
-        return self._state_dict(SparseGradientPool.state_dict)
+        return self._state_dict("own")
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return a state dict that any number of ranks can load, the same on all ranks. Collective with CSC.
+        """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
 
-        It has the sum over the ranks of what is held back, of which each rank that loads it takes an equal part.
+        Of residuals it has the sum over the ranks, of which each rank that loads it takes an equal part.
         """
         self._check_open()
-        return self._state_dict(SparseGradientPool.consolidated_state_dict)
+        return self._state_dict("consolidated")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this, or of the optimizer.
 
-        Without CSC on one rank only, if you like: see `broadcast_optimizer_state`. Collective with CSC. The state of an
-        optimizer alone has nothing that is held back, so that CSC begins anew with it.
+        Collective where the strategy keeps something, such as residuals; else on one rank only, if you like: see
+        `broadcast_optimizer_state`. The state of an optimizer alone has nothing that a strategy keeps, so that the
+        strategy begins anew with it.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is the state of another model or strategy; with CSC on all ranks, also if it is another rank's. Before
-            anything is changed.
+            If it is the state of another model or strategy; where loading is collective on all ranks, also if it is
+            another rank's. Before anything is changed.
         gradientflow.errors.MismatchError
-            With CSC, if the ranks load states of different iterations.
+            If the ranks load states of different iterations.
         """
         if self._fused_step is not None:
             self._check_open()
-        if not self.strategy.is_sparse:
-            self._check_state(state_dict)
+        own = self._own_state(state_dict)
+        if self._loop is None or not self._loop.synchronizer.state_dict():
+            self._check_state(state_dict, own)
         else:
             error = None
             try:
-                self._check_state(state_dict)
+                self._check_state(state_dict, own)
             except GradientFlowError as caught:
                 error = caught
-            raise_together(self.comm, error)
-            own = state_dict.get(checkpoint.KEY)
-            without = {"the kind of state": "a state of an optimizer alone"}
-            require_same(self.comm, "states", checkpoint.summary(own) if own is not None else without)
-            self._abandon()
-            self._load_pools(own)
-        self._load(state_dict)
+            self._loop.agree_on_state(own, error)
+            self._loop.load_synchronizer(own)
+        self._load(state_dict, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective.
@@ -282,8 +263,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         try:
             trained = self._trained()
             if self._fused_step is not None:
-                check_can_step(self._inner, trained, self.strategy, "add_param_group")
-            self._make_pools(trained)
+                check_can_step(self._inner, trained, "add_param_group")
+            self._bind(trained)
         except BaseException:
             self._inner.param_groups.pop()
             raise
@@ -298,13 +279,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             gradients. With several ranks ``grad`` stays a view of the pool either way.
         """
         self._check_open()
-        self._abandon()
-        self._passes = 0
-        self._flushed = self._synchronized = self._overflowed = self._unscaled = False
-        for part in self._parts:
-            part.zero(forget=set_to_none)
-        if not self._parts:
+        if self._loop is None:
             self._inner.zero_grad(set_to_none)
+        else:
+            self._loop.zero(forget=set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step with the mean gradients. Collective.
@@ -316,22 +294,72 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """
         self._check_open()
         self._refuse_grad_scaler()
-        if not self._parts:
+        loop = self._loop
+        if loop is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
-        if closure is not None and self._joining:
+        if closure is not None and loop.is_joining:
             message = "step(closure) does not work inside join(): other ranks may be out of batches"
             raise ArgumentError(message)
         if self._fused_step is not None:
             result = self._make_step(closure)
         elif closure is None:
             self.synchronize()
-            with self.comm.span("step"):
-                result = self._inner.step()
+            result = self._apply(self._inner.step)
         else:
             result = self._inner.step(lambda: self._evaluate(closure))
-        self._synchronized = self._unscaled = False
-        self._passes = 0
+        self._end_step()
         return result
+
+    def _apply(self, step: Callable[[], Any]) -> Any:
+        """Make the step, unless gradients are not finite or the strategy has made it."""
+        assert self._loop is not None
+        update = self._loop.update
+        result = None
+        if update is not None and update.kind == "apply" and not self._loop.overflowed:
+            with self.comm.span("step"):
+                result = step()
+        vars(self._inner)["_opt_called"] = True  # for learning-rate schedulers
+        return result
+
+    def _end_step(self) -> None:
+        """Let the strategy write weights, where it does so."""
+        assert self._loop is not None
+        if self.strategy.writes_weights:
+            self._check_weights()
+        self._loop.stepped()
+        self._weights_are_written()
+
+    def _check_weights(self) -> None:
+        """Raise unless the weights are where the strategy has them."""
+        assert self._gradients is not None
+        if self._gradients.weights_have_moved:
+            message = (
+                "parameters have memory of their own now: a model must not change after DistributedOptimizer has been "
+                "made; change it first, or close the optimizer and make a new one"
+            )
+            raise ArgumentError(message)
+
+    def _weights_are_written(self) -> None:
+        if self.strategy.writes_weights and self._gradients is not None:
+            torch.autograd.graph.increment_version(self._gradients.parameters)
+
+    def finish(self) -> None:
+        """End training: drain what is under way, and leave the same weights on all ranks. Collective.
+
+        With a strategy that lets weights differ between ranks for a while, buffers, such as the statistics of batch
+        normalisation, are averaged as well. Training can go on after it.
+        """
+        self._check_open()
+        if self._loop is None:
+            return
+        if self.strategy.writes_weights:
+            self._check_weights()
+        self._loop.synchronizer.finish()
+        self._weights_are_written()
+        if self.strategy.gradients == "local":
+            for buffer in self._model.buffers():
+                if buffer.is_floating_point() and buffer.is_contiguous():
+                    self.comm.allreduce(devices.shared(buffer), "mean")
 
     def explain(self, **times: float) -> Explanation:
         """Measure the link, and tell what the strategy will send for this model, and what gain to expect. Collective.
@@ -375,33 +403,22 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         ``optimizer.loss_scale.value``.
         """
         self.synchronize()
-        if self.loss_scale is not None and not self._unscaled:
-            for part in self._parts:
-                part.scale(1 / self.loss_scale.value)
-            self._unscaled = True
+        if self._loop is not None and self._gradients is not None and self.loss_scale is not None:
+            if not self._loop.unscaled:
+                self._gradients.scale(1 / self.loss_scale.value)
+            self._loop.unscaled = True
 
     @property
     def overflows(self) -> int:
         """Steps that were skipped because a gradient was not finite."""
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
-    def _update_loss_scale(self) -> None:
-        """Note how a step went, on all ranks alike."""
-        if self.loss_scale is not None:
-            self.loss_scale.update(self._overflowed)
-            self._set_loss_scale()
-
-    def _set_loss_scale(self) -> None:
-        for part in self._parts:
-            if isinstance(part.pool, SparseGradientPool) and self.loss_scale is not None:
-                part.pool.loss_scale = self.loss_scale.value
-
     def _refuse_grad_scaler(self) -> None:
         if "grad_scale" in self.__dict__:  # set by GradScaler for the time of `step`
             del self.grad_scale, self.found_inf
             message = (
-                "torch.amp.GradScaler does not go with CSC or loss_scale: use DistributedOptimizer(..., "
-                "loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
+                f"torch.amp.GradScaler does not go with {self.strategy.name} or loss_scale: use "
+                "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
             raise ArgumentError(message)
 
@@ -415,18 +432,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         else:
             with torch.enable_grad():
                 loss = self._evaluate(closure)
-        if not self._overflowed:
-            with self.comm.span("step"):
-                self._hooked_step(self._inner)
-        vars(self._inner)["_opt_called"] = True  # for learning-rate schedulers
-        self._update_loss_scale()
-        self._overflowed = False
+        self._apply(lambda: self._hooked_step(self._inner))
         return loss
 
     def _step_of_core(self, _: Any) -> None:
         assert self._fused_step is not None
-        scale = 1.0 if self.loss_scale is None or self._unscaled else self.loss_scale.value
-        self._fused_step.step(1 / scale)
+        assert self._loop is not None
+        assert self._loop.update is not None
+        scale = 1.0 if self.loss_scale is None or self._loop.unscaled else self.loss_scale.value
+        self._fused_step.step(self._loop.update, 1 / scale, self._loop.tensors.stream)
 
     # ---- averaging -----------------------------------------------------------------------------------------------
 
@@ -437,12 +451,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         ranks only counts as zeros on the others; one that has none on any rank keeps None.
         """
         self._check_open()
-        if not self._parts or (self._synchronized and not any(part.replaced for part in self._parts)):
+        if self._loop is None or self._gradients is None:
             return
-        with self.comm.span("wait"):
-            if not self._flushed:
-                self._flush()
-            self._wait()
+        if self._loop.update is None or self._gradients.replaced:
+            self._check_model()
+            self._loop.synchronize()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -450,11 +463,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
         The next pass outside averages the sums; without one, `step` does.
         """
-        before, self._no_sync = self._no_sync, True
-        try:
+        if self._loop is None:
             yield
-        finally:
-            self._no_sync = before
+            return
+        with self._loop.no_sync():
+            yield
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -465,26 +478,43 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         calls in the block are not made for ranks that have left it.
         """
         self._check_open()
-        if self._joining:
+        if self._loop is None:
+            with self._alone_in_join():
+                yield
+            return
+        with self._loop.join():
+            yield
+            root = self._loop.take_part_until_all_have_left()
+            if root is not None:
+                broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.comm)
+                broadcast_optimizer_state(self, root, comm=self.comm)
+
+    @contextmanager
+    def _alone_in_join(self) -> Iterator[None]:
+        """Refuse a join in a join, as with several ranks."""
+        if self._is_joining_alone:
             message = "join() is already under way"
             raise ArgumentError(message)
-        self._joining, self._rounds = True, 0
+        self._is_joining_alone = True
         try:
             yield
-            if self._parts:
-                self._take_part_until_all_have_left()
         finally:
-            self._joining, self._has_batches = False, True
+            self._is_joining_alone = False
 
     @property
-    def pools(self) -> tuple[GradientPool | SparseGradientPool, ...]:
-        """The gradient pools, one for each dtype; none with one rank, unless the core makes the step."""
-        return tuple(part.pool for part in self._parts)
+    def synchronizer(self) -> Synchronizer | None:
+        """What the strategy is bound to; None with one rank, where there is nothing to do."""
+        return None if self._loop is None else self._loop.synchronizer
+
+    @property
+    def pools(self) -> tuple[Any, ...]:
+        """The gradient pools of the strategy, one for each dtype, where it has some."""
+        return tuple(getattr(self.synchronizer, "pools", ()))
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """How each range of each pool went when gradients were averaged last."""
-        return tuple(report for pool in self.pools for report in pool.reports)
+        """How each range of gradients went when they were averaged last."""
+        return () if self._loop is None else self._loop.synchronizer.reports
 
     @property
     def bytes_sent(self) -> int | None:
@@ -498,7 +528,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
         Those that backward passes compute are written there, which counts as no copy; those set by hand are copied.
         """
-        return self._bytes_copied + sum(part.bytes_copied for part in self._parts)
+        return self._bytes_copied + (0 if self._gradients is None else self._gradients.bytes_copied)
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -518,47 +548,40 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     # ---- backward passes -----------------------------------------------------------------------------------------
 
-    def _hook(self, part: PooledGradients, index: int) -> Callable[[torch.Tensor], None]:
+    def _hook(self, loop: Loop, gradients: ParameterGradients, index: int) -> Callable[[torch.Tensor], None]:
         """Return what is called when a parameter has got its gradient in a backward pass."""
-        view, ready, order, used = part.views[index], part.ready, part.order, part.used
+        view, ready, used = gradients.views[index], loop.ready, loop.used
 
         def has_gradient(parameter: torch.Tensor) -> None:
             if _current_task() != self._task:
-                self._begin_pass()
+                self._begin_pass(loop)
             if parameter.grad is not view:
-                part.store(index)
+                gradients.store(index)
             used[index] = True
-            if self._hold:
-                return
-            try:
+            if not loop.hold:
                 ready(index)
-            except ArgumentError as error:
-                raise part.explain(index, error) from None
-            order.append(index)
 
         return has_gradient
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, loop: Loop) -> None:
         self._task = _current_task()
-        self._hold = self._no_sync or self._passes + 1 < self.accumulation_steps
-        self._synchronized = False
-        _queue_callback(self._end_pass)
+        loop.begin_pass()
+        _queue_callback(lambda: self._end_pass(loop))
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, loop: Loop) -> None:
         if self._task == _NO_TASK:
             return
         # A pass inside another one, as gradient checkpointing makes them, is not the end unless nothing is left.
-        if _current_node() is not None and any(len(part.order) < len(part.parameters) for part in self._parts):
+        if _current_node() is not None and len(loop.order) < len(loop.layout):
             return
         self._task = _NO_TASK
-        self._passes += 1
-        if not self._hold:
-            self._flush()
+        self._check_model()
+        if loop.end_pass():
             _flushed.optimizers.append(self)
             _queue_callback(_synchronize_flushed)  # which comes after other optimizers have flushed too
 
-    def _flush(self) -> None:
-        """Have all gradients on their way."""
+    def _check_model(self) -> None:
+        """Raise unless the model has the parameters that it had."""
         if self._model_now() != self._model_at_start:
             message = (
                 "the model has other parameters now: a model must not change after DistributedOptimizer has been made; "
@@ -572,48 +595,6 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 "made: close it and make a new one, or leave such parameters out of the optimizer until add_param_group"
             )
             raise ArgumentError(message)
-        for part in self._parts:
-            part.check_momentum(momentum_of(self._inner, self.strategy))
-        for part in self._parts:
-            part.check()
-        if not self._order_known:
-            self._orders = [list(part.order) for part in self._parts]
-        for part in self._parts:
-            part.flush(self._has_batches)
-        self._flushed = True
-
-    def _abandon(self) -> None:
-        """End what a backward pass has begun and not ended; the other ranks end it in `_wait`."""
-        if not any(part.is_under_way for part in self._parts):
-            return
-        self._orders = [[index for index in part.order if index < len(part.parameters)] for part in self._parts]
-        for part in self._parts:
-            part.abandon()
-        if not self._order_known:
-            self._learn_order()
-
-    def _wait(self) -> None:
-        """Wait for the means."""
-        self._flushed = False
-        failures = [error for part in self._parts if (error := self._wait_for(part)) is not None]
-        if failures or (self.loss_scale is not None and any(part.overflowed for part in self._parts)):
-            self._overflowed = not failures  # an error is told once, and a later step is another one
-            for part in self._parts:
-                part.put_back()  # where gradients were finite: no step will use them
-        if failures:
-            raise failures[0]
-        self._rounds += self._has_batches
-        if not self._order_known:
-            self._learn_order()
-        self._synchronized = True
-
-    def _wait_for(self, part: PooledGradients) -> NonFiniteError | None:
-        """Wait for the means of one dtype. Return an error that must not keep from waiting for the others."""
-        try:
-            self._any_has_batches = part.wait()
-        except NonFiniteError as error:
-            return error
-        return None
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call a closure of the user's, and return the mean loss."""
@@ -622,23 +603,6 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         is_tensor = isinstance(loss, torch.Tensor)
         mean = float(self.comm.allreduce(np.array(loss.item() if is_tensor else float(loss)), "mean"))
         return loss.detach().new_tensor(mean) if is_tensor else mean
-
-    def _take_part_until_all_have_left(self) -> None:
-        self._has_batches = False
-        while True:
-            self.zero_grad()
-            self.synchronize()
-            if not self._any_has_batches:
-                break
-            self._update_loss_scale()
-        for part in self._parts:
-            part.put_back()
-        self.zero_grad()
-        rounds = self.comm.allgather(np.array([self._rounds])).ravel()
-        if rounds.min() < rounds.max():
-            root = int(rounds.argmax())
-            broadcast_parameters(dict(self._model.named_parameters()), root, comm=self.comm)
-            broadcast_optimizer_state(self, root, comm=self.comm)
 
     # ---- the model and the pools ---------------------------------------------------------------------------------
 
@@ -651,45 +615,43 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 raise ArgumentError(message)
         return trained
 
-    def _make_pools(self, trained: dict[str, torch.Tensor]) -> None:
-        """Make pools and hooks for the parameters, in place of those there were."""
+    def _bind(self, trained: dict[str, torch.Tensor]) -> None:
+        """Bind the strategy to the parameters, in place of those there were."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
         settings = {
             "the device": devices.common_device(list(trained.values())).type,
             "accumulation_steps": str(self.accumulation_steps),
-            "strategy": type(self.strategy).__name__,
+            "strategy": repr(self.strategy),
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
             "loss_scale": repr(self.loss_scale),
             "broadcast": str(self._broadcast),
         }
         require_same(self.comm, "models", {**entries, **settings})
         self._begin_alike({name: each for name, each in trained.items() if id(each) not in self._pooled})
-        held = {number: each for part in self._parts for number, each in part.held.items()}
-        iteration = max((pool.iteration for pool in self.pools), default=0)
-        self._drop_pools()
+        before = self._detach()
         _owners.update({id(parameter): self for parameter in trained.values()})
-        if self.comm.size == 1 and self._fused_step is None:
-            self.strategy.make_pool(self.comm, []).close()  # checks the settings
+        if self.comm.size == 1 and self._fused_step is None and self.strategy.alone_is_identity:
+            self.strategy.bind(self.comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
-        by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
-        for name, parameter in reversed(trained.items()):  # the order in which backpropagation comes to them, mostly
-            by_dtype.setdefault(parameter.dtype, []).append((name, parameter))
-        for parameters in by_dtype.values():
-            part = PooledGradients(
-                self.comm,
-                parameters,
-                self.strategy,
-                momentum=momentum_of(self._inner, self.strategy),
-                skip_nonfinite=self.loss_scale is not None,
-                first_iteration=iteration,
-            )
-            part.hold(held)
-            part.attach()
-            self._parts.append(part)
-        self._order_known = False
+        # In the order in which backpropagation comes to them, mostly.
+        gradients = ParameterGradients(dict(reversed(trained.items())), self._settings_of)
+        self._gradients = gradients
+        self._loop = Loop(
+            self.comm,
+            self.strategy,
+            gradients.layout(),
+            gradients,
+            accumulation_steps=self.accumulation_steps,
+            loss_scale=self.loss_scale,
+            before=before,
+        )
+        if before is not None:
+            before.close()
+        self._loop.synchronizer.begin()  # which refuses settings that do not go with the strategy
+        self._loop.on_new_order = self._places_are_new
         self._model_at_start = self._model_now()
         self._pooled = {id(parameter) for parameter in trained.values()}
-        self._pools_are_new()
+        self._places_are_new()
 
     def _begin_alike(self, added: dict[str, torch.Tensor]) -> None:
         """Give all ranks the same values of what is trained from now on; at first of all that the model has."""
@@ -700,121 +662,104 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         else:
             require_same_values(added if self._pooled else dict(self._model.named_parameters()), self.comm)
 
-    def _pools_are_new(self) -> None:
-        self._register_hooks()
-        self._set_loss_scale()
-        if self._fused_step is not None:
-            self._fused_step.lay_out(self._parts)
+    def _settings_of(self, parameter: torch.Tensor) -> Settings:
+        for group in self._inner.param_groups:
+            if any(parameter is each for each in group["params"]):
+                return settings_of_group(group)
+        message = "a parameter is no longer in the optimizer"
+        raise ArgumentError(message)
 
-    def _drop_pools(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for part in self._parts:
-            part.detach_unused()
-            part.close()
-            self._bytes_copied += part.bytes_copied
-        self._hooks, self._parts = [], []
-        self._flushed = self._synchronized = False
-
-    def _register_hooks(self) -> None:
+    def _places_are_new(self) -> None:
+        """Register the hooks of all parameters, and give the core's step the new places."""
+        assert self._loop is not None
+        assert self._gradients is not None
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        for part in self._parts:
-            for index, parameter in enumerate(part.parameters):
-                register: Any = parameter.register_post_accumulate_grad_hook
-                self._hooks.append(register(self._hook(part, index)))
+        for index, parameter in enumerate(self._gradients.parameters):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._hooks.append(register(self._hook(self._loop, self._gradients, index)))
+        if self._fused_step is not None:
+            self._fused_step.lay_out(self._gradients, self._loop.layout)
 
-    def _learn_order(self) -> None:
-        """Lay the pools out in the order in which the gradients of rank 0 came, once there has been one."""
-        counts = [len(part.parameters) for part in self._parts]
-        seen = [
-            [*order, *(index for index in range(count) if index not in order)]
-            for order, count in zip(self._orders, counts, strict=True)
-        ]
-        everything = np.array([any(self._orders), *(index for each in seen for index in each)], np.int64)
-        self.comm.broadcast(everything)
-        if not everything[0]:
-            return
-        self._order_known = True
-        begin = 1
-        for number, (part, count) in enumerate(zip(self._parts, counts, strict=True)):
-            order = everything[begin : begin + count].tolist()
-            begin += count
-            if order != list(range(count)):
-                self._parts[number] = part.reordered(self.comm, order)
-        self._pools_are_new()
+    def _detach(self) -> Synchronizer | None:
+        """Leave parameters and their gradients to themselves. Return what the strategy was bound to."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._loop is None or self._gradients is None:
+            return None
+        self._gradients.detach_unused(self._loop.used)
+        self._bytes_copied += self._gradients.bytes_copied
+        synchronizer = self._loop.synchronizer
+        self._loop, self._gradients = None, None
+        return synchronizer
 
     def _model_now(self) -> list[int]:
         return [id(parameter) for module in self._model.modules() for parameter in module._parameters.values()]
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def _state_dict(self, state_of: Callable[[SparseGradientPool], Any] | None) -> dict[str, Any]:
-        """Return the state dict; without `state_of` that has nothing of the pools."""
+    def _state_dict(self, of_strategy: Literal["own", "consolidated", "none"]) -> dict[str, Any]:
+        """Return the state dict, with what of the strategy it is to have."""
+        if self._fused_step is not None:
+            self._check_open()
         state: dict[str, Any] = self._inner.state_dict()
-        if self._fused_step is None:
+        if self._loop is None:
             return state
-        self._check_open()
-        own = {
-            "of": self._kind,
-            "shapes": checkpoint.shapes_of(self._parts),
-            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
-            "pools": None if state_of is None else checkpoint.pool_states(self._parts, state_of),
-            **self._fused_step.state(),
-        }
-        return {**state, checkpoint.KEY: own}
+        synchronizer = self._loop.synchronizer
+        kept = None
+        if of_strategy == "own":
+            kept = synchronizer.state_dict()
+        elif of_strategy == "consolidated":
+            kept = synchronizer.consolidated_state_dict()
+        if self._fused_step is None and not kept:
+            return state
+        own = self._loop.state(self._kind, kept)
+        of_core = {"momentum": {}, "master_weights": {}} if self._fused_step is None else self._fused_step.state()
+        return {**state, checkpoint.KEY: {**checkpoint.with_tensors(own), **of_core}}
 
     @property
     def _kind(self) -> str:
         """What a state is of, and fits."""
-        is_corrected = getattr(self.strategy, "correction", True)
-        correction = "" if is_corrected else " without momentum correction"
-        return f"{type(self.strategy).__name__}{correction} with {type(self._inner).__name__}"
+        rate = "inside" if self.strategy.rate_in_momentum else "outside"
+        return f"{self.strategy.name} with {type(self._inner).__name__}, the learning rate {rate} of momentum"
 
     def _common_state_dict(self) -> dict[str, Any]:
         """Return what of the state is the same on all ranks."""
-        return self._state_dict(None)
+        return self._state_dict("none")
 
     def _load_common_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._check_state(state_dict)
-        self._load(state_dict)
+        own = self._own_state(state_dict)
+        self._check_state(state_dict, own)
+        self._load(state_dict, own)
 
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
+    @staticmethod
+    def _own_state(state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what of a state dict the optimizer does not have, with arrays for what the strategy keeps."""
+        own: dict[str, Any] | None = state_dict.get(checkpoint.KEY)
+        return own if own is None else {**own, "synchronizer": checkpoint.with_arrays(own.get("synchronizer"))}
+
+    def _check_state(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Raise unless a state dict can be loaded."""
+        if self._loop is None:
+            return
         if self._fused_step is not None:
             checkpoint.check_groups(self._inner, state_dict)
-            if checkpoint.KEY in state_dict:
-                checkpoint.check(state_dict[checkpoint.KEY], self._kind, self._parts)
+        if own is not None:
+            self._loop.check_state(own, self._kind)
 
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict that has been checked, aside from what is held back."""
+    def _load(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
+        """Load a state dict that has been checked, aside from what the strategy keeps."""
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
+        if self._loop is not None:
+            self._loop.load_loss_scale(own)
         if self._fused_step is None:
             return
         for parameter, momentum in checkpoint.momentum_buffers(self._inner, state_dict):
             buffer = momentum.to(parameter.device, torch.float32, copy=True)
             self._inner.state[parameter]["momentum_buffer"] = buffer
-        own = state_dict.get(checkpoint.KEY)
         self._fused_step.load(own if own is not None else {"momentum": {}, "master_weights": {}})
-        if own is not None and own["loss_scale"] is not None and self.loss_scale is not None:
-            self.loss_scale.load_state_dict(own["loss_scale"])
-            self._set_loss_scale()
-
-    def _load_pools(self, own: dict[str, Any] | None) -> None:
-        """Go on from what sparse pools have held back, in the order that they had. Collective."""
-        for number, part in enumerate(self._parts):
-            if own is None:
-                part.begin_anew()
-                continue
-            names = own["pools"][part.pool.dtype]["names"]
-            if names != part.names:
-                part = self._parts[number] = part.reordered(self.comm, [part.names.index(name) for name in names])
-            state = checkpoint.pool_state(part, own["pools"])
-            part.load(state)
-            self._order_known = self._order_known or state["iteration"] > 0
-        self._flushed = self._synchronized = self._overflowed = self._unscaled = False
-        self._pools_are_new()
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
@@ -829,9 +774,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._closed = True
         if self._fused_step is not None:
             self._fused_step.close()
-        for part in self._parts:
-            part.end(kind, value, traceback)
-        self._drop_pools()
+        synchronizer = self._detach()
+        if synchronizer is not None:
+            synchronizer.close(orderly=kind is None)
         for key in [key for key, owner in _owners.items() if owner is self]:
             del _owners[key]
         if self.loss_scale is not None:
@@ -845,7 +790,7 @@ def _synchronize_flushed() -> None:
     flushed = sorted(_flushed.optimizers, key=lambda optimizer: optimizer._number)
     _flushed.optimizers.clear()
     for optimizer in flushed:
-        if optimizer._flushed:
+        if optimizer._loop is not None and optimizer._loop.flushed:
             optimizer.synchronize()
 
 
@@ -865,14 +810,12 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
         raise ArgumentError(message)
 
 
-def _checked_strategy(strategy: Any, fusion_threshold: Any, wire: str | None) -> Any:
+def _checked_strategy(strategy: Strategy | str | None, fusion_threshold: Any, wire: str | None) -> Strategy:
     """Return the strategy."""
     if strategy is None:
         return Dense(fusion_threshold=fusion_threshold, wire=wire)
-    if not isinstance(strategy, Dense | CSC):
-        message = f"the strategy is a {type(strategy).__name__}: what is needed is gradientflow.strategies.Dense or CSC"
-        raise ArgumentTypeError(message)
+    strategy = as_strategy(strategy)
     if fusion_threshold != "auto" or wire is not None:
-        message = f"fusion_threshold and wire are settings of the strategy: {type(strategy).__name__}(wire=...)"
+        message = f"fusion_threshold and wire are settings of the strategy: {strategy.name}(wire=...)"
         raise ArgumentError(message)
     return strategy

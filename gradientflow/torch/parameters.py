@@ -13,9 +13,9 @@ import torch
 
 from gradientflow.communicator import Communicator, init
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gradientflow.training import require_same
 
 from . import devices
-from .agreement import require_same
 
 is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
 
@@ -62,7 +62,7 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
     """Give all ranks the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
 
-    What each rank holds back with CSC stays its own.
+    What a strategy keeps on each rank, such as residuals, stays its own.
 
     Parameters
     ----------

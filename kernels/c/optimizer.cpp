@@ -114,14 +114,14 @@ gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, voi
 gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const gf_step_settings* settings,
                             size_t number, double gradient_scale) {
   return step(optimizer, settings, number, gradient_scale, [&](Optimizer& engine, const Settings& of_each) {
-    engine.step(given(pool, "pool").engine, of_each, gradient_scale);
+    engine.step(given(pool, "pool").engine.update(), of_each, gradient_scale);
   });
 }
 
 gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
                                    const gf_step_settings* settings, size_t number, double gradient_scale) {
   return step(optimizer, settings, number, gradient_scale, [&](Optimizer& engine, const Settings& of_each) {
-    engine.step(given(pool, "pool").engine, of_each, gradient_scale, false);
+    engine.step(given(pool, "pool").engine.update(false), of_each, gradient_scale);
   });
 }
 

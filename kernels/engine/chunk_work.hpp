@@ -41,6 +41,7 @@ class ChunkWork {
 
   // Gradients are multiplied by it. A power of two.
   virtual void set_scale(float scale) = 0;
+  virtual void set_momentum(float momentum) = 0;
 
   // A tensor that reaches into a chunk is ready, in this stream, and others are not: whoever works on the chunk, in
   // whatever stream, does so behind what is in this one now.

@@ -26,6 +26,7 @@ class DeviceChunkWork final : public ChunkWork {
   ~DeviceChunkWork() override;  // waits for what is under way
 
   void set_scale(float scale) override { scale_ = scale; }
+  void set_momentum(float momentum) override { momentum_ = momentum; }
   void note_ready(std::size_t chunk, Stream stream) override;
   void order(Stream stream) override;
   void process(std::span<const ChunkJob> jobs, const Then& then, Stream stream) override;

@@ -19,6 +19,13 @@ using Clock = Times::Clock;
 constexpr std::size_t message_bytes = 8 * mib;  // from here on an allreduce takes as long as its bytes do
 constexpr std::size_t hot_bytes = 256 * kib;    // stay in the caches until all ranks have come so far
 
+std::vector<std::size_t> with_extra(std::vector<std::size_t> counts, std::size_t extra) {
+  if (extra > 0) {
+    counts.push_back(extra);
+  }
+  return counts;
+}
+
 }  // namespace
 
 GradientPool::GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
@@ -27,17 +34,21 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       dtype_(dtype),
       options_(options),
       fusion_threshold_(options.fusion_threshold.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes)),
-      tensors_(counts.size()),
-      active_(counts.size()),
-      offsets_(lay_out(counts, dtype)),
-      ready_(counts.size(), false) {
+      extra_(options.extra, 0.0),
+      tensors_(counts.size() + (extra_lie_behind() ? 1 : 0)),
+      active_(tensors_),
+      offsets_(lay_out(with_extra(counts, extra_lie_behind() ? options.extra : 0), dtype)),
+      ready_(tensors_, false) {
   check_reducible(dtype, ReduceOp::mean);
   lay_out_ranges();
   communicator.check(call_for(0));
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
-  memory_ =
-      std::make_unique<PoolMemory>(*communicator_, options.device, bytes(), collective::PooledSlices::extra_bytes);
+  memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, offsets_.back(),
+                                         collective::PooledSlices::extra_bytes);
+  if (options.device && options.extra > 0) {
+    extra_pool_ = std::make_unique<GradientPool>(communicator, std::vector{options.extra}, DType::float64, Options{});
+  }
   if (progress_ == Progress::caller) {
     slices_ = std::make_unique<collective::PooledSlices>(memory_->on_host(), communicator_->local_size(),
                                                          communicator_->local_rank());
@@ -81,10 +92,10 @@ GradientPool::Progress GradientPool::progress_of(const Communicator& communicato
 GradientPool::~GradientPool() { close(false); }
 
 std::string GradientPool::description(const std::vector<std::size_t>& counts) const {
-  std::string text = std::to_string(tensors_) + " tensors, " + std::to_string(bytes()) + " bytes of " +
-                     std::string(name_of(dtype_)) + ", fusion threshold " + std::to_string(fusion_threshold_) +
-                     ", algorithm " + std::string(name_of(options_.algorithm)) + ", layout " +
-                     std::to_string(collective::hash_of(counts));
+  std::string text = std::to_string(tensors()) + " tensors, " + std::to_string(extra_.size()) + " extra numbers, " +
+                     std::to_string(bytes()) + " bytes of " + std::string(name_of(dtype_)) + ", fusion threshold " +
+                     std::to_string(fusion_threshold_) + ", algorithm " + std::string(name_of(options_.algorithm)) +
+                     ", layout " + std::to_string(collective::hash_of(counts));
   if (options_.wire) {
     text += ", wire " + std::string(name_of(*options_.wire));
   }
@@ -111,8 +122,40 @@ void GradientPool::limit(std::size_t tensors) {
   lay_out_ranges();
 }
 
+// The extra numbers, to where they are averaged.
+void GradientPool::write_extra() {
+  if (extra_pool_ != nullptr) {
+    std::memcpy(extra_pool_->data(), extra_.data(), extra_.size() * sizeof(double));
+    return;
+  }
+  std::byte* const place = data() + offsets_[tensors_ - 1];
+  if (dtype_ == DType::float64) {
+    std::memcpy(place, extra_.data(), extra_.size() * sizeof(double));
+    return;
+  }
+  const std::vector<float> rounded(extra_.begin(), extra_.end());
+  compute::cast(place, dtype_, rounded.data(), DType::float32, rounded.size(), 1.0F);
+}
+
+// Their means.
+void GradientPool::read_extra() {
+  const std::byte* const place = extra_pool_ != nullptr ? extra_pool_->data() : data() + offsets_[tensors_ - 1];
+  if (extra_pool_ != nullptr || dtype_ == DType::float64) {
+    std::memcpy(extra_.data(), place, extra_.size() * sizeof(double));
+    return;
+  }
+  std::vector<float> means(extra_.size());
+  compute::cast(means.data(), DType::float32, place, dtype_, means.size(), 1.0F);
+  std::copy(means.begin(), means.end(), extra_.begin());
+}
+
 void GradientPool::ready(std::size_t tensor, Stream stream) {
   check_open();
+  if (extra_pool_ != nullptr && tensor == tensors_) {
+    write_extra();
+    extra_pool_->ready(0);
+    return;
+  }
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
@@ -123,6 +166,9 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
                                         " was already ready in this iteration: wait ends it, and begins the next one");
+    }
+    if (extra_lie_behind() && tensor + 1 == tensors_) {
+      write_extra();
     }
     record_ready(tensor, now, stream);
     mark(tensor, now, stream);
@@ -147,9 +193,16 @@ void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Strea
 
 void GradientPool::ready_all(Stream stream) {
   check_open();
+  if (extra_pool_ != nullptr && extra_pool_->ready_count() == 0) {
+    write_extra();
+    extra_pool_->ready(0);
+  }
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
+    if (extra_lie_behind() && !ready_.back()) {
+      write_extra();
+    }
     for (std::size_t tensor = 0; tensor < active_; ++tensor) {
       if (!ready_[tensor]) {
         mark(tensor, now, stream);
@@ -232,7 +285,7 @@ void GradientPool::finish_what_is_left(Stream stream) {
     return;
   }
   const auto now = Clock::now();
-  idle_ = ready_count_ == 0;
+  idle_ = count_ready() == 0;
   for (std::size_t tensor = 0; tensor < active_; ++tensor) {
     if (!ready_[tensor]) {
       memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
@@ -306,8 +359,14 @@ void GradientPool::end_iteration(Deadline deadline, Stream stream) {
   } else {
     finish_ranges(deadline, stream);
   }
+  if (extra_pool_ != nullptr) {
+    noting_failure([&] { failure_ ? extra_pool_->abandon() : extra_pool_->wait(); });
+  }
   if (all_idle_) {
     failure_ = failure_.value_or(nothing_ready_error());
+  }
+  if (!extra_.empty() && !failure_) {
+    read_extra();
   }
   const std::optional<Error> failure = start_next_iteration();
   if (const auto timeline = communicator_->timeline()) {
@@ -372,9 +431,46 @@ void GradientPool::noting_failure(Work work) {
   }
 }
 
+std::size_t GradientPool::count_ready() const {
+  return ready_count_ + (extra_pool_ != nullptr ? extra_pool_->ready_count() : 0);
+}
+
 std::size_t GradientPool::ready_count() const {
   const std::lock_guard lock(mutex_);
-  return ready_count_;
+  return count_ready();
+}
+
+bool GradientPool::is_ready(std::size_t tensor) const {
+  if (extra_pool_ != nullptr && tensor == tensors_) {
+    return extra_pool_->ready_count() > 0;
+  }
+  const std::lock_guard lock(mutex_);
+  return tensor < ready_.size() && ready_[tensor];
+}
+
+void GradientPool::zero(Stream stream) {
+  check_open();
+  if (ready_count() > 0) {
+    throw Error(ErrorKind::value, "gradients are zeroed between iterations, not after a tensor is ready: wait first");
+  }
+  memory_->clear(data(), bytes(), stream);
+  const std::lock_guard lock(mutex_);
+  means_ = no_means;
+}
+
+Update GradientPool::update() const {
+  check_process();
+  check_has_means(means(), ready_count(), tensors());
+  std::vector<std::size_t> offsets;
+  for (std::size_t tensor = 0; tensor <= tensors(); ++tensor) {
+    offsets.push_back(offsets_[tensor] / size_of(dtype_));
+  }
+  return {.means = means(),
+          .data = data(),
+          .dtype = dtype_,
+          .device = options_.device,
+          .offsets = offsets,
+          .spans = {{0, offsets.back()}}};
 }
 
 std::vector<GradientPool::Report> GradientPool::reports() const {
@@ -389,7 +485,7 @@ std::uint64_t GradientPool::iteration() const {
 
 Means GradientPool::means() const {
   const std::lock_guard lock(mutex_);
-  return ready_count_ > 0 ? no_means : means_;
+  return count_ready() > 0 ? no_means : means_;
 }
 
 void GradientPool::take_over_means(const GradientPool& other) {
@@ -414,6 +510,9 @@ std::size_t GradientPool::count_nonfinite(Stream stream) const {
 
 void GradientPool::close(bool drain) noexcept {
   closed_ = true;
+  if (extra_pool_ != nullptr) {
+    extra_pool_->close(drain);
+  }
   communicator_->close(drain);
 }
 

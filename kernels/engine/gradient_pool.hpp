@@ -24,9 +24,9 @@
 #include "../collective/pooled_slices.hpp"
 #include "communicator.hpp"
 #include "fusion.hpp"
-#include "means.hpp"
 #include "pool_memory.hpp"
 #include "stream_marks.hpp"
+#include "update.hpp"
 #include "waiting.hpp"
 
 namespace gradientflow::engine {
@@ -38,6 +38,7 @@ class GradientPool {
     std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
+    std::size_t extra = 0;           // numbers that are averaged along in every iteration
   };
   using Stream = compute::cuda::Stream;  // of the device; not used where there is none
 
@@ -57,8 +58,8 @@ class GradientPool {
   GradientPool& operator=(const GradientPool&) = delete;
   ~GradientPool();
 
-  [[nodiscard]] std::size_t tensors() const { return tensors_; }
-  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
+  [[nodiscard]] std::size_t tensors() const { return tensors_ - (extra_lie_behind() ? 1 : 0); }
+  [[nodiscard]] std::size_t bytes() const { return offsets_[tensors()]; }
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] std::byte* data() const { return memory_->data(); }
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
@@ -69,6 +70,10 @@ class GradientPool {
     return offsets_[range.end] - offsets_[range.begin];
   }
 
+  // The numbers that are averaged along, in memory of the host: written before the tensor behind the last one is ready,
+  // which they count as, and read after `wait`. On the host they are rounded to the dtype of the gradients.
+  [[nodiscard]] std::vector<double>& extra() { return extra_; }
+
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
@@ -77,6 +82,7 @@ class GradientPool {
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);  // all that are not yet
   [[nodiscard]] std::size_t ready_count() const;
+  [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
   // not ready count as zeros; where none is on any rank, throws Error(value) on all of them, with zeros for means. With
@@ -96,6 +102,13 @@ class GradientPool {
 
   // What the tensors hold, for a step: none once a tensor is ready, or after an iteration that failed or was abandoned.
   [[nodiscard]] Means means() const;
+
+  // What a step uses: all gradients. Throws Error(value) unless they are averaged.
+  [[nodiscard]] Update update() const;
+
+  // Zeroes the gradients, between iterations.
+  void zero(Stream stream = nullptr);
+
   void take_over_means(const GradientPool& other);  // which have been copied here
 
   // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
@@ -113,6 +126,10 @@ class GradientPool {
   enum class Progress { thread, caller, in_wait };
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
+  [[nodiscard]] bool extra_lie_behind() const { return !extra_.empty() && !options_.device; }
+  void write_extra();
+  void read_extra();
+  [[nodiscard]] std::size_t count_ready() const;  // with mutex_ held
   void check_open() const;
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
   void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
@@ -135,7 +152,10 @@ class GradientPool {
   DType dtype_;
   Options options_;
   std::size_t fusion_threshold_;
-  std::size_t tensors_;
+  std::vector<double> extra_;
+  std::unique_ptr<GradientPool>
+      extra_pool_;                    // on a device: of the host, which reads them without waiting for the device
+  std::size_t tensors_;               // with the extra numbers, where they lie behind the others
   std::size_t active_;                // the first of them, which take part
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::unique_ptr<PoolMemory> memory_;

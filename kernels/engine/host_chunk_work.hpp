@@ -13,6 +13,7 @@ class HostChunkWork final : public ChunkWork {
   HostChunkWork(DType dtype, std::size_t chunks, std::size_t chunk_size, float momentum);
 
   void set_scale(float scale) override { scale_ = scale; }
+  void set_momentum(float momentum) override { momentum_ = momentum; }
   void note_ready(std::size_t /*chunk*/, Stream /*stream*/) override {}
   void order(Stream /*stream*/) override {}
   void process(std::span<const ChunkJob> jobs, const Then& then, Stream stream) override;

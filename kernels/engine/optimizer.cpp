@@ -11,23 +11,21 @@
 
 namespace gradientflow::engine {
 
-// Where the gradients of all tensors are, and which of them are there.
+// The gradients of all tensors, and which of them are there.
 struct Optimizer::Gradients {
-  const std::byte* data;
-  DType dtype;
-  std::vector<std::size_t> offsets;     // of each tensor, in elements
-  std::vector<SparsePool::Span> spans;  // sorted
+  const Update& update;
 
-  [[nodiscard]] const std::byte* at(std::size_t element) const { return data + element * size_of(dtype); }
+  [[nodiscard]] DType dtype() const { return update.dtype; }
+  [[nodiscard]] const std::byte* at(std::size_t element) const { return update.data + element * size_of(update.dtype); }
 
   // Calls work(begin, end), in elements of the tensor, for each part of it that has gradients.
   template <class Work>
   void each_part(std::size_t tensor, std::size_t count, Work work) const {
-    const std::size_t first = offsets[tensor];
+    const std::size_t first = update.offsets[tensor];
     const std::size_t last = first + count;
-    auto span = std::upper_bound(spans.begin(), spans.end(), first,
+    auto span = std::upper_bound(update.spans.begin(), update.spans.end(), first,
                                  [](std::size_t element, const auto& other) { return element < other.end; });
-    for (; span != spans.end() && span->begin < last; ++span) {
+    for (; span != update.spans.end() && span->begin < last; ++span) {
       const std::size_t begin = std::max(first, span->begin);
       const std::size_t end = std::min(last, span->end);
       if (begin < end) {
@@ -51,7 +49,7 @@ struct Optimizer::Task {
     return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
   }
   [[nodiscard]] const std::byte* gradient(std::size_t element) const {
-    return gradients.at(gradients.offsets[tensor] + element);
+    return gradients.at(gradients.update.offsets[tensor] + element);
   }
   template <class Work>
   void each_part(Work work) const {
@@ -115,55 +113,6 @@ std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSte
 
 std::string place_of(std::optional<int> device) {
   return device ? "on CUDA device " + std::to_string(*device) : std::string("in memory of the host");
-}
-
-template <class Pool>
-std::vector<std::size_t> offsets_of(const Pool& pool, std::size_t tensors) {
-  std::vector<std::size_t> offsets;
-  for (std::size_t tensor = 0; tensor < tensors; ++tensor) {
-    offsets.push_back(pool.offset(tensor) / size_of(pool.dtype()));
-  }
-  return offsets;
-}
-
-template <class Pool>
-void check_fits(const Optimizer& optimizer, const Pool& pool) {
-  pool.check_process();
-  if (pool.memory().device() != optimizer.device()) {
-    throw Error(ErrorKind::value, "the gradients of the pool are " + place_of(pool.memory().device()) +
-                                      ", and those of the optimizer " + place_of(optimizer.device()));
-  }
-  bool fits = pool.tensors() >= optimizer.tensors();  // a pool may have more, of another use
-  for (std::size_t tensor = 0; fits && tensor < optimizer.tensors(); ++tensor) {
-    const std::size_t end = tensor + 1 < pool.tensors() ? pool.offset(tensor + 1) : pool.bytes();
-    fits = optimizer.count(tensor) * size_of(pool.dtype()) <= end - pool.offset(tensor);
-  }
-  if (!fits) {
-    throw Error(ErrorKind::value, "the pool has other tensors than the optimizer");
-  }
-  if (pool.dtype() == DType::float64) {
-    throw Error(ErrorKind::type, "gradients are float16, bfloat16 or float32, not float64");
-  }
-}
-
-template <class Pool>
-Means fresh_means(const Pool& pool, Means used) {
-  const std::size_t ready = pool.ready_count();
-  const Means means = pool.means();
-  if (ready > 0) {
-    throw Error(ErrorKind::value, "a step needs averaged gradients, and " + std::to_string(ready) + " of the " +
-                                      std::to_string(pool.tensors()) +
-                                      " tensors of the pool are ready, but not averaged: wait comes before step");
-  }
-  if (means == no_means) {
-    throw Error(ErrorKind::value,
-                "a step needs averaged gradients, and the pool has none: ready and wait come before step");
-  }
-  if (means == used) {
-    throw Error(ErrorKind::value,
-                "this optimizer has made a step with these gradients already: ready and wait average the next ones");
-  }
-  return means;
 }
 
 }  // namespace
@@ -233,36 +182,37 @@ void Optimizer::cast(void* destination, DType destination_dtype, const void* sou
   compute::cuda::runtime().synchronize(stream);
 }
 
-void Optimizer::step(const GradientPool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
+void Optimizer::check_takes(const Update& update) const {
+  if (update.device != device_) {
+    throw Error(ErrorKind::value, "the gradients of the pool are " + place_of(update.device) +
+                                      ", and those of the optimizer " + place_of(device_));
+  }
+  bool fits = update.tensors() == tensors();
+  for (std::size_t tensor = 0; fits && tensor < tensors(); ++tensor) {
+    fits = parameters_[tensor].count <= update.offsets[tensor + 1] - update.offsets[tensor];
+  }
+  if (!fits) {
+    throw Error(ErrorKind::value, "the pool has other tensors than the optimizer");
+  }
+  if (update.dtype == DType::float64) {
+    throw Error(ErrorKind::type, "gradients are float16, bfloat16 or float32, not float64");
+  }
+  if (update.means == used_) {
+    throw Error(ErrorKind::value,
+                "this optimizer has made a step with these gradients already: ready and wait average the next ones");
+  }
+}
+
+void Optimizer::step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
                      Stream stream) {
-  check_fits(*this, pool);
-  const Means means = fresh_means(pool, used_);
-  const std::size_t elements = pool.bytes() / size_of(pool.dtype());
-  step({.data = pool.data(), .dtype = pool.dtype(), .offsets = offsets_of(pool, tensors()), .spans = {{0, elements}}},
-       settings, static_cast<float>(gradient_scale), stream);
-  used_ = means;
+  check_takes(update);
+  step(Gradients{update}, settings, static_cast<float>(gradient_scale), stream);
+  used_ = update.means;
 }
 
-void Optimizer::step(const SparsePool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
-                     bool everywhere, Stream stream) {
-  check_fits(*this, pool);
-  const Means means = fresh_means(pool, used_);
-  step({.data = pool.data(),
-        .dtype = pool.dtype(),
-        .offsets = offsets_of(pool, tensors()),
-        .spans = everywhere ? std::vector<SparsePool::Span>{{0, pool.elements()}} : pool.spans()},
-       settings, static_cast<float>(gradient_scale), stream);
-  used_ = means;
-}
-
-void Optimizer::skip(const GradientPool& pool) {
-  check_fits(*this, pool);
-  used_ = fresh_means(pool, used_);
-}
-
-void Optimizer::skip(const SparsePool& pool) {
-  check_fits(*this, pool);
-  used_ = fresh_means(pool, used_);
+void Optimizer::skip(const Update& update) {
+  check_takes(update);
+  used_ = update.means;
 }
 
 void Optimizer::step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale,
@@ -285,7 +235,7 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
     }
   }
   if (device_) {
-    step_on_device(tasks, gradients.dtype, stream);
+    step_on_device(tasks, gradients.dtype(), stream);
     return;
   }
   for (const Task& task : tasks) {
@@ -303,7 +253,7 @@ std::vector<compute::MomentumStep> Optimizer::calls_of(const Task& task, float r
                      .parameter = task.has_master() ? parameter.data + begin * size_of(parameter.dtype) : nullptr,
                      .parameter_dtype = parameter.dtype,
                      .gradient = task.gradient(begin),
-                     .gradient_dtype = task.gradients.dtype,
+                     .gradient_dtype = task.gradients.dtype(),
                      .momentum = momentum == nullptr ? nullptr : momentum + begin,
                      .count = end - begin,
                      .gradient_scale = task.scale,
@@ -320,7 +270,7 @@ void Optimizer::step_on_host(const Task& task) const {
   if (task.is_local()) {
     double squares = 0.0;
     task.each_part([&](std::size_t begin, std::size_t end) {
-      squares += squares_on_host(task.gradient(begin), task.gradients.dtype, end - begin, task.scale);
+      squares += squares_on_host(task.gradient(begin), task.gradients.dtype(), end - begin, task.scale);
     });
     rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
   }

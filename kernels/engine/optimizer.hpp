@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "../base/dtype.hpp"
+#include "../collective/call.hpp"
 #include "device_steps.hpp"
 #include "float_array.hpp"
-#include "gradient_pool.hpp"
-#include "sparse_pool.hpp"
+#include "update.hpp"
 
 namespace gradientflow::engine {
 
@@ -51,19 +51,15 @@ class Optimizer {
   // Makes weights of 16 bits what their master weights round to; on a device, the host waits for it.
   void round_master(std::size_t tensor);
 
-  // One step of the tensors that have settings, with the gradients times `gradient_scale`. Of a sparse pool those steps
-  // only reach what the last iteration has sent, momentum included, unless `everywhere`. Throws Error(value) where the
-  // pool has other tensors, or is somewhere else, or weights are missing, or the pool has no averaged gradients with
-  // which this optimizer has not made a step already: before anything is changed. On a device,
-  // gradients and weights are those that are there once what is in the stream now is done.
-  void step(const GradientPool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
+  // One step of the tensors that have settings, with the gradients times `gradient_scale`; only the spans of the update
+  // change, momentum included. Throws Error(value) where it has other tensors, or is somewhere else, or weights are
+  // missing, or this optimizer has made its step with it: before anything is changed. On a device, gradients and
+  // weights are those that are there once what is in the stream now is done.
+  void step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
             Stream stream = nullptr);
-  void step(const SparsePool& pool, std::span<const std::optional<Settings>> settings, double gradient_scale,
-            bool everywhere, Stream stream = nullptr);
 
-  // In place of a step: the gradients are not used. Throws as `step` does.
-  void skip(const GradientPool& pool);
-  void skip(const SparsePool& pool);
+  // In place of a step that is not to be made. Throws what `step` would of the update.
+  void skip(const Update& update);
 
   // On a device: what is put into the stream from now on sees weights, momentum and master weights as the last step
   // leaves them.
@@ -86,6 +82,7 @@ class Optimizer {
 
   struct Task;
 
+  void check_takes(const Update& update) const;
   void step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale, Stream stream);
   void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
             Stream stream) const;

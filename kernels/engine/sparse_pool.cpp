@@ -20,6 +20,13 @@ namespace {
 constexpr std::size_t trailer_size = 6;           // numbers that travel behind the norms
 constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
 
+void check_momentum(float momentum) {
+  if (std::isnan(momentum) || momentum < 0.0F || momentum > 1.0F) {
+    throw Error(ErrorKind::value, "the momentum of what is held back is from 0 to 1, not " +
+                                      format_number(static_cast<double>(momentum)));
+  }
+}
+
 void check_options(DType dtype, const SparsePool::Options& options) {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
     throw Error(ErrorKind::type, "sparse communication is for gradients of float16, bfloat16 and float32, not " +
@@ -28,10 +35,7 @@ void check_options(DType dtype, const SparsePool::Options& options) {
   if (options.chunk_size == 0) {
     throw Error(ErrorKind::value, "a chunk has at least 1 element, not 0");
   }
-  if (std::isnan(options.momentum) || options.momentum < 0.0F || options.momentum > 1.0F) {
-    throw Error(ErrorKind::value, "the momentum of what is held back is from 0 to 1, not " +
-                                      format_number(static_cast<double>(options.momentum)));
-  }
+  check_momentum(options.momentum);
 }
 
 // As those of a GradientPool, without what pads the last tensor: it would count as part of a chunk, or as a chunk.
@@ -643,6 +647,16 @@ void SparsePool::start_next_iteration(bool has_means) {
 
 // ---- between iterations ---------------------------------------------------------------------------------------------
 
+void SparsePool::set_momentum(float momentum) {
+  check_between_iterations("the momentum of what is held back is set");
+  check_momentum(momentum);
+  if (momentum > 0.0F && held_[0].data() == nullptr) {
+    throw Error(ErrorKind::value, "a pool that was made with a momentum of 0 holds nothing back: make another one");
+  }
+  options_.momentum = momentum;
+  work_->set_momentum(momentum);
+}
+
 void SparsePool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
   int exponent = 0;
@@ -691,7 +705,7 @@ void SparsePool::check_held(std::span<const float> held) const {
   }
 }
 
-void SparsePool::replace_held(std::span<const float> held) {
+void SparsePool::replace_held(std::span<const float> held, Stream stream) {
   check_open();
   check_held(held);
   if (held_[0].data() != nullptr) {
@@ -699,7 +713,7 @@ void SparsePool::replace_held(std::span<const float> held) {
     std::fill(side_.begin(), side_.end(), 0);
     std::fill(holds_.begin(), holds_.end(), 1);
   }
-  drop_gradients(nullptr);
+  drop_gradients(stream);
 }
 
 void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
@@ -745,6 +759,26 @@ std::size_t SparsePool::ready_count() const {
   return ready_count_;
 }
 
+bool SparsePool::is_ready(std::size_t tensor) const {
+  const std::lock_guard lock(mutex_);
+  return tensor < ready_.size() && ready_[tensor];
+}
+
+Update SparsePool::update(bool everywhere) const {
+  check_process();
+  check_has_means(means(), ready_count(), tensors());
+  std::vector<std::size_t> offsets;
+  for (const std::size_t offset : offsets_) {
+    offsets.push_back(offset / size_of(dtype_));
+  }
+  return {.means = means(),
+          .data = data(),
+          .dtype = dtype_,
+          .device = options_.pool.device,
+          .offsets = offsets,
+          .spans = everywhere ? std::vector<Span>{{0, elements()}} : spans()};
+}
+
 Means SparsePool::means() const {
   const std::lock_guard lock(mutex_);
   return ready_count_ > 0 ? no_means : means_;
@@ -754,6 +788,10 @@ void SparsePool::take_over_means(const SparsePool& other) {
   const Means theirs = other.means();
   const std::lock_guard lock(mutex_);
   means_ = theirs;
+  if (theirs != no_means) {
+    sent_.resize(chunks());
+    std::iota(sent_.begin(), sent_.end(), std::size_t{0});
+  }
 }
 
 std::uint64_t SparsePool::iteration() const {

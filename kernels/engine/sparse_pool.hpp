@@ -32,8 +32,8 @@
 #include "communicator.hpp"
 #include "float_array.hpp"
 #include "gradient_pool.hpp"
-#include "means.hpp"
 #include "pool_memory.hpp"
+#include "update.hpp"
 #include "waiting.hpp"
 
 namespace gradientflow::engine {
@@ -51,10 +51,7 @@ class SparsePool {
     std::uint64_t first_iteration = 0;
   };
 
-  struct Span {  // elements `begin` up to and without `end` of the gradients
-    std::size_t begin;
-    std::size_t end;
-  };
+  using Span = Update::Span;  // of the gradients
 
   struct Place {  // where the first gradient that was not finite was found; tensors `first` to `last` share its chunk
     int rank;     // -1: each rank's was finite, but not their mean
@@ -86,6 +83,7 @@ class SparsePool {
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
   [[nodiscard]] std::size_t ready_count() const;
+  [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
   // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
@@ -113,7 +111,21 @@ class SparsePool {
 
   // As those of GradientPool; an iteration that was dropped has means, of nothing.
   [[nodiscard]] Means means() const;
+
+  // What a step uses: what the last iteration has sent, or `everywhere` all, with zeros for what was not. Throws
+  // Error(value) unless it is averaged.
+  [[nodiscard]] Update update(bool everywhere) const;
+
   void take_over_means(const SparsePool& other);
+
+  // What is held back is multiplied by it in every iteration from now on. Between iterations; this rank's own. Throws
+  // Error(value) unless it is from 0 to 1, or 0 if the pool was made with it.
+  void set_momentum(float momentum);
+  [[nodiscard]] float momentum() const { return options_.momentum; }
+
+  // Whether iterations whose gradients are not finite are dropped, in place of an error. The same on all ranks.
+  void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
+  [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
 
   // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
   void set_loss_scale(double scale);
@@ -124,9 +136,9 @@ class SparsePool {
 
   // What is held back, laid out as the gradients, in memory of the host. Between iterations.
   void copy_held(std::span<float> destination) const;
-  // Zeroes the gradients, on a device in the default stream. Of this rank alone. Throws Error(value) for what is not
+  // Zeroes the gradients. Of this rank alone. Throws Error(value) for what is not
   // finite.
-  void replace_held(std::span<const float> held);
+  void replace_held(std::span<const float> held, Stream stream = nullptr);
   // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
   // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
   // anything is changed.

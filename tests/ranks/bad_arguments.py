@@ -184,7 +184,7 @@ def methods(comm: gf.Communicator) -> Iterator[Case]:
     wires = {"fusion_threshold": THRESHOLD, "wire": WIRE, "algorithm": ALGORITHM}
 
     def used(kind: type, **given: Any) -> None:
-        kind(**given).make_pool(comm, [3], momentum=0.9).close()
+        kind(**given).make_pool(comm, [3]).close()
 
     yield Case("Dense", lambda **given: used(strategies.Dense, **given), wires)
     csc = {"density": DENSITY, "chunk_size": WHOLE, "momentum": Takes(0.5, ("None",)), "warmup": Takes(3, ("huge",))}
@@ -200,12 +200,14 @@ def methods(comm: gf.Communicator) -> Iterator[Case]:
     explained |= {"compute_seconds": seconds, "backward_seconds": seconds}
     yield Case("Strategy.explain", strategy.explain, explained)
     yield Case("Strategy.wire_of", strategy.wire_of, {"dtype": Takes("float32", ("None", "float32", "list", "dict"))})
-    yield Case("Strategy.load_state_dict", strategy.load_state_dict, {"state": Takes(strategy.state_dict())})
+    words = {"text": Takes("csc(density=0.5)")}
+    yield Case("parse_strategy", strategies.parse_strategy, words)
+    yield Case("parse_strategies", strategies.parse_strategies, words)
 
     positive = ("float", "float32", "huge")
     with gf.GradientPool(comm, [3]) as pool:
         sgd = {
-            "pool": Takes(pool),
+            "gradients": Takes(pool),
             "parameters": Takes([np.ones(3, np.float32)]),
             "lr": Takes(0.1, positive, left_out=("op",)),
             "momentum": Takes(0.0, positive),

@@ -212,7 +212,7 @@ def check_mixed_precision(comm: gf.Communicator) -> None:
         scales = [gf.optimizers.LossScale(2.0**4, growth_interval=3) for _ in twins.optimizers]
         for optimizer, scale in zip(twins.optimizers, scales, strict=True):
             optimizer.loss_scale = scale
-            optimizer._scale_pool()
+            optimizer._source.set_scale()
         for step in range(7):
             assert scales[0].value == scales[1].value
             is_bad = step in (2, 3, 5)
@@ -401,10 +401,13 @@ def check_refusals(comm: gf.Communicator) -> None:
     with raises(ArgumentError, "tensor 0 of the weights has 5 elements"):
         gf.optimizers.SGD(sparse, [device.asarray(np.ones(5, np.float32), DEVICE), here[1]], lr=0.1)
     optimizer = gf.optimizers.SGD(sparse, here, lr=0.1)
+    for pool in (on_host, sparse):
+        pool.ready()
+        pool.wait()
     with raises(ArgumentError, "the gradients of the pool are in memory of the host", f"optimizer {place}"):
-        optimizer._native.step(on_host._native, [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+        optimizer._natives[0].step(on_host.update(), [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
     with raises(ArgumentError, f"the gradients of the pool are {place}"):
-        gf.optimizers.SGD(on_host, host, lr=0.1)._native.step(sparse._native, [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+        gf.optimizers.SGD(on_host, host, lr=0.1)._natives[0].step(sparse.update(), [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
     with raises(ArgumentTypeError, "not float64"):
         gf.SparseGradientPool(comm, [6], "float64", device=DEVICE)
     with raises(ArgumentTypeError, "a stream is a number"):

@@ -246,16 +246,16 @@ def check_densities(comm: gf.Communicator) -> None:
         pool.wait()
         sent.append(len(pool.sent))
     assert sent == [20, 20, 3, 3]
-    strategy = CSC(density=0.15, warmup=4, chunk_size=16)
+    strategy = CSC(density=0.15, warmup=4, chunk_size=16, momentum=0.9)
     assert [strategy.density_at(t) for t in (0, 4, 100)] == [1.0, 0.15, 0.15]
-    pool = strategy.make_pool(comm, [20 * 16], momentum=0.9)
+    pool = strategy.make_pool(comm, [20 * 16])
+    assert pool.momentum == np.float32(0.9)
     sent = []
     for _ in range(6):
         pool.ready()
         pool.wait()
         sent.append(len(pool.sent))
     assert sent == [20, 16, 12, 8, 3, 3]  # 1 - 0.85 t / 4, rounded up
-    assert strategy.pools == (pool,)
 
 
 def check_not_finite(comm: gf.Communicator) -> None:
@@ -595,17 +595,17 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
             pool.wait()
     pool.load_state_dict(saved)
     assert pool.iteration == 1
-    strategy = CSC(density=0.5)
-    pools = [strategy.make_pool(comm, [20], momentum=0.5) for _ in range(2)]
-    states = strategy.state_dict()["pools"]
-    wrong = {"pools": [states[0], {**states[1], "held": [np.full(20, np.nan)]}]}
-    if last:
-        with raises(ArgumentError, "not finite"):
-            strategy.load_state_dict(wrong)
-    else:
-        with raises(MismatchError, "not finite"):
-            strategy.load_state_dict({"pools": states})
-    assert len(pools) == 2
+    weights = [np.zeros(20, np.float32), np.zeros(20, np.float16)]  # of two dtypes, so in two pools
+    with gf.training.ArrayLoop(comm, weights, CSC(density=0.5, momentum=0.5)) as training:
+        kept = training.state_dict()
+        half = {**kept["synchronizer"]["pools"]["float16"], "held": [np.full(20, np.nan)]}
+        wrong = {
+            **kept,
+            "synchronizer": {**kept["synchronizer"], "pools": {**kept["synchronizer"]["pools"], "float16": half}},
+        }
+        with raises(ArgumentError, "not finite", "" if last else f"rank {SIZE - 1}: "):
+            training.load_state_dict(wrong if last else kept)
+        training.load_state_dict(kept)
 
 
 def check_settings_that_differ(comm: gf.Communicator) -> None:
@@ -658,8 +658,9 @@ def check_bad_input(comm: gf.Communicator) -> None:
         CSC(warmup=-1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        CSC().make_pool(comm, [10], momentum=0.0)
-        CSC(correction=False).make_pool(comm, [10], momentum=0.9)
+        for strategy, momentum in ((CSC(), 0.0), (CSC(correction=False), 0.9)):
+            training = gf.training.ArrayLoop(comm, [np.zeros(10, np.float32)], strategy)
+            gf.optimizers.SGD(training, training.weights, lr=0.1, momentum=momentum)
     assert [str(each.message) for each in caught if "lost" in str(each.message)] == [str(caught[0].message)]
     pool = gf.SparseGradientPool(comm, [10, 20], extra=1)
     with raises(ArgumentError, "not in the pool"):
@@ -812,7 +813,7 @@ def check_dense_sgd(comm: gf.Communicator) -> None:
             velocity[index] = np.float32(0.5) * velocity[index] + direction
             copies[index] -= np.float32(0.5 / (step + 1)) * velocity[index]
             assert np.array_equal(weights[index], copies[index])
-    sparse = CSC(density=0.5, chunk_size=8, correction=False).make_pool(comm, [32], momentum=0.5)
+    sparse = CSC(density=0.5, chunk_size=8, correction=False).make_pool(comm, [32])
     weight = np.ones(32, np.float32)
     everywhere = gf.optimizers.SGD(sparse, [weight], lr=0.5, momentum=0.5, correction=False)
     for step in range(3):  # what was not sent counts as zero, and the momentum goes on

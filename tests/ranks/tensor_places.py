@@ -174,7 +174,7 @@ def _emulate() -> None:
         setattr(devices, name, function)
     explanation._SMALL, explanation._LARGE = 64, 1024  # an emulated device is slow
     for owner, names in (
-        (GradientPool, ("wait", "abandon")),
+        (GradientPool, ("wait", "abandon", "zero")),
         (SparseGradientPool, ("wait", "abandon", "zero", "hold", "load_state_dict")),
         (FusedStep, ("step",)),
         (_Weights, ("numbers",)),

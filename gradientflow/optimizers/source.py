@@ -1,0 +1,114 @@
+"""Where the optimizers of the core take gradients from: a pool that is waited for by hand, or a loop of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradientflow.errors import ArgumentError
+from gradientflow.pool import GradientPool
+from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.strategies import Settings
+from gradientflow.training import ArrayLoop, LossScale
+
+Groups = Sequence[tuple[str, Sequence[int]]]
+SettingsOf = Callable[[int], Settings]
+
+
+class OfPool:
+    """The gradients of a pool.
+
+    Parameters
+    ----------
+    pool : GradientPool or SparseGradientPool
+        The pool.
+    correction : bool
+        Whether a pool with residuals has momentum correction.
+    loss_scale : LossScale, float, "dynamic" or None
+        What gradients are too large by.
+    """
+
+    def __init__(
+        self, pool: GradientPool | SparseGradientPool, correction: bool, loss_scale: LossScale | float | str | None
+    ) -> None:
+        self._pool = pool
+        self._everywhere = not (pool.has_residuals and correction)
+        self.rate_in_momentum = pool.has_residuals and correction
+        self.shapes: Sequence[Any] = pool.shapes
+        self.groups: Groups = [(pool.dtype, range(len(pool.shapes)))]
+        self.device = pool.device
+        self.loss_scale = LossScale.of(loss_scale)
+
+    def start(self, optimizer: Any, settings: SettingsOf) -> None:
+        """Serve an optimizer that is complete."""
+        if self.loss_scale is None:
+            return
+        if not self._pool.skip_nonfinite:
+            message = "with a loss scale the pool has to skip what is not finite: give it skip_nonfinite=True"
+            raise ArgumentError(message)
+        self.loss_scale.bind(optimizer)
+        self.set_scale()
+
+    def set_scale(self) -> None:
+        """Tell the pool how its gradients are scaled."""
+        if self.loss_scale is not None:
+            self._pool.loss_scale = self.loss_scale.value
+
+    def updates(self, stream: Any) -> tuple[tuple[Any, ...], bool]:
+        """Return what the step shall use, by dtype, and whether it is to be skipped."""
+        update = self._pool.update(self._everywhere)
+        return (update,), self.loss_scale is not None and self._pool.has_nonfinite(stream)
+
+    def stepped(self, overflowed: bool) -> None:
+        """Note a step that was made, or skipped."""
+        if self.loss_scale is not None:
+            self.loss_scale.update(overflowed)
+            self.set_scale()
+
+
+class OfLoop:
+    """The gradients of a loop of training.
+
+    Parameters
+    ----------
+    loop : ArrayLoop
+        The loop.
+    loss_scale : None
+        It has its own.
+    """
+
+    def __init__(self, loop: ArrayLoop, loss_scale: LossScale | float | str | None) -> None:
+        if loss_scale is not None:
+            message = "a loop of training has its loss scale: give it to ArrayLoop"
+            raise ArgumentError(message)
+        self._loop = loop
+        self.rate_in_momentum = loop.strategy.rate_in_momentum
+        self.shapes: Sequence[Any] = loop.layout.shapes
+        self.groups: Groups = loop.layout.groups
+        self.device = None
+        self.loss_scale = loop.loss_scale
+
+    def start(self, optimizer: Any, settings: SettingsOf) -> None:
+        """Serve an optimizer that is complete."""
+        if self.loss_scale is not None:
+            self.loss_scale.bind(optimizer)
+        self._loop.use_settings(settings)
+
+    def set_scale(self) -> None:
+        """Tell the loop how its gradients are scaled."""
+        self._loop.set_loss_scale()
+
+    def updates(self, stream: Any) -> tuple[tuple[Any, ...], bool]:
+        """Return what the step shall use, by dtype, and whether it is to be skipped, or is made already."""
+        update = self._loop.update
+        if update is None:
+            message = "there are no gradients for a step: wait() first, once in each iteration"
+            raise ArgumentError(message)
+        return update.gradients, update.kind != "apply" or self._loop.overflowed
+
+    def stepped(self, overflowed: bool) -> None:
+        """Go on after a step."""
+        self._loop.stepped()
+
+
+__all__ = ["OfLoop", "OfPool"]

@@ -1,0 +1,45 @@
+"""What a step is to do, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["apply", "written", "skipped"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What comes of an iteration.
+
+    Attributes
+    ----------
+    kind : {"apply", "written", "skipped"}
+        "apply": an optimizer makes the step with the gradients. "written": the strategy has changed the weights itself;
+        the optimizer is not called, and schedulers count a step. "skipped": no step, because a gradient is not finite.
+    gradients : tuple
+        For the core's optimizers: for each dtype of the layout, where its gradients lie and which of them count.
+    """
+
+    kind: Kind
+    gradients: tuple[Any, ...] = ()
+
+
+class Settings(NamedTuple):
+    """What an optimizer does with a tensor in a step.
+
+    Attributes
+    ----------
+    rate, momentum, weight_decay : float
+        The learning rate, and so on.
+    trust : float
+        The trust coefficient of LARS; 0 without it.
+    """
+
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    trust: float = 0.0
+
+
+__all__ = ["Kind", "Settings", "Update"]

@@ -1,0 +1,11 @@
+"""Training in steps, for every framework: what is the same for all of them lives here, once."""
+
+from __future__ import annotations
+
+from .agreement import raise_together, require_same
+from .array_loop import ArrayLoop
+from .loop import Loop
+from .loss_scale import LossScale
+from .tensors import Tensors
+
+__all__ = ["ArrayLoop", "Loop", "LossScale", "Tensors", "raise_together", "require_same"]

@@ -1,0 +1,258 @@
+"""The loop of training for arrays: NumPy, or anything else whose gradients are written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer, Update, as_strategy
+
+from .agreement import require_same
+from .loop import Loop
+from .loss_scale import LossScale
+
+
+class ArrayLoop:
+    """Training with arrays, synchronised by a strategy: gradients are written into its memory, `gradients`.
+
+    Collective: all ranks make it with the same arguments. Weights are broadcast from rank 0.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    weights : sequence of arrays
+        Contiguous, of float16, bfloat16, float32 or float64, in the order in which backpropagation comes to them: the
+        last layer first. The shapes and dtypes of the gradients are theirs.
+    strategy : Strategy or str
+        An object, or its words, such as ``"csc(density=0.1)"``.
+    loss_scale : float, "dynamic" or LossScale, optional
+        What the loss is multiplied by. An iteration with gradients that are not finite is skipped then.
+
+    Attributes
+    ----------
+    comm, strategy
+        As given.
+    weights : list of arrays
+        As given.
+    loss_scale : LossScale or None
+        Its `value` is what to multiply the loss by.
+
+    Examples
+    --------
+    >>> training = gf.training.ArrayLoop(comm, [w2, w1], "csc(density=0.2)")
+    >>> optimizer = gf.optimizers.SGD(training, training.weights, lr=0.1, momentum=0.9)
+    >>> for step in range(100):
+    ...     for index, gradient in enumerate(training.gradients):
+    ...         gradient[...] = backward(index)
+    ...         training.ready(index)
+    ...     training.wait()
+    ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        weights: Sequence[Any],
+        strategy: Strategy | str = "dense",
+        *,
+        loss_scale: LossScale | float | str | None = None,
+    ) -> None:
+        self.comm = comm
+        self.strategy = as_strategy(strategy)
+        self.weights = list(weights)
+        self.loss_scale = LossScale.of(loss_scale)
+        layout = Layout.of(self.weights)
+        if not self.weights:
+            message = "there are no weights to train"
+            raise ArgumentError(message)
+        tensors = {
+            name: f"{dtype} {shape}"
+            for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
+        }
+        require_same(comm, "tensors", {**tensors, "strategy": repr(self.strategy), "loss_scale": repr(self.loss_scale)})
+        for weight in layout.weights:
+            comm.broadcast(weight)
+        self._tensors = _Arrays()
+        self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
+        self._loop.fix_order()
+
+    @property
+    def synchronizer(self) -> Synchronizer:
+        """What the strategy is bound to."""
+        return self._loop.synchronizer
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors."""
+        return self._loop.layout
+
+    @property
+    def gradients(self) -> tuple[Any, ...]:
+        """Where the gradients go, one array a tensor; after `wait` they are what the step uses."""
+        return self._loop.synchronizer.gradients
+
+    def ready(self, index: int) -> None:
+        """Say that gradient `index` is final for this iteration. From any thread.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such gradient, or it was already ready in this iteration.
+        """
+        count = len(self._loop.layout)
+        if not -count <= index < count:
+            message = f"gradient {index} is not there: there are {count}"
+            raise ArgumentError(message)
+        if not self._loop.order:
+            self._loop.begin_pass()
+        index %= count
+        self._loop.used[index] = True
+        self._loop.ready(index)
+
+    def wait(self) -> Update:
+        """End the iteration: wait until `gradients`, or the weights, are what the step shall use. Collective.
+
+        Gradients that are not ready count as zeros on this rank.
+
+        Raises
+        ------
+        gradientflow.errors.AbandonedError
+            If a rank gave up the iteration: all drop it, and can go on with the next one.
+        gradientflow.errors.NonFiniteError
+            On every rank, if gradients are not finite, where the strategy looks for such.
+        """
+        if not self._loop.order:
+            self._loop.begin_pass()
+        self._loop.end_pass()
+        self._loop.synchronize()
+        assert self._loop.update is not None
+        return self._loop.update
+
+    def stepped(self) -> None:
+        """Go on after a step; the optimizers of `gradientflow.optimizers` call it themselves."""
+        self._loop.stepped()
+
+    @property
+    def update(self) -> Update | None:
+        """What the last iteration has come to, until the step."""
+        return self._loop.update
+
+    def abandon(self) -> None:
+        """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""
+        self._loop.zero(forget=True)
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
+
+        A rank that leaves the block goes on contributing zeros until all have left it. Then all get the weights of a
+        rank that had the most iterations.
+        """
+        with self._loop.join():
+            yield
+            root = self._loop.take_part_until_all_have_left()
+            if root is not None:
+                for weight in self._loop.layout.weights:
+                    self.comm.broadcast(weight, root)
+
+    def finish(self) -> None:
+        """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        self._loop.synchronizer.finish()
+
+    def close(self) -> None:
+        """Give back memory and communicators. The weights stay as they are."""
+        self._loop.synchronizer.close()
+
+    def __enter__(self) -> ArrayLoop:
+        """Return the loop itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception without waiting for what is under way."""
+        self._loop.synchronizer.close(orderly=kind is None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what strategy and loss scale keep, of this rank; does not communicate."""
+        return self._loop.state(self.strategy.name, self._loop.synchronizer.state_dict())
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state that any number of ranks can load, the same on all. Collective."""
+        return self._loop.state(self.strategy.name, self._loop.synchronizer.consolidated_state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. Collective.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if it is the state of other tensors or another strategy: before anything is changed.
+        """
+        error = None
+        try:
+            self._loop.check_state(state, self.strategy.name)
+        except ArgumentError as caught:
+            error = caught
+        self._loop.agree_on_state(state, error)
+        self._loop.load_synchronizer(state)
+        self._loop.load_loss_scale(state)
+
+    def use_settings(self, settings: Callable[[int], Settings]) -> None:
+        """Take learning rate and the like of each tensor from an optimizer."""
+        self._loop.synchronizer.settings = settings
+        self._loop.synchronizer.begin()  # which refuses settings that do not go with the strategy
+
+    def set_loss_scale(self) -> None:
+        """Tell the strategy how gradients are scaled now."""
+        self._loop.set_loss_scale()
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether gradients of the last iteration were not finite, so that its step is skipped."""
+        return self._loop.overflowed
+
+
+class _Arrays:
+    """What the loop of training needs of gradients that are always in their places."""
+
+    stream = None
+
+    def __init__(self) -> None:
+        self._gradients: Sequence[Any] = ()
+        self._ready: Sequence[int] = ()
+
+    def attach(self, synchronizer: Synchronizer) -> list[int]:
+        self._gradients = synchronizer.gradients
+        return []
+
+    def default_stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def check(self, final: list[int]) -> None:
+        pass
+
+    def collect(self, index: int, used: bool) -> bool:
+        self._gradients[index][...] = 0
+        return False
+
+    def show(self, index: int, present: bool) -> None:
+        pass
+
+    def zero(self) -> None:
+        for gradient in self._gradients:
+            gradient[...] = 0
+
+    def exchanged(self) -> None:
+        pass
+
+    def settings(self, index: int) -> Settings:
+        return Settings(0.0)
+
+
+__all__ = ["ArrayLoop"]

@@ -1,0 +1,436 @@
+"""The loop of training, for every framework: which passes are exchanged, and what goes along with the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import AbandonedError, ArgumentError, GradientFlowError, NonFiniteError
+from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
+
+from .agreement import raise_together, require_same
+from .loss_scale import LossScale
+from .tensors import Tensors
+
+_NEEDED = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
+
+
+class Loop:
+    """Drives a synchronizer through the iterations of training: accumulation, `join`, loss scale, checkpoints, order.
+
+    Along with the gradients travels the status, `Synchronizer.numbers`: for each tensor 1 if it has a gradient on this
+    rank; then 1 if some have none; then 1 unless this rank is out of batches; then, for each rank, 1 if it gives up the
+    iteration. The mean says on every rank what is so on any of them, without a call of its own.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    strategy : Strategy
+        How they are synchronised.
+    layout : Layout
+        The tensors.
+    tensors : Tensors
+        What the framework has of them.
+    accumulation_steps : int
+        Every n-th backward pass is exchanged; gradients add up in between.
+    loss_scale : LossScale or None
+        What gradients are too large by.
+    before : Synchronizer or None
+        Of the same strategy and some of the tensors; what it keeps is taken over.
+
+    Attributes
+    ----------
+    synchronizer : Synchronizer
+        What is driven.
+    layout : Layout
+        The tensors, in the order in which the synchronizer has them.
+    order : list of int
+        The tensors whose gradients are final in this iteration, in the order in which they became so.
+    used : list of bool
+        Which tensors have got a gradient since all were zeroed.
+    hold : bool
+        Whether the gradients of the present pass wait for later ones.
+    flushed : bool
+        Whether all gradients are on their way.
+    update : Update or None
+        What the last exchange has come to, until the step.
+    unscaled : bool
+        Whether the gradients have been divided by the loss scale.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        strategy: Strategy,
+        layout: Layout,
+        tensors: Tensors,
+        *,
+        accumulation_steps: int = 1,
+        loss_scale: LossScale | None = None,
+        before: Synchronizer | None = None,
+    ) -> None:
+        self.comm = comm
+        self.strategy = strategy
+        self.tensors = tensors
+        self.accumulation_steps = accumulation_steps
+        self.loss_scale = loss_scale
+        self.order: list[int] = []
+        self.used: list[bool] = [False] * len(layout)
+        self.hold = False
+        self.flushed = False
+        self.update: Update | None = None
+        self.unscaled = False
+        self.on_new_order: Callable[[], object] = lambda: None
+        self._passes = 0  # backward passes since the last step
+        self._begun = False  # the iteration
+        self._no_sync = False
+        self._overflowed = False  # an exchange since the last step
+        self._is_failed = False  # an exchange that was waited for
+        self._must_zero = False  # before anything else, after an iteration that was dropped
+        self._order_known = not strategy.follows_order
+        self._seen: list[int] = []  # the order on this rank, until one is known
+        self._joining = False
+        self._has_batches = True
+        self._any_has_batches = True  # on any rank, at the last exchange
+        self._rounds = 0  # exchanges for which this rank had batches
+        self.layout = layout
+        self.synchronizer = self._bind(layout, before)
+
+    def _bind(self, layout: Layout, before: Synchronizer | None) -> Synchronizer:
+        """Make a synchronizer, give it what it has to know, and what another one keeps."""
+        numbers = len(layout) + 2 + self.comm.size if self.strategy.gradients == "mean" else 0
+        layout = replace(layout, numbers=numbers)
+        synchronizer = self.strategy.bind(self.comm, layout)
+        if not isinstance(synchronizer, Synchronizer):
+            message = f"bind of {self.strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer"
+            raise ArgumentError(message)
+        synchronizer.settings = self.tensors.settings
+        synchronizer.skips_nonfinite = self.loss_scale is not None
+        self.layout, self.synchronizer = layout, synchronizer
+        self._full_status = np.array([1.0] * len(layout) + [0.0, 1.0] + [0.0] * self.comm.size)[:numbers]
+        self.set_loss_scale()
+        if before is not None:
+            with self.tensors.default_stream():
+                synchronizer.take_over(before)
+        for index in self.tensors.attach(synchronizer):
+            self.used[index] = True
+        return synchronizer
+
+    # ---- backward passes -----------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Begin a backward pass."""
+        self.hold = self._no_sync or self._passes + 1 < self.accumulation_steps
+        self.update = None
+        self._must_zero = False
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self.synchronizer.begin()
+            self._begun = True
+
+    def ready(self, index: int) -> None:
+        """Take a gradient that a pass has computed, and that is final."""
+        try:
+            self.synchronizer.ready(index, self.tensors.stream)
+        except ArgumentError as error:
+            if type(error) is ArgumentError and index in self.order:
+                raise self._twice(index) from None
+            self.order.append(index)
+            raise
+        except BaseException:
+            self.order.append(index)  # the iteration is under way, and has to be given up
+            raise
+        self.order.append(index)
+
+    def _twice(self, index: int) -> ArgumentError:
+        return ArgumentError(
+            f"the gradient of {self.layout.names[index]} became final twice before it was averaged: call zero_grad() "
+            "after a backward pass that failed, and run a pass that reaches a parameter repeatedly under no_sync()"
+        )
+
+    def end_pass(self) -> bool:
+        """End a backward pass. Return whether its gradients are on their way now."""
+        self._passes += 1
+        if not self.hold:
+            self.flush()
+        return not self.hold
+
+    def flush(self) -> None:
+        """Have all gradients on their way: also those that were kept from earlier passes, or set by hand."""
+        self._begin()
+        self.tensors.check(self.order)
+        if not self._order_known:
+            self._seen = list(self.order)
+        status = self.synchronizer.numbers
+        if len(self.order) == len(self.layout) and self._has_batches:
+            status[:] = self._full_status
+        else:
+            final = set(self.order)
+            for index in range(len(self.layout)):
+                if index not in final:
+                    self.used[index] = self.tensors.collect(index, self.used[index])
+            self._write_status()
+        self.synchronizer.flush(self.tensors.stream)
+        self.flushed = True
+
+    def _write_status(self, gives_up: bool = False) -> None:
+        if self.strategy.gradients == "mean":
+            ranks = [float(gives_up and rank == self.comm.rank) for rank in range(self.comm.size)]
+            self.synchronizer.numbers[:] = [*self.used, 1.0, self._has_batches, *ranks]
+
+    # ---- exchanges -----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until gradients are what the step shall use, whatever passes have left to do. Collective."""
+        if self._must_zero:
+            message = "the iteration was dropped: call zero_grad(), and begin a new one with a backward pass"
+            raise ArgumentError(message)
+        with self.comm.span("wait"):
+            if not self.flushed:
+                self.flush()
+            self._wait()
+
+    def _wait(self) -> None:
+        self.flushed = self._begun = False
+        try:
+            update = self.synchronizer.wait(self.tensors.stream)
+        except NonFiniteError:  # on all ranks, which have ended the iteration
+            self._overflowed = False  # an error is told once, and a later step is another one
+            raise
+        except BaseException:
+            self._is_failed = True
+            raise
+        finally:
+            self.order.clear()
+            self.tensors.exchanged()
+        given_up = self._read_status()
+        if given_up or update.kind == "skipped":
+            self._overflowed = not given_up
+        if given_up and update.kind != "skipped":
+            self.synchronizer.drop(self.tensors.stream)
+        before = self.synchronizer
+        if not self._order_known:
+            self._learn_order()
+        if self.synchronizer is not before and update.kind == "apply" and not given_up:
+            update = self.synchronizer.update()
+        if given_up:
+            self._must_zero = True
+            ranks = "rank " + given_up[0] if len(given_up) == 1 else f"ranks {', '.join(given_up)}"
+            message = (
+                f"{ranks} gave up the iteration, after an error there: all ranks drop it, and no weight was changed; "
+                "call zero_grad() and go on with the next one"
+            )
+            raise AbandonedError(message)
+        self._rounds += self._has_batches
+        self.update = update
+
+    def _read_status(self) -> list[str]:
+        """Take what is so on any rank. Return the ranks that gave up the iteration."""
+        status, count = self.synchronizer.numbers, len(self.layout)
+        if not len(status):
+            for index, used in enumerate(self.used):
+                self.tensors.show(index, used)
+            return []
+        if status[count]:
+            for index in range(count):
+                self.tensors.show(index, bool(status[index]) or self.synchronizer.has_gradient(index))
+        self._any_has_batches = bool(status[count + 1])
+        return [str(rank) for rank in np.flatnonzero(status[count + 2 :])]
+
+    def abandon(self) -> None:
+        """Give up an iteration that a backward pass has begun and not ended; the other ranks are told."""
+        if not self.order and not self._is_failed:
+            return
+        self._is_failed = False
+        self._seen = list(self.order)
+        self._write_status(gives_up=True)
+        self.synchronizer.abandon(self.tensors.stream)
+        self.order.clear()
+        self._begun = False
+        if not self._order_known:
+            self._learn_order()
+
+    def zero(self, forget: bool) -> None:
+        """Begin anew: forget all gradients; and, with `forget`, which tensors had some."""
+        self.abandon()
+        self._passes = 0
+        self.flushed = self._overflowed = self.unscaled = self._must_zero = False
+        self.update = None
+        self.tensors.zero()
+        if forget:
+            self.used[:] = [False] * len(self.used)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of the passes in a ``with`` block add up without an exchange."""
+        before, self._no_sync = self._no_sync, True
+        try:
+            yield
+        finally:
+            self._no_sync = before
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether gradients were not finite in an exchange since the last step, so that this one is skipped."""
+        return self._overflowed
+
+    def stepped(self) -> None:
+        """Go on after a step that was made or skipped."""
+        if self.loss_scale is not None:
+            self.loss_scale.update(self._overflowed)
+            self.set_loss_scale()
+        self.synchronizer.after_step()
+        self.update = None
+        self.unscaled = self._overflowed = False
+        self._passes = 0
+
+    def set_loss_scale(self) -> None:
+        """Tell the synchronizer how gradients are scaled now."""
+        self.synchronizer.loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+
+    # ---- uneven batches ------------------------------------------------------------------------------------------
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether ranks may be out of batches."""
+        return self._joining
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Allow the ranks different numbers of iterations in a ``with`` block."""
+        if self._joining:
+            message = "join() is already under way"
+            raise ArgumentError(message)
+        if self.strategy.gradients != "mean":
+            message = (
+                f"join() does not go with {self.strategy.name}: it needs gradients that are averaged in every step"
+            )
+            raise ArgumentError(message)
+        self._joining, self._rounds = True, 0
+        try:
+            yield
+        finally:
+            self._joining, self._has_batches = False, True
+
+    def take_part_until_all_have_left(self) -> int | None:
+        """Contribute zeros until no rank has batches. Return a rank that had the most, unless all had as many."""
+        self._has_batches = False
+        while True:
+            self.zero(forget=True)
+            self.synchronize()
+            if not self._any_has_batches:
+                break
+            self.stepped()
+        self.synchronizer.drop(self.tensors.stream)
+        self.zero(forget=True)
+        rounds = self.comm.allgather(np.array([self._rounds])).ravel()
+        return int(rounds.argmax()) if rounds.min() < rounds.max() else None
+
+    # ---- order ---------------------------------------------------------------------------------------------------
+
+    def fix_order(self) -> None:
+        """Leave the tensors in the order in which they are."""
+        self._order_known = True
+
+    def _learn_order(self) -> None:
+        """Lay the tensors out in the order in which the gradients of rank 0 came, once there has been one."""
+        count = len(self.layout)
+        seen = [*self._seen, *(index for index in range(count) if index not in set(self._seen))]
+        everything = np.array([bool(self._seen), *seen], np.int64)
+        self.comm.broadcast(everything)
+        if everything[0]:
+            self._order_known = True
+            self._reorder(everything[1:].tolist())
+
+    def _reorder(self, order: Sequence[int]) -> None:
+        """Bind the strategy again, to the tensors in another order; what it keeps goes along."""
+        if list(order) == list(range(len(order))):
+            return
+        old, status = self.synchronizer, self.synchronizer.numbers.copy()
+        self.used[:] = [self.used[i] for i in order]
+        self._bind(self.layout.in_order(order), old)
+        self.synchronizer.numbers[len(order) :] = status[len(order) :]
+        old.close()
+        self.on_new_order()
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state(self, kind: str, of_synchronizer: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the state of training; `of_synchronizer` is that of the synchronizer, if it is to have one."""
+        return {
+            "of": kind,
+            "shapes": self._shapes,
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+            "order_is_known": self._order_known,
+            "synchronizer": of_synchronizer,
+        }
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
+
+    def check_state(self, state: Mapping[str, Any], kind: str) -> None:
+        """Raise unless `state` is of this kind, and of a model with these tensors."""
+        missing = _NEEDED - set(state)
+        if missing:
+            message = f"the state has no {', '.join(sorted(missing))}: it was not made by a DistributedOptimizer"
+            raise ArgumentError(message)
+        if state["of"] != kind:
+            message = f"the state is of {state['of']}, and this is {kind}"
+            raise ArgumentError(message)
+        for name, shape in self._shapes.items():
+            if name not in state["shapes"]:
+                message = f"the state is of another model, which has no {name}"
+                raise ArgumentError(message)
+            if list(state["shapes"][name]) != shape:
+                message = f"the state is of another model, whose {name} has shape {state['shapes'][name]}, not {shape}"
+                raise ArgumentError(message)
+        for name in state["shapes"]:
+            if name not in self._shapes:
+                message = f"the state is of another model, which has {name}"
+                raise ArgumentError(message)
+        if state["synchronizer"] is not None:
+            self.synchronizer.check_state_dict(state["synchronizer"])
+
+    def agree_on_state(self, state: Mapping[str, Any] | None, error: GradientFlowError | None) -> None:
+        """Raise on all ranks if one has an error, or if they are about to load different states. Collective."""
+        raise_together(self.comm, error)
+        if state is None or state["synchronizer"] is None:
+            entries = {"the kind of state": "a state of an optimizer alone"}
+        else:
+            entries = {"the kind of state": "a state of a strategy"}
+            entries |= self.synchronizer.summary(state["synchronizer"])
+        require_same(self.comm, "states", entries)
+
+    def load_synchronizer(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from what a synchronizer has kept, in the order that it had; without it, begin anew. Collective."""
+        self.abandon()
+        kept = None if state is None else state["synchronizer"]
+        if state is not None and kept and "names" in kept:
+            self._reorder([self.layout.names.index(name) for name in kept["names"]])
+            self._order_known = self._order_known or bool(state["order_is_known"])
+        with self.tensors.default_stream():
+            self.synchronizer.load_state_dict(kept)
+        self.tensors.exchanged()
+        self.flushed = self._overflowed = self.unscaled = False
+        self.update = None
+        self.set_loss_scale()
+
+    def load_loss_scale(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with a loss scale."""
+        if state is not None and state["loss_scale"] is not None and self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
+            self.set_loss_scale()
+
+
+__all__ = ["Loop"]
