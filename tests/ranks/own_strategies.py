@@ -1,0 +1,341 @@
+"""Strategies of a user's own: the examples of the documentation, in the NumPy loop and in PyTorch, and bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError, PeerError
+from gradientflow.optimizers import SGD
+from gradientflow.strategies import ArraySynchronizer, Dense, Layout, Strategy, parse_strategies, parse_strategy
+from gradientflow.training import ArrayLoop
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
+SIGN, TOP_K, LOCAL = f"{EXAMPLES}/sign_sgd.py:SignSGD", f"{EXAMPLES}/top_k.py:TopK", f"{EXAMPLES}/local_sgd.py:LocalSGD"
+
+
+def gradients_of(rank: int, step: int) -> list[Any]:
+    """Whole numbers, so that sums are exact; of several shapes, one of them empty."""
+    random = np.random.default_rng([rank, step])
+    return [random.integers(-9, 10, shape).astype(np.float32) for shape in ((40,), (0,), (3, 7), (1,))]
+
+
+def weights() -> list[Any]:
+    return [np.zeros_like(gradient) for gradient in gradients_of(0, 0)]
+
+
+def run(training: ArrayLoop, step: int, order: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    for index in order:
+        training.gradients[index][...] = gradients_of(RANK, step)[index]
+        training.ready(index)
+    training.wait()
+
+
+def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
+    mine = np.concatenate([np.ravel(array) for array in arrays])
+    assert (comm.allgather(mine) == mine).all()
+
+
+# ---- the examples ----------------------------------------------------------------------------------------------------
+
+
+def check_sign_sgd(comm: gf.Communicator) -> None:
+    """Ranks whose gradients come in different orders, and one without some of them."""
+    with ArrayLoop(comm, weights(), f"{SIGN}(scale=0.5)") as training:
+        assert training.strategy.settings == {"scale": 0.5}
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for step in range(4):
+            run(training, step, (0, 1, 2, 3) if RANK % 2 else (3, 0, 2, 1))
+            votes = [sum(np.sign(gradients_of(rank, step)[i]) for rank in range(SIZE)) for i in range(4)]
+            for gradient, vote in zip(training.gradients, votes, strict=True):
+                assert np.array_equal(gradient, 0.5 * np.sign(vote))
+            before = [weight.copy() for weight in training.weights]
+            optimizer.step()
+            for weight, old, vote in zip(training.weights, before, votes, strict=True):
+                assert np.array_equal(weight, old - np.float32(0.5) * np.sign(vote))
+        training.ready(0)
+        training.wait()  # the others are zeros
+        assert not training.gradients[2].any()
+        optimizer.step()
+
+
+def check_top_k(comm: gf.Communicator) -> None:
+    """What was sent and what is left is what was put in; a state goes on bit for bit."""
+
+    def make() -> tuple[ArrayLoop, SGD]:
+        training = ArrayLoop(comm, weights(), f"{TOP_K}(density=0.1)")
+        return training, SGD(training, training.weights, lr=1.0)
+
+    training, optimizer = make()
+    put_in = [np.zeros_like(weight) for weight in training.weights]
+    sent = [np.zeros_like(weight) for weight in training.weights]
+    for step in range(6):
+        run(training, step)
+        for i, gradient in enumerate(training.gradients):
+            assert np.count_nonzero(gradient) <= SIZE * max(1, gradient.size // 10)
+            sent[i] += SIZE * gradient
+            put_in[i] += sum(gradients_of(rank, step)[i] for rank in range(SIZE))
+        optimizer.step()
+        same_everywhere(comm, training.weights)
+    residuals = [comm.allreduce(each.copy(), "sum") for each in training.synchronizer.residuals]
+    for total, left, gone in zip(put_in, residuals, sent, strict=True):
+        assert np.allclose(total, left + gone, atol=1e-4)
+    other, stepper = make()
+    other.load_state_dict(training.state_dict())
+    for mine, theirs in zip(other.weights, training.weights, strict=True):
+        mine[...] = theirs
+    for one, its in ((training, optimizer), (other, stepper)):
+        run(one, 6)
+        its.step()
+    for mine, theirs in zip(other.weights, training.weights, strict=True):
+        assert np.array_equal(mine, theirs)
+    with raises(ArgumentError, "no residuals"):
+        state = training.state_dict()
+        other.load_state_dict({**state, "synchronizer": {"names": [], "rank": RANK, "ranks": SIZE}})
+    training.close()
+    other.close()
+
+
+def check_local_sgd(comm: gf.Communicator) -> None:
+    """Weights differ until they are averaged, and do not once training is finished."""
+    with ArrayLoop(comm, weights(), f"{LOCAL}(period=3)") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        expected = [np.zeros((SIZE, weight.size)) for weight in training.weights]
+        for step in range(7):
+            run(training, step)
+            optimizer.step()
+            for rank in range(SIZE):
+                for each, gradient in zip(expected, gradients_of(rank, step), strict=True):
+                    each[rank] -= gradient.ravel()
+            if step % 3 == 2:
+                for each in expected:
+                    each[:] = each.mean(axis=0)
+            for weight, each in zip(training.weights, expected, strict=True):
+                assert np.allclose(weight.ravel(), each[RANK], atol=1e-4)
+        training.finish()
+        same_everywhere(comm, training.weights)
+        with raises(ArgumentError, "join() does not go with LocalSGD"), training.join():
+            pass
+
+
+def check_uneven_batches(comm: gf.Communicator) -> None:
+    for words in ("dense", "csc(density=0.5, chunk_size=8, momentum=1.0)", f"{SIGN}(scale=0.5)"):
+        with ArrayLoop(comm, weights(), words) as training:
+            optimizer = SGD(training, training.weights, lr=1.0)
+            with training.join():
+                for step in range(3 + 2 * RANK):
+                    run(training, step)
+                    optimizer.step()
+            same_everywhere(comm, training.weights)
+
+
+def check_library_strategies(comm: gf.Communicator) -> None:
+    """Dense in the NumPy loop is the mean; several dtypes go in pools of their own."""
+    mixed = [np.zeros(5, np.float32), np.zeros(4, np.float16), np.zeros((2, 3), np.float32)]
+    with ArrayLoop(comm, mixed, "dense(fusion_threshold=0)") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for index, gradient in enumerate(training.gradients):
+            gradient[...] = SIZE * (RANK + index)
+            training.ready(index)
+        assert training.wait().kind == "apply"
+        optimizer.step()
+        for index, weight in enumerate(mixed):
+            assert (weight == -(SIZE * (SIZE - 1) / 2 + SIZE * index)).all()
+        with raises(ArgumentError, "wait() first"):
+            optimizer.step()
+        with raises(ArgumentError, "gradient 3 is not there"):
+            training.ready(3)
+
+
+# ---- in PyTorch ------------------------------------------------------------------------------------------------------
+
+
+def check_pytorch(comm: gf.Communicator) -> None:
+    try:
+        import torch
+    except ImportError:
+        return
+    import gradientflow.torch as gft
+
+    torch.set_num_threads(1)
+    for words in (
+        f"{SIGN}(scale=0.1)",
+        f"{TOP_K}(density=0.2)",
+        f"{LOCAL}(period=4)",
+        "csc(density=0.5, chunk_size=16)",
+    ):
+        torch.manual_seed(RANK)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 1))
+        target = torch.arange(6.0) / 6
+        inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
+            losses = []
+            x = torch.randn(16, 6, generator=torch.Generator().manual_seed(RANK))
+            for _ in range(60):
+                optimizer.zero_grad()
+                loss = (model(x).squeeze(1) - x @ target).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            optimizer.finish()
+            assert losses[-1] < 0.8 * losses[0], (words, losses)
+            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+            if words.startswith(LOCAL):
+                same_everywhere(comm, [buffer.numpy() for buffer in model.buffers()])
+            state = optimizer.state_dict()
+            optimizer.load_state_dict(state)
+        if words.startswith(SIGN) and SIZE > 1:
+            with raises(ArgumentError, "GradScaler does not go with"):
+                scaled(model, comm)
+
+
+def scaled(model: Any, comm: gf.Communicator) -> None:
+    import torch
+
+    import gradientflow.torch as gft
+
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with gft.DistributedOptimizer(inner, model, comm, strategy=f"{LOCAL}(period=4)") as optimizer:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(model(torch.ones(4, 6)).sum()).backward()
+        scaler.step(optimizer)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+class Failing(Strategy):
+    """Averages one by one, and fails on one rank when it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return OneByOne(comm, layout, self)
+
+
+class OneByOne(ArraySynchronizer):
+    strategy: Failing
+
+    def gradient_ready(self, index: int, gradient: Any) -> None:
+        if self.strategy.fails and index == 2:
+            raise ZeroDivisionError
+        self.comm.allreduce(gradient, "mean")
+
+
+def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
+    """There at once, with the others at their next exchange; the next iteration works."""
+    if SIZE == 1:
+        return
+    strategy = Failing()
+    with ArrayLoop(comm, weights(), strategy) as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for step in range(3):
+            strategy.fails = step == 1 and RANK == 0
+            if step == 1:
+                before = [weight.copy() for weight in training.weights]
+                with raises(ZeroDivisionError if RANK == 0 else PeerError, *([] if RANK == 0 else ["rank 0"])):
+                    run(training, step)
+                training.abandon()
+                strategy.fails = False
+                assert all(map(np.array_equal, training.weights, before))
+                continue
+            run(training, step)
+            optimizer.step()
+            same_everywhere(comm, training.weights)
+    with ArrayLoop(comm, weights(), "dense") as training:  # in pools, too
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for step in range(3):
+            if step == 1 and RANK == 0:
+                training.ready(0)
+                training.abandon()
+            elif step == 1:
+                with raises(AbandonedError, "rank 0 gave up"):
+                    run(training, step)
+            else:
+                run(training, step)
+                optimizer.step()
+            same_everywhere(comm, training.weights)
+
+
+class NoSynchronizer(Strategy):
+    def bind(self, comm: gf.Communicator, layout: Layout) -> Any:
+        return "nothing"
+
+
+class WrongWord(ArraySynchronizer):
+    def backward_done(self) -> Any:
+        return "done"
+
+
+class SaysSomething(Strategy):
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return WrongWord(comm, layout, self)
+
+
+def check_bad_strategies(comm: gf.Communicator) -> None:
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: ArrayLoop(comm, weights(), NoSynchronizer()), "bind of NoSynchronizer returned a str"),
+        (lambda: ArrayLoop(comm, [], "dense"), "no weights"),
+        (lambda: ArrayLoop(comm, [3.0], "dense"), "weight 0 is a float"),
+        (lambda: ArrayLoop(comm, weights(), "nothing.py:Mine"), "cannot be read"),
+        (lambda: ArrayLoop(comm, weights(), f"{EXAMPLES}/top_k.py:Bottom"), "no strategy 'Bottom': it has TopK"),
+        (lambda: NoSynchronizer().explain(comm, 10), "does not say what it sends"),
+    ]
+    for make, words in wrong:
+        with raises(ArgumentError, words):
+            make()
+    with raises(ArgumentTypeError, "the strategy is a Dense"):
+        ArrayLoop(comm, weights(), Dense)  # type: ignore[arg-type]
+    with ArrayLoop(comm, weights(), SaysSomething()) as training, raises(ArgumentTypeError, "'done'", "'written'"):
+        run(training, 0)
+    if SIZE > 1:
+        with raises(MismatchError, "strategy is"):
+            ArrayLoop(comm, weights(), f"{TOP_K}(density=0.{RANK + 1})")
+
+
+def check_words(comm: gf.Communicator) -> None:
+    first, second, own = parse_strategies(f"dense; csc(0.25, warmup=20);{SIGN}( scale = 0.01 )")
+    assert repr(first) == "dense"
+    assert repr(second) == "csc(density=0.25, warmup=20)"
+    assert repr(own) == "SignSGD(scale=0.01)"
+    assert parse_strategy(repr(second)) == second != first
+    assert parse_strategy(f"{SIGN}(scale=0.01)") == own
+    assert parse_strategies("csc(algorithm='ring')")[0].settings["algorithm"] == "ring"
+    for words, text in (
+        ("", "names no strategy"),
+        ("cscc", "did you mean csc?"),
+        ("csc(densty=1)", "the arguments of csc are density, chunk_size"),
+        ("csc(density=f(2))", "what is needed is a number"),
+        ("csc(**{})", "one by one"),
+        ("csc(", "no strategy in words"),
+        ("3", "no strategy in words"),
+        ("csc(density=2)", "density is above 0"),
+    ):
+        with raises(ArgumentError, text):
+            parse_strategies(words)
+
+
+run_checks(
+    [
+        check_sign_sgd,
+        check_top_k,
+        check_local_sgd,
+        check_uneven_batches,
+        check_library_strategies,
+        check_pytorch,
+        check_an_exception_on_one_rank,
+        check_bad_strategies,
+        check_words,
+    ],
+    [{}, {"node_size": 1}][:SIZE],
+)
