@@ -43,6 +43,7 @@ from .tensors import (
     plain_like,
     scatter_row,
     side_by_side,
+    together,
 )
 from .work import CollectiveWork, Common, FutureThread, Work, seconds, untraced
 
@@ -265,10 +266,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Do several of `reduce_scatter_single`."""
         options = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
-        targets = [checked(output) for output in outputs]
-        calls = []
-        for target, tensor in zip(targets, inputs, strict=True):
-            source = checked(tensor)
+        pairs = [(checked(output), checked(tensor)) for output, tensor in together("reduce_scatter", outputs, inputs)]
+        targets, calls = [target for target, _ in pairs], []
+        for target, source in pairs:
             check_alike("reduce_scatter_single", target, source)
             if source.numel() != target.numel() * self._size:
                 _refuse_count("reduce_scatter_single", source, target.numel() * self._size)
@@ -382,8 +382,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Collect several tensors of all ranks: the i-th of rank r goes to ``output_lists[r][i]``."""
         options = _options(c10d.AllgatherOptions, opts)
-        outputs = [self._parts(parts, "allgather_coalesced") for parts in zip(*output_lists, strict=True)]
-        calls = [self._allgather(parts, tensor) for parts, tensor in zip(outputs, input_list, strict=True)]
+        parts_of_each = list(together("allgather_coalesced", *output_lists))
+        outputs = [self._parts(parts, "allgather_coalesced") for parts in parts_of_each]
+        calls = [
+            self._allgather(parts, tensor) for parts, tensor in together("allgather_coalesced", outputs, input_list)
+        ]
         return self._run(calls, [tensor for parts in outputs for tensor in parts], options)
 
     def all_gather_single(
@@ -402,10 +405,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Do several of `all_gather_single`."""
         options = _options(c10d.AllgatherOptions, opts, timeout)
-        targets = [checked(output) for output in outputs]
-        calls = []
-        for target, tensor in zip(targets, inputs, strict=True):
-            source = checked(tensor)
+        pairs = [(checked(output), checked(tensor)) for output, tensor in together("all_gather", outputs, inputs)]
+        targets, calls = [target for target, _ in pairs], []
+        for target, source in pairs:
             check_alike("all_gather_single", target, source)
             if target.numel() != source.numel() * self._size:
                 _refuse_count("all_gather_single", target, source.numel() * self._size)
@@ -772,7 +774,7 @@ def _options(kind: Any, given: Any, timeout: timedelta | None = None, **values: 
 def _list_of(tensors: Any) -> Sequence[torch.Tensor]:
     """Return the list of tensors, which PyTorch puts into another list."""
     found: Sequence[torch.Tensor] = tensors
-    if not (tensors and isinstance(tensors[0], torch.Tensor)):
+    if not (isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor)):
         found = only(tensors, "the call")
     return found
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from gradientflow.arguments import sequence
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 from . import devices
@@ -122,10 +123,29 @@ def only(tensors: Any, call: str) -> Any:
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
+    tensors = sequence(f"what {call} takes", tensors, "tensors")
     if len(tensors) != 1:
         message = f"{call} takes one tensor for each rank, not {len(tensors)}"
         raise ArgumentError(message)
     return tensors[0]
+
+
+def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
+    """Return the first of all lists of a call, then the second, and so on.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If they have different lengths.
+    gradientflow.errors.ArgumentTypeError
+        If one is no list.
+    """
+    found = [sequence(f"what {call} takes", each, "tensors") for each in lists]
+    lengths = sorted({len(each) for each in found})
+    if len(lengths) > 1:
+        message = f"{call} takes lists of as many tensors, not of {' and '.join(map(str, lengths))}"
+        raise ArgumentError(message)
+    return zip(*found, strict=True)
 
 
 def check_alike(call: str, *tensors: torch.Tensor) -> None:

@@ -637,6 +637,18 @@ def check_refusals() -> None:
         group.all_to_all_single(torch.zeros(SIZE + 1), torch.zeros(SIZE), [1] * SIZE, [1] * SIZE)
     with raises(ArgumentError, "takes one tensor for each rank, not 2"):
         group.allreduce([torch.zeros(1), torch.zeros(1)])
+    group = dist.distributed_c10d._get_default_group()
+    with raises(ArgumentError, "lists of as many tensors, not of 0 and 1"):
+        group.all_gather_single_coalesced([torch.ones(SIZE)], [])
+    with raises(ArgumentError, "lists of as many tensors, not of 1 and 2"):
+        group.reduce_scatter_single_coalesced([torch.ones(1)] * 2, [torch.ones(SIZE)])
+    with raises(ArgumentTypeError, "a sequence of tensors, not 3"):
+        group.all_gather_single_coalesced(3, [torch.ones(1)])
+    for call in (group.allreduce, group.broadcast):
+        with raises(ArgumentTypeError, "a sequence of tensors, not 3"):
+            call(3)
+    with raises(ArgumentTypeError, "a sequence of tensors, not 3"):
+        group.allgather(3, torch.ones(1))
     with raises(ArgumentError, "tag -3"):
         group.send([torch.zeros(1)], NEXT, -3)
     with raises(ArgumentError, f"rank {SIZE} is not in the group"):
