@@ -27,7 +27,7 @@ template <class Work>
 void quietly(Work work) noexcept {
   try {
     work();
-  } catch (...) {  // the result says so
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the result says so
   }
 }
 

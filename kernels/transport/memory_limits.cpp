@@ -108,7 +108,7 @@ std::vector<std::string> folders_of(const Hierarchy& hierarchy) {
   if (!hierarchy.group || hierarchy.mounts.empty()) {
     return {};
   }
-  if (chosen == nullptr) {
+  if (chosen == nullptr || !inside) {
     return {hierarchy.mounts.front().folder};
   }
   std::vector<std::string> folders;
