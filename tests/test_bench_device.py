@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,14 +16,26 @@ from typing import Any
 
 import pytest
 
-from gradientflow.bench import gpu_check
 from gradientflow.bench.collective.columns import Result
-from gradientflow.bench.gpu_check import Ended, Step, run_step
 from gradientflow.bench.kernels.columns import KernelResult
 from gradientflow.bench.kernels.contestants import DEVICE_KERNELS
 from gradientflow.bench.kernels.device import take_device_times
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def from_checkout(name: str) -> Any:
+    """Load a script of the benchmarks that is not installed."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gpu_check = from_checkout("gpu_check")
+Ended, Step, run_step = gpu_check.Ended, gpu_check.Step, gpu_check.run_step
 
 
 def run_python(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
