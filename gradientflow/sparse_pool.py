@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -217,6 +218,13 @@ class SparseGradientPool(BasePool):
     def has_nonfinite(self, stream: Any = None) -> bool:
         """Tell whether the last iteration was dropped because a gradient was not finite."""
         return self.overflowed
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether the last iteration has left a gradient of tensor `index` that is not zero."""
+        nbytes = math.prod(self._shapes[index]) * self._itemsize
+        memory = self._array(self.offsets[index], (nbytes,), "uint8")
+        on_host = memory if isinstance(memory, np.ndarray) else memory.get()
+        return bool(_as_float32(on_host, self.dtype).any())
 
     def take_back(self, stream: Any = None) -> None:
         """Hold back again what the last iteration has sent, an equal part on each rank, and zero the gradients.

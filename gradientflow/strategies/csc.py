@@ -190,8 +190,8 @@ class ChunkSynchronizer(PoolSynchronizer):
 
     def has_gradient(self, index: int) -> bool:
         """Tell whether a residual of the tensor was sent."""
-        gradient = self.gradients[index]
-        return bool((gradient if isinstance(gradient, np.ndarray) else gradient.get()).any())
+        group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
+        return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

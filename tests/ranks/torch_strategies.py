@@ -7,6 +7,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -364,15 +365,15 @@ def check_fused_sgd_is_torchs(comm: gf.Communicator) -> None:
 
 def check_unused_parameters(comm: gf.Communicator) -> None:
     """What nobody uses is left alone: weights, momentum and the state."""
-    for strategy in (Dense(), CSC(0.5, chunk_size=16)):
-        model = Branches(SIZE + 1)
+    for strategy, dtype in product((Dense(), CSC(0.5, chunk_size=16)), (torch.float32, torch.bfloat16)):
+        model = Branches(SIZE + 1).to(dtype)
         with torch.no_grad():
             for branch in model.branches:
                 branch.weight.fill_(1.0)
         optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=strategy, fused=True)
         for step in range(4):
             optimizer.zero_grad()
-            model(whole_numbers(RANK, step), RANK).backward()
+            model(whole_numbers(RANK, step).to(dtype), RANK).backward()
             assert model.branches[SIZE].weight.grad is None
             optimizer.step()
             same_everywhere(model.parameters())
