@@ -207,7 +207,7 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
         return Step(name, [*tool, *pytest], limit, environment, report)
 
     yield command("doctor", ["doctor"], 30)
-    yield tests("test-kernels", "test_cuda_kernels.py", [], 60)
+    yield tests("test-kernels", "devices/test_cuda_kernels.py", [], 60)
 
     # One GPU for all ranks, which is the case that NCCL does not serve.
     one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
@@ -229,9 +229,9 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     else:
         yield Step(name, [], 0, reason="there is one GPU")
 
-    yield tests("test-device", "test_device*.py", [], 120)
-    yield tests("test-nccl", "test_nccl*.py", [], 90)
-    yield tests("test-torch", "test_torch*.py", ["-k", "cuda or device"], 90)
+    yield tests("test-device", "devices/test_device*.py", [], 120)
+    yield tests("test-nccl", "devices/test_nccl.py", [], 90)
+    yield tests("test-torch", "torch/test_*.py", ["-k", "cuda or device"], 90)
 
     sanitizer = _find("compute-sanitizer")
     for tool, limit in (("memcheck", 120), ("racecheck", 120)):
@@ -239,7 +239,7 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
             yield Step(tool, [], 0, reason="there is no compute-sanitizer on the PATH, in CUDA_HOME or /usr/local/cuda")
             continue
         checked = [sanitizer, "--tool", tool, "--error-exitcode", "1"]
-        yield tests(tool, "test_cuda_kernels.py", ["-n", "0", "-k", "cuda", "--timeout", "0"], limit, checked)
+        yield tests(tool, "devices/test_cuda_kernels.py", ["-n", "0", "-k", "cuda", "--timeout", "0"], limit, checked)
 
 
 def _installation(options: argparse.Namespace, out: Path) -> tuple[str, dict[str, str], list[Step]]:

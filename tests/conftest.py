@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import emulator
+import cuda_emulator
 import pytest
 
 from gradientflow._location import PACKAGE
@@ -29,7 +29,7 @@ from gradientflow.launch import (
     mpirun_command,
 )
 
-RANK_PROGRAMS = Path(__file__).resolve().parent / "ranks"
+RANK_PROGRAMS = Path(__file__).resolve().parent / "programs"
 TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
 ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
 
@@ -145,7 +145,7 @@ def _start(
 def _rank_command(
     launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool | str
 ) -> list[str]:
-    """Write the command line that starts tests/ranks/<program>.py; `recover` as of `start_job`."""
+    """Write the command line that starts tests/programs/<program>.py; `recover` as of `start_job`."""
     command = mpirun_command(
         launcher, ranks, [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
     )
@@ -185,8 +185,8 @@ def emulated_cuda(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> P
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        library = folder / emulator.NAME
-        return library if library.exists() else emulator.build(folder, PACKAGE / "lib")
+        library = folder / cuda_emulator.NAME
+        return library if library.exists() else cuda_emulator.build(folder, PACKAGE / "lib")
 
 
 @pytest.fixture(scope="session")
@@ -201,8 +201,8 @@ def device_env(cuda_devices: int, request: pytest.FixtureRequest) -> dict[str, s
 def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
     """Give ``start_job(n, program, *args, env=None, timeout=60, recover=False)``.
 
-    It starts tests/ranks/<program>.py. With `recover` the launcher lets the other ranks go on after one has died; with
-    "ulfm" the MPI library tells them, too.
+    It starts tests/programs/<program>.py. With `recover` the launcher lets the other ranks go on after one has died;
+    with "ulfm" the MPI library tells them, too.
     """
     jobs: list[Job] = []
 

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nccl_emulator
 import pytest
 
 Run = Callable[..., Any]
 Env = dict[str, str]
 
-EMULATOR = Path(__file__).resolve().parent / "nccl_emulator" / "build.py"
 SECONDS = 2  # that the ranks wait for each other where one of them does nothing
 
 
 def build_nccl(cuda_library: Path) -> Path:
     """Build the emulated NCCL beside the emulated CUDA, once for all workers."""
-    spec = importlib.util.spec_from_file_location("nccl_emulator_build", EMULATOR)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with (cuda_library.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        library = cuda_library.parent / str(module.NAME)
-        return library if library.exists() else Path(module.build_nccl(cuda_library.parent, cuda_library))
+        library = cuda_library.parent / nccl_emulator.NAME
+        return library if library.exists() else nccl_emulator.build(cuda_library.parent, cuda_library)
 
 
 @pytest.fixture(scope="session")

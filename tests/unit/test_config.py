@@ -17,7 +17,7 @@ from gradientflow import _core
 from gradientflow.config import Field, fields, unknown_variables
 from gradientflow.errors import ArgumentError, GradientFlowError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "configuration.md"
 parse_bytes: Callable[[str], int] = _core.parse_bytes
 

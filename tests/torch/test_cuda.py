@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_torch_process_group import losses
+from tutorial_script import losses
 
 torch = pytest.importorskip("torch")
 

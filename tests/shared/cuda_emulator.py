@@ -8,8 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-EMULATOR = ROOT / "tests" / "cuda_emulator"
+ROOT = Path(__file__).resolve().parents[2]
+EMULATOR = ROOT / "tests" / "emulators" / "cuda"
 NAME = "libgradientflow_cuda_emulated.so"
 
 FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-w", f"-I{EMULATOR}"]

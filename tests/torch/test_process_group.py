@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gradientflow.launch import module_command
+from tutorial_script import OUTSIDE, losses
 
 pytest.importorskip("torch")
 
 Run = Callable[..., Any]
 
-RANK_PROGRAMS = Path(__file__).resolve().parent / "ranks"
-OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith(("GRADIENTFLOW_", "TORCH_"))}
+RANK_PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
 
 @pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "12")])
@@ -86,23 +83,6 @@ def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
         check=False,
     )
     assert (finished.returncode, finished.stderr) == (0, "")
-
-
-def losses(backend: str, checkpoint: Path, epochs: int, device: str = "cpu") -> dict[int, float]:
-    """Run the script with a backend; return the loss of each epoch."""
-    script = [sys.executable, str(RANK_PROGRAMS / "ddp_script.py"), backend, str(checkpoint), str(epochs)]
-    script += ["--device", device]
-    finished = subprocess.run(
-        module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]),
-        env={**OUTSIDE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    lines = [line.split() for line in finished.stdout.splitlines()]
-    return {int(epoch): float(loss) for _, epoch, _, loss in lines}
 
 
 def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 Run = Callable[..., Any]
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 pytest.importorskip("torch")
 

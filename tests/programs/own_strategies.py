@@ -15,7 +15,7 @@ from gradientflow.optimizers import SGD
 from gradientflow.strategies import ArraySynchronizer, Dense, Layout, Strategy, parse_strategies, parse_strategy
 from gradientflow.training import ArrayLoop
 
-EXAMPLES = Path(__file__).resolve().parent.parent.parent / "docs" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 SIGN, TOP_K, LOCAL = f"{EXAMPLES}/sign_sgd.py:SignSGD", f"{EXAMPLES}/top_k.py:TopK", f"{EXAMPLES}/local_sgd.py:LocalSGD"
 
 

@@ -21,7 +21,7 @@ from gradientflow.bench.kernels.columns import KernelResult
 from gradientflow.bench.kernels.contestants import DEVICE_KERNELS
 from gradientflow.bench.kernels.device import take_device_times
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def from_checkout(name: str) -> Any:

@@ -6,11 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
+from cuda_emulator import EMULATOR as CUDA
+
+SOURCE = CUDA.parent / "nccl" / "nccl.cpp"
 NAME = "libnccl_emulated.so.2"
 
 
-def build_nccl(folder: Path, cuda_library: Path) -> Path:
+def build(folder: Path, cuda_library: Path) -> Path:
     """Compile the emulator into a library in `folder`.
 
     Parameters
@@ -27,7 +29,7 @@ def build_nccl(folder: Path, cuda_library: Path) -> Path:
     """
     library = folder / NAME
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-w", "-pthread"]
-    command += [f"-I{FOLDER.parent / 'cuda_emulator'}", str(FOLDER / "nccl.cpp"), "-o", str(library)]
+    command += [f"-I{CUDA}", str(SOURCE), "-o", str(library)]
     command += [str(cuda_library), f"-Wl,-rpath,{cuda_library.parent}", "-Wl,--no-undefined"]
     command += ["-Wl,--allow-shlib-undefined"]
     subprocess.run(command, check=True)

@@ -22,10 +22,10 @@ import gradientflow
 from gradientflow._location import build_info
 from gradientflow.launch import module_command
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gradientflow.__file__).resolve().parent
 HEADER = ROOT / "kernels" / "c" / "gradientflow.h"
-PROGRAMS = ROOT / "tests" / "c"
+PROGRAMS = Path(__file__).resolve().parent
 EXAMPLES = ROOT / "docs" / "examples"
 
 # The environment's own programs first, as after `activate`; libraries are found through what was linked.

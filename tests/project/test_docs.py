@@ -33,7 +33,7 @@ import pytest
 
 from gradientflow.launch import Launcher, launch_environment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     name
     for name in (

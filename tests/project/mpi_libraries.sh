@@ -2,12 +2,12 @@
 # GradientFlow with Debian's Open MPI and MPICH: installs it in a small Debian of its own for each, and tries doctor,
 # run, bench and netlab there. Nothing is installed into this system.
 #
-#   tests/mpi_libraries.sh [--keep FOLDER] [openmpi] [mpich]
+#   tests/project/mpi_libraries.sh [--keep FOLDER] [openmpi] [mpich]
 #
 # Needs root, debootstrap and the network; takes a while, and exits with 77 where something is missing. With --keep
 # the Debians stay in FOLDER and serve the next time.
 set -euo pipefail
-source=$(cd "$(dirname "$0")/.." && pwd)
+source=$(cd "$(dirname "$0")/../.." && pwd)
 release=${DEBIAN_RELEASE:-bookworm}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 

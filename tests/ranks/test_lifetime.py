@@ -44,7 +44,7 @@ def test_sys_exit_inside_with(mpirun: Run) -> None:
 
 def test_without_a_launcher(tmp_path: Path) -> None:
     """A program that is just started is a job of one rank."""
-    program = Path(__file__).resolve().parent / "ranks" / "lifetime.py"
+    program = Path(__file__).resolve().parents[1] / "programs" / "lifetime.py"
     done = subprocess.run(
         [sys.executable, program, "without_closing"],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **launch_environment(find_launcher())},

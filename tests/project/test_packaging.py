@@ -21,7 +21,7 @@ from gradientflow._location import MPILibrary, build_info, load_core
 from gradientflow.cli import checks
 from gradientflow.errors import CommunicationError, MPILibraryError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gradientflow.__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libgradientflow.so"
 CORE = PACKAGE / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
