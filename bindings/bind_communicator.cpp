@@ -14,9 +14,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "../kernels/collective/call.hpp"
-#include "../kernels/engine/communicator.hpp"
-#include "../kernels/transport/launcher.hpp"
+#include "../kernels/collective/call/call.hpp"
+#include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/transport/mpi/launcher.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"

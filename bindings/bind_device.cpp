@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../kernels/collective/device_segment.hpp"
+#include "../kernels/collective/on_device/device_segment.hpp"
 #include "../kernels/compute/cuda/owned.hpp"
 #include "../kernels/compute/cuda/runtime.hpp"
 #include "bindings.hpp"

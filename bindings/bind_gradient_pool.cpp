@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../kernels/engine/gradient_pool.hpp"
+#include "../kernels/engine/exchange/gradient_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../kernels/base/error.hpp"
-#include "../kernels/engine/optimizer.hpp"
+#include "../kernels/engine/update/optimizer.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
 #include "pool_memory.hpp"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/engine/chunk_selection.hpp"
-#include "../kernels/engine/sparse_pool.hpp"
+#include "../kernels/engine/exchange/chunk_selection.hpp"
+#include "../kernels/engine/exchange/sparse_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "../kernels/engine/pool_memory.hpp"
+#include "../kernels/engine/memory/pool_memory.hpp"
 
 namespace gradientflow::bindings {
 

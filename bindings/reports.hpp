@@ -7,7 +7,7 @@
 #include <chrono>
 #include <vector>
 
-#include "../kernels/engine/gradient_pool.hpp"
+#include "../kernels/engine/exchange/gradient_pool.hpp"
 
 namespace gradientflow::bindings {
 

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "../kernels/base/dtype.hpp"
-#include "../kernels/collective/call.hpp"
+#include "../kernels/collective/call/call.hpp"
 
 namespace gradientflow::bindings {
 

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "../kernels/engine/update.hpp"
+#include "../kernels/engine/update/update.hpp"
 
 namespace gradientflow::bindings {
 

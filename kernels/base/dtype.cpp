@@ -59,6 +59,16 @@ ReduceOp reduce_op_from_name(std::string_view name) {
   throw Error(ErrorKind::value, "unknown op '" + std::string(name) + "'; choose from " + known);
 }
 
+static_assert(static_cast<int>(DType::float16) == 0 && static_cast<int>(DType::bfloat16) == 1 &&
+              static_cast<int>(DType::float32) == 2);
+
+std::size_t index_among_floats(DType dtype, const char* sentence) {
+  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
+    throw Error(ErrorKind::type, std::string(sentence) + ", not " + std::string(name_of(dtype)));
+  }
+  return static_cast<std::size_t>(dtype);
+}
+
 void check_reducible(DType dtype, ReduceOp op) {
   if (dtype == DType::boolean && op != ReduceOp::max && op != ReduceOp::min) {
     throw Error(ErrorKind::type,

@@ -20,6 +20,10 @@ inline constexpr int reduce_op_count = 5;
 [[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) naming what is supported
 [[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) naming what is supported
 
+// The index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype: `sentence` says
+// where only these three may be.
+[[nodiscard]] std::size_t index_among_floats(DType dtype, const char* sentence);
+
 // Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has max and min only.
 void check_reducible(DType dtype, ReduceOp op);
 

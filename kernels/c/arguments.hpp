@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "../collective/call.hpp"
-#include "../engine/communicator.hpp"
-#include "../engine/gradient_pool.hpp"
-#include "../engine/sparse_pool.hpp"
+#include "../collective/call/call.hpp"
+#include "../engine/calls/communicator.hpp"
+#include "../engine/exchange/gradient_pool.hpp"
+#include "../engine/exchange/sparse_pool.hpp"
 #include "gradientflow.h"
 
 namespace gradientflow::c {

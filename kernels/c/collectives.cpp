@@ -1,8 +1,8 @@
 // The collectives, each as a call that waits and as one that hands back a handle.
 #include <unistd.h>
 
-#include "../collective/partition.hpp"
-#include "../engine/communicator.hpp"
+#include "../collective/call/partition.hpp"
+#include "../engine/calls/communicator.hpp"
 #include "arguments.hpp"
 #include "objects.hpp"
 #include "status.hpp"

@@ -1,5 +1,5 @@
 // Communicators: made, split, closed, and where this rank is in them.
-#include "../engine/communicator.hpp"
+#include "../engine/calls/communicator.hpp"
 
 #include <cstdio>
 #include <map>
@@ -9,8 +9,8 @@
 
 #include "../base/config.hpp"
 #include "../base/environment.hpp"
-#include "../transport/launcher.hpp"
-#include "../transport/mpi.hpp"
+#include "../transport/mpi/launcher.hpp"
+#include "../transport/mpi/mpi.hpp"
 #include "objects.hpp"
 #include "status.hpp"
 

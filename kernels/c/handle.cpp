@@ -1,5 +1,5 @@
 // Handles of asynchronous calls.
-#include "../engine/handle.hpp"
+#include "../engine/calls/handle.hpp"
 
 #include <unistd.h>
 

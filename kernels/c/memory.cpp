@@ -1,5 +1,5 @@
 // Node memory.
-#include "../engine/communicator.hpp"
+#include "../engine/calls/communicator.hpp"
 #include "objects.hpp"
 #include "status.hpp"
 

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <memory>
 
-#include "../engine/communicator.hpp"
-#include "../engine/gradient_pool.hpp"
-#include "../engine/handle.hpp"
-#include "../engine/optimizer.hpp"
-#include "../engine/sparse_pool.hpp"
+#include "../engine/calls/communicator.hpp"
+#include "../engine/calls/handle.hpp"
+#include "../engine/exchange/gradient_pool.hpp"
+#include "../engine/exchange/sparse_pool.hpp"
+#include "../engine/update/optimizer.hpp"
 #include "gradientflow.h"
 
 struct gf_communicator {

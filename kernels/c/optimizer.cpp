@@ -1,5 +1,5 @@
 // Optimizers over the gradients of a pool.
-#include "../engine/optimizer.hpp"
+#include "../engine/update/optimizer.hpp"
 
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Tensors from one rank to another.
-#include "../engine/communicator.hpp"
+#include "../engine/calls/communicator.hpp"
 #include "arguments.hpp"
 #include "objects.hpp"
 #include "status.hpp"

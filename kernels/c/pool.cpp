@@ -1,7 +1,7 @@
 // The gradient pool.
 #include <optional>
 
-#include "../engine/gradient_pool.hpp"
+#include "../engine/exchange/gradient_pool.hpp"
 #include "arguments.hpp"
 #include "objects.hpp"
 #include "status.hpp"

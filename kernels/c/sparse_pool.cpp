@@ -1,5 +1,5 @@
 // The sparse gradient pool.
-#include "../engine/sparse_pool.hpp"
+#include "../engine/exchange/sparse_pool.hpp"
 
 #include <algorithm>
 #include <optional>

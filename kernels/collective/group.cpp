@@ -13,19 +13,19 @@
 #include <utility>
 
 #include "../base/error.hpp"
-#include "clock.hpp"
-#include "direct_allreduce.hpp"
+#include "between/clock.hpp"
+#include "between/mpi_collective.hpp"
+#include "between/pairwise.hpp"
+#include "between/pairwise_allreduce.hpp"
+#include "between/recursive_doubling.hpp"
+#include "between/ring.hpp"
+#include "between/tree.hpp"
 #include "hierarchical.hpp"
-#include "mpi_collective.hpp"
-#include "one_pass.hpp"
-#include "pairwise.hpp"
-#include "pairwise_allreduce.hpp"
-#include "peer_memory.hpp"
-#include "pull.hpp"
-#include "recursive_doubling.hpp"
-#include "ring.hpp"
-#include "staged.hpp"
-#include "tree.hpp"
+#include "in_node/direct_allreduce.hpp"
+#include "in_node/one_pass.hpp"
+#include "in_node/peer_memory.hpp"
+#include "in_node/pull.hpp"
+#include "in_node/staged.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -43,7 +43,8 @@ constexpr std::array<std::string_view, 16> agreed_fields = {
 
 Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, config.timeout) {
   check_configuration();
-  topology_ = transport::detect_topology(mpi_, config_.node_size);
+  topology_ = transport::group_ranks(mpi_.allgather(transport::host_key()), mpi_.rank(), config_.node_size);
+  topology_.pids = mpi_.allgather(getpid());
   std::string reason;
   node_ = transport::Node::join(mpi_, topology_, config_, reason);
   if (node_ == nullptr) {

@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "../base/config.hpp"
-#include "../transport/messages.hpp"
-#include "../transport/mpi.hpp"
-#include "../transport/node.hpp"
+#include "../transport/messages/messages.hpp"
+#include "../transport/mpi/mpi.hpp"
+#include "../transport/node/node.hpp"
 #include "../transport/topology.hpp"
-#include "agreement.hpp"
-#include "call.hpp"
-#include "lane.hpp"
-#include "pairwise_allreduce.hpp"
-#include "selector.hpp"
+#include "between/agreement.hpp"
+#include "between/lane.hpp"
+#include "between/pairwise_allreduce.hpp"
+#include "call/call.hpp"
+#include "select/selector.hpp"
 
 namespace gradientflow::collective {
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "pairwise_allreduce.hpp"
-#include "pipeline.hpp"
-#include "recursive_doubling.hpp"
-#include "ring.hpp"
+#include "between/pairwise_allreduce.hpp"
+#include "between/recursive_doubling.hpp"
+#include "between/ring.hpp"
+#include "in_node/pipeline.hpp"
 
 namespace gradientflow::collective {
 namespace {

@@ -13,11 +13,11 @@
 // out, while the masters exchange the one between.
 #pragma once
 
-#include "../transport/node.hpp"
+#include "../transport/node/node.hpp"
 #include "../transport/topology.hpp"
-#include "call.hpp"
-#include "lane.hpp"
-#include "selector.hpp"
+#include "between/lane.hpp"
+#include "call/call.hpp"
+#include "select/selector.hpp"
 
 namespace gradientflow::collective {
 

@@ -55,12 +55,6 @@ Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int no
   return topology;
 }
 
-Topology detect_topology(const MpiCommunicator& mpi, int node_size) {
-  Topology topology = group_ranks(mpi.allgather(host_key()), mpi.rank(), node_size);
-  topology.pids = mpi.allgather(getpid());
-  return topology;
-}
-
 Topology isolate_ranks(const Topology& topology, const std::string& remark) {
   Topology isolated;
   isolated.rank = topology.rank;

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "mpi.hpp"
-
 namespace gradientflow::transport {
 
 // The ranks of a communicator, grouped into nodes. Nodes are numbered in the order of their lowest rank; the ranks of
@@ -26,14 +24,13 @@ struct Topology {
   [[nodiscard]] int local_rank() const;
 };
 
-// Ranks with equal keys run on one host, as one user, and see each other under /proc.
+// Ranks with equal keys run on one host (boot, host name and PID namespace), as one user, and see each other under
+// /proc.
 [[nodiscard]] std::size_t host_key();
 
-// Pure: groups ranks with equal keys; each group is cut into nodes of `node_size` ranks (0: not cut).
+// Pure: groups ranks with equal keys; each group is cut into nodes of `node_size` ranks (0: not cut). `pids` is left
+// empty.
 [[nodiscard]] Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int node_size);
-
-// Asks every rank for its host (boot, host name, PID namespace and user) and groups them. Collective.
-[[nodiscard]] Topology detect_topology(const MpiCommunicator& mpi, int node_size);
 
 // The same ranks, each a node of its own, for hosts that do not let processes share memory.
 [[nodiscard]] Topology isolate_ranks(const Topology& topology, const std::string& remark);

@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "../../base/dtype.hpp"
-#include "../select.hpp"
 
 namespace gradientflow::compute::cuda {
 

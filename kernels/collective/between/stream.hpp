@@ -1,0 +1,38 @@
+// The one loop of all algorithms over messages: a stream of segments with a window.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "../../transport/messages/messages.hpp"
+
+namespace gradientflow::collective {
+
+// Receives and sends segments 0 ... total - 1, `window` of each at once. post(t) starts to receive segment t, send(t)
+// to send it; both return the message, an empty one where there is nothing to do. When segment t has been received and
+// what was sent as t has left its place, take(t) uses it. Then come post(t + window) and send(t + window): so what
+// take(t) provides may be sent as any segment from t + window on.
+template <class Post, class Take, class Send>
+void run_stream(transport::Messages& messages, std::size_t total, std::size_t window, Post post, Take take, Send send) {
+  window = std::max<std::size_t>(std::min(window, total), 1);
+  std::vector<transport::Message> incoming(window);
+  std::vector<transport::Message> outgoing(window);
+  for (std::size_t t = 0; t < std::min(window, total); ++t) {
+    incoming[t] = post(t);
+  }
+  for (std::size_t t = 0; t < std::min(window, total); ++t) {
+    outgoing[t] = send(t);
+  }
+  for (std::size_t t = 0; t < total; ++t) {
+    messages.wait(incoming[t % window]);
+    messages.wait(outgoing[t % window]);
+    take(t);
+    if (t + window < total) {
+      incoming[t % window] = post(t + window);
+      outgoing[t % window] = send(t + window);
+    }
+  }
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,37 @@
+// Broadcast and reduce along a tree over all ranks: a binomial tree for small tensors, which has the fewest steps, a
+// chain for large ones, in which every link carries the tensor once and all links work at the same time.
+//
+// The ranks stand in an order with the root first and the ranks of a node next to each other, so that few edges of the
+// tree lead from one node to another.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "../../transport/topology.hpp"
+#include "../call/call.hpp"
+#include "../call/parts.hpp"
+#include "lane.hpp"
+
+namespace gradientflow::collective {
+
+enum class Shape { binomial, chain };
+
+// A rank's neighbours in the tree, as places in the order. Pure.
+struct Branch {
+  std::optional<std::size_t> parent;  // none at the root
+  std::vector<std::size_t> children;
+};
+
+[[nodiscard]] Branch branch_of(Shape shape, std::size_t ranks, std::size_t place);
+
+// All ranks, the root's node first and the root first in it.
+[[nodiscard]] std::vector<int> order_from(const transport::Topology& topology, int root);
+
+// On the lane of all ranks.
+void tree_broadcast(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape);
+void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& topology, Shape shape,
+                 Scratch& scratch);
+
+}  // namespace gradientflow::collective

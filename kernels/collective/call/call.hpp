@@ -1,0 +1,141 @@
+// One collective call of one rank: what all ranks agree on, and where this rank's tensors are.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+#include "../../base/error.hpp"
+#include "../../compute/cuda/stream.hpp"
+#include "../../compute/kernels.hpp"
+#include "../../transport/signature.hpp"
+#include "partition.hpp"
+
+namespace gradientflow::collective {
+
+// The device that has the tensors of a call, and the stream in which they are ready: what is put into it after the call
+// sees the result.
+struct Placement {
+  int device;
+  compute::cuda::Stream stream;
+};
+
+// The number of elements in `input` and in `output`, for `count` in the signature and P ranks:
+//                       input                         output
+//   allreduce           count                         count
+//   broadcast           count (read on the root)      count (written elsewhere)
+//   reduce              count                         count (on the root)
+//   allgather           count                         P * count
+//   reduce_scatter      count                         block(count, P, rank)
+//   alltoall            P * count                     P * count
+//   gather              count                         P * count (on the root)
+//   scatter             P * count (on the root)       count
+//   allgatherv          counts[rank]                  count, the sum of all counts
+// input may equal output in allreduce, broadcast and reduce; otherwise they must not overlap. What is not read or
+// written may be nullptr.
+struct Call {
+  transport::Signature signature;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::vector<std::size_t> counts = {};     // allgatherv: by rank
+  std::optional<Placement> placement = {};  // where signature.memory is a device's
+
+  [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
+  [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
+};
+
+// Of a call on tensors of a device.
+[[nodiscard]] inline const Placement& placement_of(const Call& call) {
+  if (!call.placement) {
+    throw Error(ErrorKind::internal, "a call on tensors of a device does not say where they are");
+  }
+  return *call.placement;
+}
+
+[[nodiscard]] inline std::size_t input_count(const Call& call, int ranks, int rank) {
+  const auto number = static_cast<std::size_t>(ranks);
+  switch (call.signature.kind) {
+    case transport::CallKind::alltoall:
+      return number * call.signature.count;
+    case transport::CallKind::scatter:
+      return rank == call.signature.root ? number * call.signature.count : 0;
+    case transport::CallKind::allgatherv:
+      return call.counts[static_cast<std::size_t>(rank)];
+    case transport::CallKind::allreduce:
+    case transport::CallKind::broadcast:
+    case transport::CallKind::reduce:
+    case transport::CallKind::allgather:
+    case transport::CallKind::reduce_scatter:
+    case transport::CallKind::gather:
+    case transport::CallKind::barrier:
+    case transport::CallKind::allocate:
+    case transport::CallKind::split:
+      break;
+  }
+  return call.signature.count;
+}
+
+[[nodiscard]] inline std::size_t output_count(const transport::Signature& signature, int ranks, int rank) {
+  const auto number = static_cast<std::size_t>(ranks);
+  switch (signature.kind) {
+    case transport::CallKind::allgather:
+    case transport::CallKind::alltoall:
+      return number * signature.count;
+    case transport::CallKind::gather:
+      return rank == signature.root ? number * signature.count : 0;
+    case transport::CallKind::reduce_scatter:
+      return block(signature.count, number, static_cast<std::size_t>(rank)).size();
+    case transport::CallKind::reduce:
+      return rank == signature.root ? signature.count : 0;
+    case transport::CallKind::allreduce:
+    case transport::CallKind::broadcast:
+    case transport::CallKind::scatter:
+    case transport::CallKind::allgatherv:
+    case transport::CallKind::barrier:
+    case transport::CallKind::allocate:
+    case transport::CallKind::split:
+      break;
+  }
+  return signature.count;
+}
+
+// The most bytes that one rank puts in, the same number on all ranks.
+[[nodiscard]] inline std::size_t largest_input(const transport::Signature& signature, int ranks) {
+  const bool of_blocks =
+      signature.kind == transport::CallKind::alltoall || signature.kind == transport::CallKind::scatter;
+  return signature.count * size_of(signature.dtype) * (of_blocks ? static_cast<std::size_t>(ranks) : 1);
+}
+
+// Where rank `rank`'s part of the result of an allgatherv begins, in elements.
+[[nodiscard]] inline std::size_t displacement(const Call& call, std::size_t rank) {
+  return std::accumulate(call.counts.begin(), call.counts.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
+}
+
+// A number by which ranks find out that their counts differ (FNV-1a).
+[[nodiscard]] inline std::uint32_t hash_of(const std::vector<std::size_t>& counts) {
+  std::uint32_t hash = 2166136261U;
+  for (const std::size_t count : counts) {
+    for (std::size_t rest = count, digit = 0; digit < sizeof count; ++digit, rest >>= 8U) {
+      hash = (hash ^ static_cast<std::uint32_t>(rest & 0xffU)) * 16777619U;
+    }
+  }
+  return hash;
+}
+
+// The wire dtype asked for, for a tensor of `dtype`: none where it rounds nothing.
+[[nodiscard]] inline std::optional<DType> rounding_wire(DType wire, DType dtype) {
+  const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
+  return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
+}
+
+// How a result over `ranks` ranks is computed.
+[[nodiscard]] inline compute::Reduction reduction(const transport::Signature& signature, int ranks,
+                                                  compute::Store store) {
+  return {signature.dtype, signature.op, signature.op == ReduceOp::mean ? ranks : 1, store};
+}
+
+}  // namespace gradientflow::collective

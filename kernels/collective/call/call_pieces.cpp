@@ -1,0 +1,152 @@
+#include "call_pieces.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "../../base/error.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+using transport::CallKind;
+
+constexpr std::size_t line = 64;  // bytes; where there is room, the blocks of a buffer begin at multiples of this
+
+// Adds a move of so many bytes, or lengthens the last one where it goes on from there.
+void add(std::vector<Move>& moves, std::size_t tensor, std::size_t buffer, std::size_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  if (!moves.empty() && moves.back().tensor + moves.back().bytes == tensor &&
+      moves.back().buffer + moves.back().bytes == buffer) {
+    moves.back().bytes += bytes;
+  } else {
+    moves.push_back({tensor, buffer, bytes});
+  }
+}
+
+}  // namespace
+
+CallPieces::CallPieces(const Call& call, int ranks, int rank, std::size_t capacity)
+    : call_(call), ranks_(static_cast<std::size_t>(ranks)), rank_(static_cast<std::size_t>(rank)) {
+  const std::size_t element = call.element();
+  length_ = capacity / ((is_in_place(call.signature.kind) ? 1 : ranks_) * element);
+  if (length_ == 0) {
+    throw Error(ErrorKind::internal, "a buffer of " + std::to_string(capacity) +
+                                         " bytes has no room for an element of " + std::to_string(ranks) + " ranks");
+  }
+  if (length_ > line / element) {
+    length_ -= length_ % (line / element);
+  }
+  std::size_t longest = 0;
+  for (std::size_t of = 0; of < ranks_; ++of) {
+    longest = std::max(longest, of_block(of));
+  }
+  size_ = pieces(longest, length_);
+}
+
+std::size_t CallPieces::of_block(std::size_t rank) const {
+  switch (call_.signature.kind) {
+    case CallKind::reduce_scatter:
+      return block(call_.signature.count, ranks_, rank).size();
+    case CallKind::allgatherv:
+      return call_.counts[rank];
+    case CallKind::allreduce:
+    case CallKind::broadcast:
+    case CallKind::reduce:
+    case CallKind::allgather:
+    case CallKind::alltoall:
+    case CallKind::gather:
+    case CallKind::scatter:
+      return call_.signature.count;
+    case CallKind::barrier:
+    case CallKind::allocate:
+    case CallKind::split:
+      break;
+  }
+  throw Error(ErrorKind::internal, "a call without tensors was cut into pieces");
+}
+
+// Piece k holds elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
+// reduce_scatter, the first blocks of the tensor may have one element more than the others: so have, then, the first
+// blocks of the last piece, which is how block() cuts the sum of their lengths.
+CallPiece CallPieces::at(std::size_t index) const {
+  const std::size_t element = call_.element();
+  const bool is_root = static_cast<std::int32_t>(rank_) == call_.signature.root;
+  const auto part = [&](std::size_t rank) { return piece({0, of_block(rank)}, length_, index); };
+  const Range mine = part(rank_);
+
+  CallPiece cut;
+  cut.call.signature = call_.signature;
+  cut.call.signature.memory = transport::Memory::host;
+  cut.call.signature.count = mine.size();
+
+  // The tensor, or this rank's block alone: the buffer holds nothing else.
+  const auto one = [&](std::vector<Move>& moves) { add(moves, mine.begin * element, 0, mine.size() * element); };
+  // The blocks of all ranks.
+  const auto all = [&](std::vector<Move>& moves) {
+    std::size_t tensor = 0;
+    std::size_t buffer = 0;
+    for (std::size_t rank = 0; rank < ranks_; ++rank) {
+      add(moves, (tensor + part(rank).begin) * element, buffer * element, part(rank).size() * element);
+      tensor += of_block(rank);
+      buffer += part(rank).size();
+    }
+    return buffer;
+  };
+
+  switch (call_.signature.kind) {
+    case CallKind::allreduce:
+      one(cut.in);
+      one(cut.out);
+      break;
+    case CallKind::broadcast:
+      one(is_root ? cut.in : cut.out);
+      break;
+    case CallKind::reduce:
+      one(cut.in);
+      if (is_root) {
+        one(cut.out);
+      }
+      break;
+    case CallKind::allgather:
+      one(cut.in);
+      all(cut.out);
+      break;
+    case CallKind::gather:
+      one(cut.in);
+      if (is_root) {
+        all(cut.out);
+      }
+      break;
+    case CallKind::alltoall:
+      all(cut.in);
+      all(cut.out);
+      break;
+    case CallKind::scatter:
+      if (is_root) {
+        all(cut.in);
+      }
+      one(cut.out);
+      break;
+    case CallKind::reduce_scatter:
+      cut.call.signature.count = all(cut.in);
+      one(cut.out);
+      break;
+    case CallKind::allgatherv:
+      one(cut.in);
+      cut.call.signature.count = all(cut.out);
+      for (std::size_t rank = 0; rank < ranks_; ++rank) {
+        cut.call.counts.push_back(part(rank).size());
+      }
+      cut.call.signature.detail = hash_of(cut.call.counts);
+      break;
+    case CallKind::barrier:
+    case CallKind::allocate:
+    case CallKind::split:
+      break;
+  }
+  return cut;
+}
+
+}  // namespace gradientflow::collective

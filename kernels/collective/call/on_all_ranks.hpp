@@ -1,0 +1,40 @@
+// What every rank does for itself, and what one of them may fail in: where one does, all throw, and none goes on to
+// wait for it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../../transport/mpi/mpi.hpp"
+
+namespace gradientflow::collective {
+
+// Collective. Throws, the same on all ranks, "rank 2 WHAT: why"; Error(memory) where that rank has no memory left, else
+// Error(value): nothing was sent, and the communicator works as before.
+template <class Work>
+void on_all_ranks(const transport::MpiCommunicator& mpi, const std::string& what, Work work) {
+  struct Failure {
+    std::array<char, 400> text;
+    bool of_memory;
+  };
+  Failure failure{};
+  try {
+    work();
+  } catch (const Error& error) {
+    std::string_view(error.what()).copy(failure.text.data(), failure.text.size() - 1);
+    failure.of_memory = error.kind() == ErrorKind::memory;
+  }
+  const auto failures = mpi.size() == 1 ? std::vector{failure} : mpi.allgather(failure);
+  const auto failed =
+      std::find_if(failures.begin(), failures.end(), [](const auto& each) { return each.text[0] != '\0'; });
+  if (failed != failures.end()) {
+    throw Error(failed->of_memory ? ErrorKind::memory : ErrorKind::value,
+                "rank " + std::to_string(failed - failures.begin()) + " " + what + ": " + failed->text.data());
+  }
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,51 @@
+// The input tensors of the ranks of a node, as one rank can read them during a call.
+//
+// Three ways, one interface: the payload of the announcement (small tensors), node memory (every rank maps it), and
+// direct reads of another process (large ordinary arrays). Direct reads land in a buffer of the reader's.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "../../transport/node/node.hpp"
+#include "../call/call.hpp"
+
+namespace gradientflow::collective {
+
+// Which of the two tensors that a rank announced.
+enum class Tensor { input, output };
+
+class PeerMemory {
+ public:
+  // The inputs that came with the announcements of the call under way.
+  static PeerMemory payloads(const transport::Node& node);
+
+  // The tensors of all ranks in `segment`, at the offsets that they announced.
+  static PeerMemory mapped(const transport::Node& node, Tensor tensor, const transport::Segment& segment);
+
+  // The tensors of all ranks as ordinary memory of their processes.
+  static PeerMemory direct(const transport::Node& node, Tensor tensor);
+
+  // Whether at() of another rank may be read and written; with direct reads only view() and fetch() can see it.
+  [[nodiscard]] bool is_mapped() const { return mapped_; }
+
+  // The address of rank `local`'s tensor, in this process or, with direct reads, in its own.
+  [[nodiscard]] std::byte* at(int local) const { return addresses_[static_cast<std::size_t>(local)]; }
+
+  // `bytes` bytes of rank `local`'s tensor, from byte `offset` on: in place where mapped, else read into `buffer`.
+  [[nodiscard]] const std::byte* view(int local, std::size_t offset, std::size_t bytes, std::byte* buffer) const;
+
+  // Copies them to `destination`.
+  void fetch(int local, std::size_t offset, std::size_t bytes, std::byte* destination, compute::Store store) const;
+
+ private:
+  PeerMemory(const transport::Node& node, bool mapped) : node_(&node), mapped_(mapped) {
+    addresses_.reserve(static_cast<std::size_t>(node.size()));
+  }
+
+  const transport::Node* node_;
+  bool mapped_;
+  std::vector<std::byte*> addresses_;
+};
+
+}  // namespace gradientflow::collective

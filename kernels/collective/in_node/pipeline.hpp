@@ -1,0 +1,33 @@
+// Pieces of tensors on their way through slots of node memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../../transport/node/node.hpp"
+
+namespace gradientflow::collective {
+
+// The pipeline of the three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for
+// piece k. That is safe with two slots: piece k - 1 used the same slot, and all ranks have finished working on it
+// (awaited before its `out`); their results of piece k - 1 are overwritten in `work` of piece k + 1 only, after all
+// have come in with it, which they do after their `out` of piece k - 1.
+template <class In, class Work, class Out>
+void pipeline(transport::Node& node, std::size_t pieces, In in, Work work, Out out) {
+  in(std::size_t{0});
+  std::uint32_t all_in = node.advance();
+  for (std::size_t k = 0; k < pieces; ++k) {
+    std::uint32_t next_in = 0;
+    if (k + 1 < pieces) {
+      in(k + 1);
+      next_in = node.advance();
+    }
+    node.wait_all(all_in);
+    work(k);
+    node.wait_all(node.advance());
+    out(k);
+    all_in = next_in;
+  }
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,287 @@
+#include "device_group.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../../compute/cuda/owned.hpp"
+#include "../call/on_all_ranks.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+namespace cuda = compute::cuda;
+using transport::Memory;
+using transport::Signature;
+
+// What a rank tells the others of its device and its NCCL.
+struct Equipment {
+  std::array<char, 32> bus_id;
+  std::array<char, 400> no_nccl;  // why; empty: there is
+  int nccl_version;
+  std::size_t host;
+  bool several_ranks;  // on one device are wanted, which newer NCCL can if it is told to
+};
+
+template <std::size_t size>
+void put(std::array<char, size>& to, std::string_view text) {
+  to = {};
+  text.copy(to.data(), size - 1);
+}
+
+// Why these ranks have no NCCL together.
+std::string trouble_with_nccl(const std::vector<Equipment>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].no_nccl[0] != '\0') {
+      return "rank " + std::to_string(rank) + " has no NCCL: " + all[rank].no_nccl.data();
+    }
+    if (all[rank].nccl_version != all.front().nccl_version) {
+      return "rank 0 has NCCL " + transport::nccl_version_text(all.front().nccl_version) + ", rank " +
+             std::to_string(rank) + " has NCCL " + transport::nccl_version_text(all[rank].nccl_version);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+DeviceGroup::DeviceGroup(Group& group, int device) : group_(group), device_(device) {
+  if (group_.mpi().size() > 1) {
+    group_.mpi().check_not_finalized();
+  }
+  std::optional<cuda::UseDevice> use;
+  std::string bus_id;
+  on_all_ranks(group_.mpi(), "cannot use CUDA device " + std::to_string(device_), [&] {
+    use.emplace(device_);
+    stream_ = std::make_unique<cuda::OwnedStream>();
+    last_ = std::make_unique<cuda::OwnedEvent>();
+    bus_id = cuda::runtime().bus_id(device_);
+  });
+  if (group_.mpi().size() > 1) {
+    find_nccl(bus_id);
+    if (group_.topology().nodes() == 1) {
+      peers_ = std::make_unique<PeerExchange>(group_.node(), group_.config().device_slot_bytes);
+      no_peers_ = peers_->trouble();
+    } else {
+      no_peers_ = "the ranks are on " + std::to_string(group_.topology().nodes()) + " nodes";
+    }
+  }
+}
+
+DeviceGroup::~DeviceGroup() = default;
+
+void DeviceGroup::find_nccl(const std::string& bus_id) {
+  Equipment mine{};
+  std::string trouble;
+  nccl_library_ = transport::NcclLibrary::load(group_.config(), trouble);
+  put(mine.no_nccl, trouble);
+  put(mine.bus_id, bus_id);
+  mine.nccl_version = nccl_library_ == nullptr ? 0 : nccl_library_->version();
+  mine.host = transport::host_key();
+  const char* const several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NOLINT(concurrency-mt-unsafe): read only
+  mine.several_ranks = several != nullptr && std::string_view(several) == "1";
+  const std::vector<Equipment> all = group_.mpi().allgather(mine);
+  no_nccl_ = trouble_with_nccl(all);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (std::size_t other = 0; other < rank; ++other) {
+      if (all[rank].host == all[other].host && all[rank].bus_id == all[other].bus_id) {
+        shares_device_ = true;
+        const bool told = all[rank].several_ranks && all[other].several_ranks;
+        if (no_nccl_.empty() && !told) {
+          no_nccl_ = "ranks " + std::to_string(other) + " and " + std::to_string(rank) + " have the same device, " +
+                     all[rank].bus_id.data() + ", which NCCL refuses unless NCCL_MULTI_RANK_GPU_ENABLE=1 is set";
+        }
+      }
+    }
+  }
+}
+
+DeviceSituation DeviceGroup::situation(const Signature& signature, bool in_device_memory) const {
+  return {.call = group_.situation(signature, in_device_memory),
+          .shares_device = shares_device_,
+          .no_nccl = no_nccl_,
+          .no_peers = no_peers_};
+}
+
+Outcome DeviceGroup::run(const Call& call) {
+  const cuda::UseDevice use(device_);
+  const cuda::Runtime& runtime = cuda::runtime();
+  if (group_.mpi().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl && nccl_library_ == nullptr) {
+    find_nccl(cuda::runtime().bus_id(device_));  // one rank alone looks for it when it is asked for
+  }
+  Choice choice = select_on_device(situation(call.signature, false), group_.config());
+  Outcome outcome{choice.path, {}, {}};
+  if (choice.path == Path::alone) {
+    run_alone(call);
+    outcome.idle = call.signature.idle;
+    return outcome;
+  }
+  check();  // the others do not come to an agreement with this rank where an earlier call has failed
+  outcome.idle = group_.agree_on(call);
+  runtime.wait(placement_of(call).stream, last_->get());
+  choice = serve(call, choice, outcome);
+  runtime.record(last_->get(), placement_of(call).stream);
+  outcome.path = choice.path;
+  if (group_.config().debug) {
+    report(call.signature, choice);
+  }
+  return outcome;
+}
+
+Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
+  switch (choice.path) {
+    case Path::device_memory:
+    case Path::device_staged: {
+      const std::vector<std::size_t> offsets = common_segment(call);
+      choice = select_on_device(situation(call.signature, !offsets.empty()), group_.config());
+      if (choice.path == Path::device_memory) {
+        peers_->reduce_in_place(call, *peers_->find(call.input, call.bytes()), offsets);
+      } else {
+        peers_->exchange(call);
+      }
+      outcome.bytes_sent = 0;
+      break;
+    }
+    case Path::nccl:
+    case Path::nccl_hierarchical:
+      if (nccl_ == nullptr && !start_nccl(call.signature.algorithm)) {
+        return serve(call, select_on_device(situation(call.signature, false), group_.config()), outcome);
+      }
+      outcome.nonfinite = nccl_->run(call, choice.path == Path::nccl_hierarchical);
+      break;
+    case Path::through_host: {
+      if (staging_ == nullptr) {
+        staging_ = std::make_unique<HostStaging>(group_);
+      }
+      const std::uint64_t before = group_.messages().bytes_sent();
+      outcome.nonfinite = staging_->run(call);
+      if (call.signature.algorithm != transport::Algorithm::mpi) {
+        outcome.bytes_sent = group_.messages().bytes_sent() - before;
+      }
+      break;
+    }
+    case Path::alone:
+    case Path::announcement:
+    case Path::node_memory:
+    case Path::direct:
+    case Path::staged:
+    case Path::agreement:
+    case Path::recursive_doubling:
+    case Path::ring:
+    case Path::hierarchical:
+    case Path::hierarchical_lanes:
+    case Path::binomial:
+    case Path::chain:
+    case Path::pairwise:
+    case Path::mpi:
+      throw Error(ErrorKind::internal, "a call on tensors of a device was to go over memory of the host");
+  }
+  return choice;
+}
+
+// Where the tensors of an allreduce in place lie in one segment of device memory: by local rank, how far into its part;
+// empty where they do not all lie in one. The ranks tell each other.
+std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
+  if (call.signature.kind != transport::CallKind::allreduce) {
+    return {};
+  }
+  constexpr unsigned id_bits = 24;
+  std::uint64_t mine = 0;  // none
+  const std::shared_ptr<DeviceSegment> segment = peers_->find(call.input, call.bytes());
+  if (segment != nullptr && call.input == call.output) {
+    const auto offset = static_cast<std::uint64_t>(call.input - segment->mine());
+    mine = (offset << id_bits) | segment->id();
+  }
+  transport::Node& node = group_.node();
+  node.tell(transport::Node::Topic::result, mine);
+  node.synchronize();
+  std::vector<std::size_t> offsets;
+  constexpr std::uint64_t id_mask = (std::uint64_t{1} << id_bits) - 1;
+  for (int local = 0; local < node.size(); ++local) {
+    const std::uint64_t theirs = node.told(transport::Node::Topic::result, local);
+    if ((theirs & id_mask) == 0 || (theirs & id_mask) != (node.told(transport::Node::Topic::result, 0) & id_mask)) {
+      return {};
+    }
+    offsets.push_back(theirs >> id_bits);
+  }
+  return offsets;
+}
+
+void DeviceGroup::run_alone(const Call& call) {
+  if (call.output != nullptr && call.output != call.input) {
+    const std::size_t bytes = output_count(call.signature, 1, 0) * call.element();
+    cuda::runtime().copy(call.output, call.input, bytes, placement_of(call).stream);
+  }
+}
+
+// Where NCCL is there and does not start, all ranks get to know why. Unless it was asked for, there are other ways.
+bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
+  try {
+    auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);
+    const std::lock_guard lock(nccl_mutex_);
+    nccl_ = std::move(made);
+  } catch (const Error& error) {
+    if (algorithm != transport::Algorithm::automatic || error.kind() != ErrorKind::system) {
+      throw;
+    }
+    no_nccl_ = error.what();
+    return false;
+  }
+  return true;
+}
+
+std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
+  const cuda::UseDevice use(device_);
+  group_.agree_on({.signature = {.count = bytes, .kind = transport::CallKind::allocate, .memory = Memory::device}});
+  if (peers_ != nullptr && no_peers_.empty()) {
+    return peers_->allocate(bytes);
+  }
+  return allocate_apart(bytes);
+}
+
+// Of memory that no other rank maps; but all get an error where one has none.
+std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
+  cuda::DeviceMemory memory;
+  on_all_ranks(group_.mpi(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
+    memory = cuda::DeviceMemory(std::max(bytes, std::size_t{1}));
+    cuda::runtime().clear(memory.data(), bytes, stream_->get());
+    cuda::runtime().synchronize(stream_->get());
+  });
+  std::vector<std::byte*> parts(static_cast<std::size_t>(group_.node().size()));
+  const auto local = static_cast<std::size_t>(group_.node().rank());
+  parts[local] = memory.data();
+  return std::make_shared<DeviceSegment>(std::move(memory), std::move(parts), local, 0);
+}
+
+void DeviceGroup::report(const Signature& signature, const Choice& choice) const {
+  if (group_.topology().rank == 0) {
+    std::ostringstream line;
+    line << "gradientflow: " << describe(signature) << ": " << name_of(choice.path) << ", " << choice.reason << "\n";
+    std::fputs(line.str().c_str(), stderr);
+  }
+}
+
+// From any thread, while another may make it.
+NcclCollectives* DeviceGroup::nccl() const {
+  const std::lock_guard lock(nccl_mutex_);
+  return nccl_.get();
+}
+
+void DeviceGroup::check() const {
+  if (const NcclCollectives* const started = nccl()) {
+    started->check();
+  }
+}
+
+void DeviceGroup::abort() noexcept {
+  if (NcclCollectives* const started = nccl()) {
+    started->abort();
+  }
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,157 @@
+#include "host_staging.hpp"
+
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../call/on_all_ranks.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+namespace cuda = compute::cuda;
+using transport::Signature;
+
+std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
+  try {
+    return std::make_unique<cuda::Pinned>(memory.mine(), memory.stride());
+  } catch (const Error&) {
+    return nullptr;  // a system that does not let so much be pinned: copies are slower, and as right
+  }
+}
+
+}  // namespace
+
+// What a rank has of its own it may not get: then all have to know, for the calls to come.
+HostStaging::HostStaging(Group& group)
+    : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
+  on_all_ranks(group_.mpi(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
+    down_ = std::make_unique<cuda::OwnedStream>();
+    up_ = std::make_unique<cuda::OwnedStream>();
+    begin_ = std::make_unique<cuda::OwnedEvent>();
+    end_ = std::make_unique<cuda::OwnedEvent>();
+    pinned_ = pin(*memory_);
+    for (std::size_t i = 0; i < slots; ++i) {
+      std::byte* const input = memory_->mine() + 2 * i * capacity_;
+      slots_.push_back({input, input + capacity_, cuda::OwnedEvent(), cuda::OwnedEvent()});
+    }
+  });
+}
+
+// What is on its way up may still be.
+HostStaging::~HostStaging() {
+  try {
+    cuda::runtime().synchronize(down_->get());
+    cuda::runtime().synchronize(up_->get());
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a device that has failed copies nothing any more
+  }
+}
+
+// As on the host: only where values travel in messages. With one node those of the algorithms in levels do not.
+bool HostStaging::rounds(const Signature& signature) const {
+  if (!signature.wire) {
+    return false;
+  }
+  const Path path = group_.choose(on_host(signature), false).path;
+  return group_.topology().nodes() > 1 || path == Path::ring || path == Path::recursive_doubling;
+}
+
+Signature HostStaging::on_host(Signature signature) {
+  signature.memory = transport::Memory::host;
+  return signature;
+}
+
+std::optional<std::size_t> HostStaging::run(const Call& call) {
+  const cuda::Runtime& runtime = cuda::runtime();
+  const bool rounded = rounds(call.signature);
+  Call whole = call;
+  whole.signature = on_host(call.signature);
+  if (rounded) {
+    whole.signature.dtype = call.signature.wire.value_or(whole.signature.dtype);
+    whole.signature.wire.reset();
+    whole.signature.op = call.signature.op == ReduceOp::mean ? ReduceOp::sum : call.signature.op;
+  }
+  if (rounded && rounded_.data() == nullptr) {
+    on_all_ranks(group_.mpi(), "cannot get memory of its device to round values in",
+                 [&] { rounded_ = cuda::DeviceMemory(slots * capacity_); });
+  }
+  const CallPieces pieces(whole, group_.mpi().size(), group_.mpi().rank(), capacity_);
+  runtime.record(begin_->get(), placement_of(call).stream);
+  runtime.wait(down_->get(), begin_->get());
+  runtime.wait(up_->get(), begin_->get());
+  std::size_t nonfinite = 0;
+  try {
+    std::optional<CallPiece> below;  // the piece that is on its way down, or has arrived
+    for (std::size_t i = 0; i <= pieces.size(); ++i) {
+      std::optional<CallPiece> next;
+      if (i < pieces.size()) {
+        next = pieces.at(i);
+        bring_down(call, *next, i % slots, rounded);
+      }
+      if (below) {
+        const std::size_t slot = (i - 1) % slots;
+        const Call piece = call_on_host(std::move(below->call), slots_[slot]);
+        runtime.synchronize_event(slots_[slot].down.get());
+        group_.run(piece);
+        if (rounded) {
+          nonfinite += compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count);
+        }
+        bring_up(call, *below, slot, rounded);
+      }
+      below = std::move(next);
+    }
+  } catch (...) {  // the staging memory must not be in use any more
+    runtime.synchronize(down_->get());
+    runtime.synchronize(up_->get());
+    throw;
+  }
+  runtime.record(end_->get(), up_->get());
+  runtime.wait(placement_of(call).stream, end_->get());
+  return call.signature.wire && rounded ? std::optional(nonfinite) : std::nullopt;
+}
+
+// Once what was in the slot before has gone up.
+void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
+  const cuda::Runtime& runtime = cuda::runtime();
+  const Slot& slot = slots_[index];
+  runtime.wait(down_->get(), slot.up.get());
+  for (const Move& move : piece.in) {
+    const std::byte* source = call.input + move.tensor;
+    if (rounded) {
+      const DType wire = piece.call.signature.dtype;
+      const std::size_t count = move.bytes / size_of(wire);
+      const bool divides = call.signature.op == ReduceOp::mean;
+      std::byte* const target = rounded_.data() + index * capacity_ + move.buffer;
+      runtime.cast(target, wire, call.input + move.tensor / size_of(wire) * call.element(), call.signature.dtype, count,
+                   divides ? 1.0F / static_cast<float>(group_.mpi().size()) : 1.0F, down_->get());
+      source = target;
+    }
+    runtime.copy(slot.input + move.buffer, source, move.bytes, down_->get());
+  }
+  runtime.record(slot.down.get(), down_->get());
+}
+
+void HostStaging::bring_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
+  const cuda::Runtime& runtime = cuda::runtime();
+  const Slot& slot = slots_[index];
+  const std::byte* const buffer = is_in_place(call.signature.kind) ? slot.input : slot.output;
+  for (const Move& move : piece.out) {
+    if (rounded) {
+      const DType wire = piece.call.signature.dtype;
+      std::byte* const source = rounded_.data() + index * capacity_ + move.buffer;
+      runtime.copy(source, buffer + move.buffer, move.bytes, up_->get());
+      runtime.cast(call.output + move.tensor / size_of(wire) * call.element(), call.signature.dtype, source, wire,
+                   move.bytes / size_of(wire), 1.0F, up_->get());
+    } else {
+      runtime.copy(call.output + move.tensor, buffer + move.buffer, move.bytes, up_->get());
+    }
+  }
+  runtime.record(slot.up.get(), up_->get());
+}
+
+Call HostStaging::call_on_host(Call piece, const Slot& slot) {
+  piece.input = slot.input;
+  piece.output = is_in_place(piece.signature.kind) ? slot.input : slot.output;
+  return piece;
+}
+
+}  // namespace gradientflow::collective

@@ -1,0 +1,28 @@
+// Which way a call goes whose tensors are on CUDA devices. Pure: the same answer on every rank.
+//
+//   alone              one rank: a copy at most
+//   device_memory      inside a node: the tensors lie in memory of the devices that all ranks map; one pass, no copy
+//   device_staged      the same with ordinary arrays, through a slot of such memory
+//   nccl               NCCL's own collectives
+//   nccl_hierarchical  NCCL inside the nodes, and among one rank of each (GradientFlow paper, section 2.4: NCCL-H)
+//   through_host       in pieces, through pinned memory and the collectives of the host
+#pragma once
+
+#include <string>
+
+#include "../../base/config.hpp"
+#include "selector.hpp"
+
+namespace gradientflow::collective {
+
+struct DeviceSituation {
+  Situation call;        // `in_node_memory`: of the devices
+  bool shares_device;    // two ranks have the same device, which NCCL refuses
+  std::string no_nccl;   // why there is no NCCL; empty: there is
+  std::string no_peers;  // why ranks cannot map each other's memory; empty: they can
+};
+
+// Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
+[[nodiscard]] Choice select_on_device(const DeviceSituation& situation, const Config& config);
+
+}  // namespace gradientflow::collective

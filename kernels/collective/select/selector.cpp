@@ -1,0 +1,213 @@
+#include "selector.hpp"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <string>
+
+#include "../../base/error.hpp"
+#include "../between/agreement.hpp"
+
+namespace gradientflow::collective {
+namespace {
+
+using transport::Algorithm;
+using transport::CallKind;
+
+constexpr std::array<std::string_view, 19> paths = {"alone",
+                                                    "announcement",
+                                                    "node_memory",
+                                                    "direct",
+                                                    "staged",
+                                                    "agreement",
+                                                    "recursive_doubling",
+                                                    "ring",
+                                                    "hierarchical",
+                                                    "hierarchical_lanes",
+                                                    "binomial",
+                                                    "chain",
+                                                    "pairwise",
+                                                    "mpi",
+                                                    "device_memory",
+                                                    "device_staged",
+                                                    "nccl",
+                                                    "nccl_hierarchical",
+                                                    "through_host"};
+
+constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
+constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here
+
+Choice choose_inside_node(const Situation& s, const Config& config) {
+  if (s.bytes <= config.inline_bytes) {
+    return {Path::announcement, "small enough for the announcement (inline_bytes)"};
+  }
+  if (s.in_node_memory) {
+    return {Path::node_memory, "all tensors lie in node memory"};
+  }
+  if (s.direct_read_allowed && s.bytes >= config.direct_read_bytes && s.kind != CallKind::reduce) {
+    return {Path::direct, "ordinary arrays, from direct_read_bytes on"};
+  }
+  return {Path::staged, "ordinary arrays"};
+}
+
+// What goes on between the nodes: between two of them doubling moves as many bytes as a ring, and no step waits for
+// another; between more it has fewer steps, and the others have fewer bytes. Of these, pairwise has fewer steps, and a
+// ring does not send from everybody to everybody.
+Choice choose_between(const Situation& s, const Config& config) {
+  if (s.nodes == 2) {
+    return {Path::recursive_doubling, "two nodes", Between::recursive_doubling};
+  }
+  if (s.bytes < config.doubling_bytes) {
+    return {Path::recursive_doubling, "below doubling_bytes", Between::recursive_doubling};
+  }
+  if (s.bytes < config.ring_bytes) {
+    return {Path::pairwise, "between doubling_bytes and ring_bytes", Between::pairwise};
+  }
+  return {Path::ring, "from ring_bytes on", Between::ring};
+}
+
+// The table of allreduce between nodes, as measured (docs/benchmarks.md).
+Choice choose_allreduce(const Situation& s, const Config& config) {
+  if (s.bytes <= agreement_limit(s.nodes, s.largest_node, config) && !s.wire) {
+    return {Path::agreement, "small enough to travel along with the agreement"};
+  }
+  Choice choice = choose_between(s, config);
+  if (s.largest_node > 1 && s.smallest_node == 1) {
+    choice.path = Path::hierarchical;
+  } else if (s.largest_node > 1) {
+    choice.path = Path::hierarchical_lanes;
+  }
+  return choice;
+}
+
+Choice choose_between_nodes(const Situation& s, const Config& config) {
+  switch (s.kind) {
+    case CallKind::allreduce:
+      return choose_allreduce(s, config);
+    case CallKind::barrier:
+    case CallKind::allocate:
+    case CallKind::split:
+      return {Path::agreement, "nothing but the agreement"};
+    case CallKind::broadcast:
+    case CallKind::reduce:
+      return s.bytes < chain_bytes ? Choice{Path::binomial, "small: the fewest steps"}
+                                   : Choice{Path::chain, "large: all links work at once"};
+    case CallKind::allgather:
+    case CallKind::allgatherv:
+      return s.bytes <= pairwise_bytes ? Choice{Path::pairwise, "small: no step waits for another"}
+                                       : Choice{Path::ring, "large: one neighbour at a time"};
+    case CallKind::reduce_scatter:
+      return {Path::ring, "every block is summed on its way"};
+    case CallKind::alltoall:
+    case CallKind::gather:
+    case CallKind::scatter:
+      return {Path::pairwise, "every block goes straight to its rank"};
+  }
+  throw Error(ErrorKind::internal, "unknown kind of call");
+}
+
+[[noreturn]] void refuse(const Situation& s, const std::string& what) {
+  throw Error(ErrorKind::value, "algorithm '" + std::string(name_of(s.algorithm)) + "' " + what);
+}
+
+void check_serves(const Situation& s, std::initializer_list<CallKind> kinds) {
+  if (std::find(kinds.begin(), kinds.end(), s.kind) == kinds.end()) {
+    std::string served;
+    for (const CallKind kind : kinds) {
+      served += (served.empty() ? "" : ", ") + std::string(name_of(kind));
+    }
+    refuse(s, "does not serve " + std::string(name_of(s.kind)) + ", only " + served);
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Path path) { return paths.at(static_cast<std::size_t>(path)); }
+
+std::string_view name_of(Between between) {
+  switch (between) {
+    case Between::ring:
+      return "a ring";
+    case Between::recursive_doubling:
+      return "recursive doubling";
+    case Between::pairwise:
+      return "pairwise exchange";
+  }
+  return "?";
+}
+
+// With one rank on each node it is recursive doubling itself, in one message a round. With more, the announcements
+// inside the nodes must hold it, too.
+std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
+  if (largest_node > 1) {
+    return std::min(config.inline_bytes, config.staging_bytes);
+  }
+  const std::size_t limit = std::min(config.segment_bytes, largest_along);
+  return nodes == 2 ? limit : std::min(config.doubling_bytes, limit);
+}
+
+bool is_inside_node(Path path) {
+  return path == Path::alone || path == Path::announcement || path == Path::node_memory || path == Path::direct ||
+         path == Path::staged;
+}
+
+Choice select(const Situation& s, const Config& config) {
+  constexpr const char* asked = "asked for";
+  constexpr Choice alone = {Path::alone, "one rank"};
+  switch (s.algorithm) {
+    case Algorithm::automatic:
+      if (s.ranks == 1) {
+        return alone;
+      }
+      return s.nodes > 1 ? choose_between_nodes(s, config) : choose_inside_node(s, config);
+    case Algorithm::shared:
+      if (s.nodes > 1) {
+        refuse(s, "works inside one node, but the ranks are on " + std::to_string(s.nodes) + " nodes");
+      }
+      return s.ranks == 1 ? alone : choose_inside_node(s, config);
+    case Algorithm::mpi:
+      if (s.wire) {
+        refuse(s, "has no wire dtype");
+      }
+      return {Path::mpi, asked};
+    case Algorithm::ring:
+      check_serves(s, {CallKind::allreduce, CallKind::reduce_scatter, CallKind::allgather, CallKind::allgatherv});
+      return s.ranks == 1 ? alone : Choice{Path::ring, asked};
+    case Algorithm::recursive_doubling:
+      check_serves(s, {CallKind::allreduce});
+      return s.ranks == 1 ? alone : Choice{Path::recursive_doubling, asked};
+    case Algorithm::hierarchical:
+      check_serves(s, {CallKind::allreduce});
+      return s.ranks == 1 ? alone : Choice{Path::hierarchical, asked, choose_between(s, config).between};
+    case Algorithm::hierarchical_lanes:
+      check_serves(s, {CallKind::allreduce});
+      return s.ranks == 1 ? alone : Choice{Path::hierarchical_lanes, asked, choose_between(s, config).between};
+    case Algorithm::nccl:
+      refuse(s, "serves tensors on CUDA devices, and this one is in memory of the host");
+  }
+  throw Error(ErrorKind::internal, "unknown algorithm");
+}
+
+std::vector<Way> select_for_all_sizes(Situation situation, const Config& config) {
+  constexpr std::size_t largest = std::size_t{1} << 40;
+  const auto choice_at = [&](std::size_t bytes) {
+    situation.bytes = bytes;
+    return select(situation, config);
+  };
+  const auto alike = [](const Choice& a, const Choice& b) { return a.path == b.path && a.between == b.between; };
+  std::vector<Way> ways = {{0, choice_at(0)}};
+  for (std::size_t bytes = 1; bytes <= largest; bytes *= 2) {
+    while (!alike(choice_at(bytes), ways.back().choice)) {  // the border lies between the last choice and here
+      std::size_t below = std::max(ways.back().from, bytes / 2);
+      std::size_t above = bytes;
+      while (above - below > 1) {
+        const std::size_t middle = below + (above - below) / 2;
+        (alike(choice_at(middle), ways.back().choice) ? below : above) = middle;
+      }
+      ways.push_back({above, choice_at(above)});
+    }
+  }
+  return ways;
+}
+
+}  // namespace gradientflow::collective

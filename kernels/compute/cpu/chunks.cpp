@@ -1,0 +1,56 @@
+// The entry points of chunks.hpp.
+#include "../chunks.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "../../base/error.hpp"
+#include "select.hpp"
+
+namespace gradientflow::compute {
+namespace {
+
+std::size_t gradient_index(DType dtype) {
+  return index_among_floats(dtype, "the gradients of sparse communication are float16, bfloat16 or float32");
+}
+
+// A NaN has the same bits everywhere.
+double norm_of(double sum) { return std::isnan(sum) ? std::numeric_limits<double>::quiet_NaN() : sum; }
+
+// Dividing by the scale is multiplying by its reciprocal where both are powers of two.
+void check_scale(float scale) {
+  int exponent = 0;
+  if (std::frexp(scale, &exponent) != 0.5F || !std::isnormal(1 / scale)) {
+    throw Error(ErrorKind::value,
+                "the scale of gathered gradients must be a power of two, not " + std::to_string(scale));
+  }
+}
+
+double hold_back_with(const KernelTable& table, const HoldBack& call) {
+  if (!std::isfinite(call.momentum)) {
+    throw Error(ErrorKind::value, "the momentum of what is held back must be finite");
+  }
+  return norm_of(table.hold_back[gradient_index(call.dtype)](call));
+}
+
+double gather_with(const KernelTable& table, const Gather& call) {
+  check_scale(call.scale);
+  return norm_of(table.gather[gradient_index(call.dtype)](call));
+}
+
+double scatter_with(const KernelTable& table, const Scatter& call) {
+  return norm_of(table.scatter[gradient_index(call.dtype)](call));
+}
+
+}  // namespace
+
+double hold_back(const HoldBack& call) { return hold_back_with(active_table(), call); }
+double gather(const Gather& call) { return gather_with(active_table(), call); }
+double scatter(const Scatter& call) { return scatter_with(active_table(), call); }
+
+double hold_back_at(SimdLevel level, const HoldBack& call) { return hold_back_with(table_at(level), call); }
+double gather_at(SimdLevel level, const Gather& call) { return gather_with(table_at(level), call); }
+double scatter_at(SimdLevel level, const Scatter& call) { return scatter_with(table_at(level), call); }
+
+}  // namespace gradientflow::compute

@@ -1,0 +1,179 @@
+// A communicator: the calls of one rank, from any thread, served one at a time in the order in which they were made.
+//
+// Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
+// is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do.
+// A process forked off this one has no part in it: there every call throws, and closing does nothing.
+// After an error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken:
+// every later call throws, on this rank and, as soon as they wait for it, on the others.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../base/timeline.hpp"
+#include "../../collective/between/point_to_point.hpp"
+#include "../../collective/group.hpp"
+#include "../../collective/on_device/device_group.hpp"
+#include "device_timeline.hpp"
+#include "handle.hpp"
+#include "stream_marks.hpp"
+
+namespace gradientflow::engine {
+
+class Communicator {
+ public:
+  // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process whose MPI
+  // is that of a process that it was forked from, as far as this is known: see watch_forks.
+  static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config());
+  // From now on, if MPI has been initialised: a process forked off this one can make no communicator. Making one does
+  // this too.
+  static void watch_forks() noexcept;
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  [[nodiscard]] int rank() const { return group_->topology().rank; }
+  [[nodiscard]] int size() const { return static_cast<int>(group_->topology().node_of.size()); }
+  [[nodiscard]] int local_rank() const { return group_->node().rank(); }
+  [[nodiscard]] int local_size() const { return group_->node().size(); }
+  [[nodiscard]] int node() const { return group_->topology().node(); }
+  [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
+  [[nodiscard]] const collective::Group& group() const { return *group_; }
+
+  // Throws what a call of this kind would throw at once: Error(value), Error(type), Error(closed).
+  void check(const collective::Call& call) const;
+  void check_open() const;
+  void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
+
+  // Serves the call. The tensors must stay as they are until then. Those on a device may still be at work when it
+  // returns: whatever is put into the call's stream afterwards sees the result.
+  collective::Outcome run(const collective::Call& call);
+
+  // The same in the background. The tensors must stay alive until the handle is done.
+  std::shared_ptr<Handle> submit(const collective::Call& call);
+
+  // The same for tensors on a device, in a stream of the communicator's own, once what is marked is done: so a call can
+  // wait for several streams. The marks must stay as they are until the handle is done.
+  std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
+
+  // Several calls, and what lies between them, in the background, as one.
+  std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
+
+  // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
+  // for each other, where the MPI library can be called from several threads at once. Tensors on
+  // devices pass through memory of the host, and are waited for.
+  void send(int to, const void* data, std::size_t count, DType dtype,
+            const std::optional<collective::Placement>& placement = {});
+  void receive(int from, void* data, std::size_t count, DType dtype,
+               const std::optional<collective::Placement>& placement = {});
+
+  // A communicator of the ranks with the same color, in the order of `key`; MPI_COMM_NULL for a negative color. The
+  // caller frees it. Collective.
+  MPI_Comm split(int color, int key);
+
+  // A communicator of the same ranks with a progress thread of its own, so that its calls and those of this one do not
+  // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
+  std::shared_ptr<Communicator> duplicate(const std::string& name);
+
+  // Has every call recorded, in a file of this rank's own (see path_of_rank), until it is stopped or all communicators
+  // that write to it are gone. Collective.
+  void start_timeline(const std::string& path);
+  void stop_timeline();
+  [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
+
+  // The same of a device: nullptr where nothing is recorded.
+  [[nodiscard]] std::shared_ptr<DeviceTimeline> device_timeline(int device);
+  void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
+              const std::optional<Error>& failure = {}) const;
+
+  // What the threads that allocate large node memory call several times a second. It may throw: that ends the call and
+  // breaks the communicator. Duplicates take it over. To be set before other threads use the communicator.
+  void attend_with(std::function<void()> attend) { attend_ = std::move(attend); }
+
+  // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
+  // beyond the communicator. Collective.
+  std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+
+  // The same of a CUDA device, where the ranks of the node map each other's if they can.
+  std::shared_ptr<collective::DeviceSegment> allocate_on_device(int device, std::size_t bytes);
+
+  // What serves calls on tensors of devices; nullptr before the first. For people to read.
+  [[nodiscard]] const collective::DeviceGroup* device_group() const;
+
+  // Ends it. `drain` waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is
+  // harmless. Not collective: the others find out when they wait for this rank.
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const;
+
+ private:
+  struct Served {
+    collective::Outcome outcome;
+    Times times;
+    DeviceEnd end;
+  };
+  struct Pending {
+    std::uint64_t ticket;
+    std::function<void(Served&)> work;  // what it has noted is kept where it throws, too
+    std::shared_ptr<Handle> handle;
+  };
+
+  Communicator(MPI_Comm comm, const Config& config);
+  void check_rank(int rank, const char* what) const;
+  void check_usable() const;  // with mutex_ held
+  [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
+  [[nodiscard]] Error with_untold_failure(const Error& error) const;
+  template <class Work>
+  auto in_turn(Work work);
+  template <class Work>
+  auto guarded(Work work);
+  void break_off(const Error& error);
+  template <class Work>
+  void apart(int peer, Work work);
+  void progress();
+  void leave_turn();
+  std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
+  Served serve(const collective::Call& call, Times::Clock::time_point queued);
+  void check_device(int device) const;
+  void take_device(int device);
+  collective::DeviceGroup& device_group(int device, const collective::Call& call);
+  void abort_on_device() noexcept;
+  collective::Outcome run_on_device(const collective::Call& call);
+  void serve_in_background(collective::Call call, const StreamMarks& after, Times::Clock::time_point queued,
+                           Served& served);
+  void follow(const std::shared_ptr<Timeline>& timeline);
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
+
+  std::unique_ptr<collective::Group> group_;
+  std::optional<int> device_;                              // of the first call on tensors of one
+  std::shared_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
+  collective::PointToPoint point_to_point_;
+  int forks_;  // how often the process had forked when this was made
+  mutable std::mutex mutex_;
+  std::condition_variable turn_;
+  std::uint64_t next_ticket_ = 0;
+  std::uint64_t serving_ = 0;
+  std::deque<Pending> pending_;
+  int waiting_ = 0;  // threads that wait for their turn
+  int apart_ = 0;    // threads that send or receive a tensor, out of turn
+  bool closed_ = false;
+  std::optional<Error> broken_;
+  std::shared_ptr<Failure> failure_;  // of the first asynchronous call that failed, until somebody is told
+  std::thread progress_thread_;
+  std::vector<std::weak_ptr<Communicator>> duplicates_;
+  std::string name_ = "collectives";  // in the timeline
+  std::function<void()> attend_;
+  std::shared_ptr<Timeline> timeline_;
+  int track_ = 0;
+  std::shared_ptr<DeviceTimeline> device_timeline_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,53 @@
+// When calls ran on a device, for the timeline: what the host sees of them is only when they were put into a stream.
+//
+// Events that tell the time are recorded around each call. Once they have happened, their distance from a first event,
+// whose time on the host's clock is known, gives the times on that clock, to some ten microseconds.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "../../base/timeline.hpp"
+#include "../../compute/cuda/owned.hpp"
+
+namespace gradientflow::engine {
+
+class DeviceTimeline {
+ public:
+  // Rows of `timeline` for `device`, of a communicator called `name`. Waits for the device once.
+  DeviceTimeline(std::shared_ptr<Timeline> timeline, int device, const std::string& name);
+  DeviceTimeline(const DeviceTimeline&) = delete;
+  DeviceTimeline& operator=(const DeviceTimeline&) = delete;
+  ~DeviceTimeline();  // writes what happens within a second
+
+  // What is put into the stream between begin() and end() is written as one span; what is in the stream at instant(),
+  // as what happened when it was done.
+  void begin(compute::cuda::Stream stream);
+  void end(compute::cuda::Stream stream, const std::string& name, const std::string& facts);
+  void instant(compute::cuda::Stream stream, const std::string& name);
+
+  [[nodiscard]] const std::shared_ptr<Timeline>& timeline() const { return timeline_; }
+
+ private:
+  struct Entry {
+    std::unique_ptr<compute::cuda::OwnedEvent> begin;  // none: an instant
+    compute::cuda::OwnedEvent end;
+    std::string name;
+    std::string facts;
+  };
+  void write_what_happened();
+  [[nodiscard]] Timeline::Time time_of(compute::cuda::Event event) const;
+
+  std::shared_ptr<Timeline> timeline_;
+  int device_;
+  int track_;
+  std::mutex mutex_;
+  std::unique_ptr<compute::cuda::OwnedEvent> origin_;
+  Timeline::Time origin_time_;
+  std::unique_ptr<compute::cuda::OwnedEvent> begun_;
+  std::deque<Entry> entries_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,69 @@
+// Chunks in memory of a CUDA device: all chunks that are full at once are worked on by one launch of each kernel, in
+// the stream that was given. Their norms stay on the device until all is done, and then come to the host with one copy.
+//
+// Every chunk is worked on once between two calls of finish(). So lists of calls, norms and what kernels add up in have
+// memory of their own for each launch, all of it allocated once, and launches in different streams share nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../../compute/chunks.hpp"
+#include "../calls/stream_marks.hpp"
+#include "../memory/call_lists.hpp"
+#include "../memory/mirrored_memory.hpp"
+#include "chunk_work.hpp"
+
+namespace gradientflow::engine {
+
+class DeviceChunkWork final : public ChunkWork {
+ public:
+  DeviceChunkWork(int device, DType dtype, std::size_t chunks, std::size_t chunk_size, float momentum);
+  DeviceChunkWork(const DeviceChunkWork&) = delete;
+  DeviceChunkWork& operator=(const DeviceChunkWork&) = delete;
+  ~DeviceChunkWork() override;  // waits for what is under way
+
+  void set_scale(float scale) override { scale_ = scale; }
+  void set_momentum(float momentum) override { momentum_ = momentum; }
+  void note_ready(std::size_t chunk, Stream stream) override;
+  void order(Stream stream) override;
+  void process(std::span<const ChunkJob> jobs, const Then& then, Stream stream) override;
+  void scatter(std::span<const ChunkJob> jobs, Stream stream) override;
+  bool finish(Deadline deadline) override;
+  [[nodiscard]] double norm(std::size_t chunk) const override { return norm_of_[chunk]; }
+  [[nodiscard]] std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) const override;
+
+ private:
+  // Memory for what a launch finds out of some chunks.
+  struct Results {
+    double* norms;
+    std::byte* scratch;
+  };
+
+  void start(std::span<const ChunkJob> jobs, Stream stream);
+  bool receive_norms(Deadline deadline);  // with mutex_ held
+  template <class Call>
+  Results results_for(const compute::cuda::CallList<Call>& list, std::span<const std::size_t> chunks);
+
+  int device_;
+  DType dtype_;
+  std::size_t chunk_size_;
+  float momentum_;
+  float scale_ = 1.0F;
+  CallLists lists_;
+  MirroredMemory norms_;
+  compute::cuda::DeviceMemory scratch_;
+  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // norms, behind the launches in whatever streams
+  std::unique_ptr<compute::cuda::OwnedEvent> read_;
+
+  std::mutex mutex_;                   // of all that follows
+  std::vector<StreamMarks> ready_;     // by chunk
+  StreamMarks launches_;               // since the last finish()
+  std::vector<std::size_t> launched_;  // chunks, in the order of their norms in memory
+  std::size_t scratch_used_ = 0;
+  std::vector<double> norm_of_;  // by chunk
+};
+
+}  // namespace gradientflow::engine

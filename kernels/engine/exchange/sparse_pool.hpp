@@ -1,0 +1,249 @@
+// Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): a gradient pool of which only
+// the important chunks travel, and what is not sent is held back for later iterations.
+//
+// Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
+// that reach into it are ready. A full important chunk, with what was held back of it, is gathered into the next slot
+// of a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A
+// full chunk that is not important is added to what is held back, times the momentum, and zeroed. In `wait` the means
+// are scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and
+// all ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first
+// iteration sends everything.
+//
+// On a CUDA device, all of this memory is there, and the work on chunks is put into the streams that tensors become
+// ready in (ChunkWork). Norms are what the host needs to choose: `wait` waits for the device twice, for those of this
+// rank's chunks and for those of the means; between the two, what is sent is under way.
+//
+// What is held back is kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
+// has gradients that are not finite, leaves it as it was.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../calls/communicator.hpp"
+#include "../calls/waiting.hpp"
+#include "../memory/float_array.hpp"
+#include "../memory/pool_memory.hpp"
+#include "../update/update.hpp"
+#include "chunk_work.hpp"
+#include "gradient_pool.hpp"
+
+namespace gradientflow::engine {
+
+class SparsePool {
+ public:
+  using Stream = GradientPool::Stream;
+
+  struct Options {
+    GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
+    std::size_t chunk_size = 32768;   // elements
+    float momentum = 0.0F;            // what is held back is multiplied by it in every iteration
+    std::size_t extra = 0;            // numbers that are averaged along in every iteration
+    bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, in place of an error
+    std::uint64_t first_iteration = 0;
+  };
+
+  using Span = Update::Span;  // of the gradients
+
+  struct Place {  // where the first gradient that was not finite was found; tensors `first` to `last` share its chunk
+    int rank;     // -1: each rank's was finite, but not their mean
+    std::size_t first;
+    std::size_t last;
+  };
+
+  // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do; so the padding between them
+  // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
+  // for a chunk size of 0 or a momentum that is not in 0..1.
+  SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  SparsePool(const SparsePool&) = delete;
+  SparsePool& operator=(const SparsePool&) = delete;
+  ~SparsePool();
+
+  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
+  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
+  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] std::byte* data() const { return memory_->data(); }
+  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
+  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
+  [[nodiscard]] std::vector<double>& extra() { return extra_; }
+  [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
+  [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
+  [[nodiscard]] std::size_t chunks() const { return left_.size(); }
+
+  // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
+  void ready(std::size_t tensor, Stream stream = nullptr);
+  void ready_all(Stream stream = nullptr);
+  [[nodiscard]] std::size_t ready_count() const;
+  [[nodiscard]] bool is_ready(std::size_t tensor) const;
+
+  // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
+  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
+  // on any rank, throws Error(value) on all of them, and what is held back is as before. With a
+  // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
+  // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
+  // either way all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities
+  // differ. On a device it waits until the gradients are there.
+  void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
+
+  // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
+  void abandon(Stream stream = nullptr);
+
+  // Of the last iteration that has ended; before the first one, everything was sent.
+  [[nodiscard]] std::vector<std::size_t> sent() const;   // chunks, in their order
+  [[nodiscard]] std::vector<Span> spans() const;         // what they cover, neighbours joined
+  [[nodiscard]] std::vector<double> norms() const;       // by chunk, summed over the ranks
+  [[nodiscard]] bool overflowed() const;                 // whether it was dropped
+  [[nodiscard]] std::optional<Place> nonfinite() const;  // where it was not skipped for that, but failed
+  [[nodiscard]] double bookkeeping_seconds() const;      // in which this rank gathered, held back, scattered and chose
+  [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
+
+  [[nodiscard]] std::uint64_t iteration() const;              // how many have ended
+  [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
+
+  // As those of GradientPool; an iteration that was dropped has means, of nothing.
+  [[nodiscard]] Means means() const;
+
+  // What a step uses: what the last iteration has sent, or `everywhere` all, with zeros for what was not. Throws
+  // Error(value) unless it is averaged.
+  [[nodiscard]] Update update(bool everywhere) const;
+
+  void take_over_means(const SparsePool& other);
+
+  // What is held back is multiplied by it in every iteration from now on. Between iterations; this rank's own. Throws
+  // Error(value) unless it is from 0 to 1, or 0 if the pool was made with it.
+  void set_momentum(float momentum);
+  [[nodiscard]] float momentum() const { return options_.momentum; }
+
+  // Whether iterations whose gradients are not finite are dropped, in place of an error. The same on all ranks.
+  void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
+  [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
+
+  // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
+  void set_loss_scale(double scale);
+  [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
+
+  // Zeroes what the last iteration left of the gradients.
+  void zero(Stream stream = nullptr);
+
+  // What is held back, laid out as the gradients, in memory of the host. Between iterations.
+  void copy_held(std::span<float> destination) const;
+  // Zeroes the gradients. Of this rank alone. Throws Error(value) for what is not
+  // finite.
+  void replace_held(std::span<const float> held, Stream stream = nullptr);
+  // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
+  // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
+  // anything is changed.
+  void restore(std::span<const float> held, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
+
+  // In place of `restore`, on a rank that cannot: the others are told why.
+  void refuse_state(const std::string& why);
+
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const { return send_->closed(); }
+
+  // Throws Error(closed) in a process that was forked off the pool's.
+  void check_process() const { communicator_->check_process(); }
+
+ private:
+  using Clock = Times::Clock;
+
+  class Busy;
+
+  [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
+  void check_open() const;
+  void check_between_iterations(const char* what) const;
+  [[nodiscard]] Span span_of(std::size_t chunk) const;
+  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
+  [[nodiscard]] const float* held_of(std::size_t chunk) const;
+  [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
+
+  [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
+  [[nodiscard]] ChunkJob job_for(std::size_t chunk) const;
+
+  // With mutex_ held; returns the chunks that are full now.
+  std::vector<std::size_t> mark(std::size_t tensor, Stream stream);
+  void process(const std::vector<std::size_t>& full, Stream stream);
+  void zero_extra_if_not_ready();  // with mutex_ held
+  void finish_what_is_left(Stream stream);
+  void send_nothing_of_what_is_left(Stream stream);
+
+  void end_iteration(Deadline deadline, std::size_t next, Stream stream);
+  void learn_own_norms(Deadline deadline);
+  void note_nonfinite(std::size_t chunk);
+  void exchange_norms(Deadline deadline, std::size_t next);
+  void receive_means(Deadline deadline, Stream stream);
+  void receive_norms(Deadline deadline);
+  void scatter_means(Deadline deadline, Stream stream);
+  void give_up(Stream stream) noexcept;
+  [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
+  void check_held(std::span<const float> held) const;
+  void compare_states(const std::string& state);
+  [[nodiscard]] Error different_loss_scales();
+  [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
+  void drop_gradients(Stream stream);
+  void keep(bool result, Stream stream);
+  void choose(std::vector<std::uint8_t> important);
+  void start_next_iteration(bool has_means);
+
+  Options options_;
+  DType dtype_;
+  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
+  std::size_t chunk_size_;
+  std::vector<double> extra_;
+  std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
+  std::unique_ptr<PoolMemory> memory_;
+  std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
+  FloatArray held_[2];
+  std::unique_ptr<ChunkWork> work_;
+  float scale_ = 1.0F;  // of gradients: 1 / loss scale
+
+  // By chunk. What a chunk is in this iteration changes between iterations only.
+  std::vector<std::uint8_t> important_;
+  std::vector<std::size_t> slot_;      // of the important ones
+  std::vector<std::uint8_t> side_;     // which of the two has what is held back
+  std::vector<std::uint8_t> holds_;    // whether anything is
+  std::vector<std::uint8_t> done_;     // gathered or held back; each by one thread
+  std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
+  std::vector<std::size_t> chunk_of_;  // by slot
+
+  std::timed_mutex waiting_;  // one thread waits at a time
+  mutable std::mutex mutex_;
+  std::condition_variable not_busy_;
+  std::size_t busy_ = 0;  // threads that process chunks
+  std::vector<bool> ready_;
+  std::size_t ready_count_ = 0;
+  std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
+  std::uint64_t iteration_;
+  bool abandoned_ = false;
+  std::optional<bool> idle_;              // whether nothing was ready when this iteration was waited for
+  bool dropped_ = false;                  // gradients of this iteration, since one is not finite
+  std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
+  bool learned_ = false;                  // own norms
+  std::vector<double> message_;
+  std::shared_ptr<Handle> exchange_;
+  bool exchanged_ = false;
+  bool received_ = false;
+  bool scattered_ = false;
+  GradientPool::Report exchange_report_{};
+  std::atomic<std::int64_t> bookkeeping_{0};  // nanoseconds
+
+  // Of the last iteration.
+  std::vector<std::size_t> sent_;
+  std::vector<double> norms_;
+  Means means_ = no_means;
+  bool overflowed_ = false;
+  std::optional<Place> nonfinite_;
+  double last_bookkeeping_ = 0.0;
+  std::vector<GradientPool::Report> reports_;
+};
+
+}  // namespace gradientflow::engine

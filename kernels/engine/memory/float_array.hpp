@@ -1,0 +1,41 @@
+// Zero-filled float32 numbers: in memory of the host, at a multiple of a cache line and in huge pages where the system
+// has them, or in memory of a CUDA device.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "../../compute/cuda/owned.hpp"
+
+namespace gradientflow::engine {
+
+class FloatArray {
+ public:
+  FloatArray() = default;
+  explicit FloatArray(std::size_t size, std::optional<int> device = {});  // throws Error(memory)
+
+  [[nodiscard]] float* data() const noexcept {
+    return device_ ? reinterpret_cast<float*>(on_device_.data()) : memory_.get();
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::optional<int> device() const noexcept { return device_; }
+
+  // Copies from element `begin` on, to and from memory of the host. On a device what was done to the array before must
+  // be done, or be in the default stream; it is waited for.
+  void read(std::size_t begin, std::span<float> destination) const;
+  void write(std::size_t begin, std::span<const float> source);
+
+ private:
+  struct Free {
+    void operator()(float* memory) const noexcept;
+  };
+
+  std::unique_ptr<float, Free> memory_;
+  compute::cuda::DeviceMemory on_device_;
+  std::optional<int> device_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace gradientflow::engine

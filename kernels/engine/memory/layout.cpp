@@ -1,0 +1,20 @@
+#include "layout.hpp"
+
+#include "../../base/error.hpp"
+
+namespace gradientflow::engine {
+
+std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType dtype) {
+  constexpr std::size_t alignment = 64;
+  constexpr std::size_t largest = std::size_t{1} << 40;  // as for any memory of the node
+  std::vector<std::size_t> offsets{0};
+  for (const std::size_t count : counts) {
+    if (count > largest || offsets.back() > largest) {
+      throw Error(ErrorKind::value, "a pool of more than 1 TiB a rank is not possible");
+    }
+    offsets.push_back(offsets.back() + (count * size_of(dtype) + alignment - 1) / alignment * alignment);
+  }
+  return offsets;
+}
+
+}  // namespace gradientflow::engine

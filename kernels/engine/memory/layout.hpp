@@ -1,0 +1,15 @@
+// Where the tensors of a pool lie.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+
+namespace gradientflow::engine {
+
+// Where each tensor of `counts` elements begins, in bytes, and where the last one ends: one after the other, each at a
+// multiple of 64 bytes. Throws Error(value) beyond 1 TiB.
+[[nodiscard]] std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType dtype);
+
+}  // namespace gradientflow::engine

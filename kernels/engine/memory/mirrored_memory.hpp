@@ -1,0 +1,60 @@
+// Pinned memory of the host and as much of a device, for small things that go from one to the other in every iteration:
+// copies between the two wait for nobody.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "../../compute/cuda/owned.hpp"
+#include "../../transport/node/memory_map.hpp"
+
+namespace gradientflow::engine {
+
+class MirroredMemory {
+ public:
+  MirroredMemory() = default;  // of no bytes
+
+  // On the current device.
+  explicit MirroredMemory(std::size_t bytes) {
+    if (bytes > 0) {
+      on_host_ = transport::MemoryMap::create(bytes);
+      on_host_.seal();
+      pinned_ = std::make_unique<compute::cuda::Pinned>(on_host_.data(), bytes);
+      on_device_ = compute::cuda::DeviceMemory(bytes);
+    }
+  }
+  // What is dropped must not be in use: the pinning ends before the memory does.
+  MirroredMemory(MirroredMemory&&) noexcept = default;
+  MirroredMemory& operator=(MirroredMemory&& other) noexcept {
+    pinned_ = std::move(other.pinned_);
+    on_host_ = std::move(other.on_host_);
+    on_device_ = std::move(other.on_device_);
+    return *this;
+  }
+  MirroredMemory(const MirroredMemory&) = delete;
+  MirroredMemory& operator=(const MirroredMemory&) = delete;
+  ~MirroredMemory() = default;
+
+  [[nodiscard]] std::size_t bytes() const { return on_device_.bytes(); }
+  [[nodiscard]] std::byte* on_host() const { return on_host_.data(); }
+  [[nodiscard]] std::byte* on_device() const { return on_device_.data(); }
+
+  // Put into the stream: a copy of `bytes` bytes from byte `begin` on.
+  void upload(std::size_t begin, std::size_t bytes, compute::cuda::Stream stream) const {
+    if (bytes > 0) {
+      compute::cuda::runtime().copy(on_device() + begin, on_host() + begin, bytes, stream);
+    }
+  }
+  void download(std::size_t begin, std::size_t bytes, compute::cuda::Stream stream) const {
+    if (bytes > 0) {
+      compute::cuda::runtime().copy(on_host() + begin, on_device() + begin, bytes, stream);
+    }
+  }
+
+ private:
+  transport::MemoryMap on_host_;
+  std::unique_ptr<compute::cuda::Pinned> pinned_;
+  compute::cuda::DeviceMemory on_device_;
+};
+
+}  // namespace gradientflow::engine

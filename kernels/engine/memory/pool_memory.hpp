@@ -1,0 +1,33 @@
+// The memory of a pool: node memory of the host, or memory of a CUDA device, which the ranks of the node share as far
+// as they can. Zero-filled at first.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "../../collective/on_device/device_segment.hpp"
+#include "../calls/communicator.hpp"
+
+namespace gradientflow::engine {
+
+class PoolMemory {
+ public:
+  // `bytes` bytes of `device`, or of the host, and there `more` behind them. Collective.
+  PoolMemory(Communicator& communicator, std::optional<int> device, std::size_t bytes, std::size_t more = 0);
+
+  [[nodiscard]] std::byte* data() const { return device_ ? on_device_->mine() : on_host_->mine(); }
+  [[nodiscard]] std::optional<int> device() const { return device_; }
+  [[nodiscard]] const std::shared_ptr<transport::Segment>& on_host() const { return on_host_; }
+  [[nodiscard]] const std::shared_ptr<collective::DeviceSegment>& on_device() const { return on_device_; }
+
+  // Zeros in this memory, or other memory of the same place; on a device put into the stream.
+  void clear(std::byte* begin, std::size_t bytes, compute::cuda::Stream stream) const;
+
+ private:
+  std::optional<int> device_;
+  std::shared_ptr<transport::Segment> on_host_;
+  std::shared_ptr<collective::DeviceSegment> on_device_;
+};
+
+}  // namespace gradientflow::engine

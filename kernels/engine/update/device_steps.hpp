@@ -1,0 +1,54 @@
+// The kernels of an optimizer on a CUDA device: one launch serves all tensors.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "../../compute/cuda/optimizer_steps.hpp"
+#include "../calls/stream_marks.hpp"
+#include "../memory/call_lists.hpp"
+#include "../memory/mirrored_memory.hpp"
+
+namespace gradientflow::engine {
+
+class DeviceSteps {
+ public:
+  using Stream = compute::cuda::Stream;
+  using SumOfSquares = compute::cuda::SumOfSquares;
+
+  explicit DeviceSteps(int device);
+  DeviceSteps(const DeviceSteps&) = delete;
+  DeviceSteps& operator=(const DeviceSteps&) = delete;
+  ~DeviceSteps();  // waits for what is under way
+
+  [[nodiscard]] int device() const { return device_; }
+
+  // Makes all steps, behind those that were made before, in whatever stream. `dtype`: of the gradients.
+  void run(std::span<const compute::MomentumStep> steps, DType dtype, Stream stream);
+
+  // The sums of these gradients, and behind them those of these weights, which are float32. Waits for the stream.
+  [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,
+                                                    std::span<const SumOfSquares> weights, Stream stream);
+
+  // What is put into the stream from now on sees the steps.
+  void order(Stream stream) const;
+
+ private:
+  // Lists that a step reads while the host writes those of the next one.
+  struct Turn {
+    CallLists lists = {};
+    compute::cuda::OwnedEvent done = compute::cuda::OwnedEvent();
+  };
+
+  int device_;
+  std::array<Turn, 2> turns_;
+  std::size_t turn_ = 0;
+  StreamMarks last_step_;
+  CallLists sum_lists_;
+  MirroredMemory sums_;
+  compute::cuda::DeviceMemory scratch_;
+};
+
+}  // namespace gradientflow::engine

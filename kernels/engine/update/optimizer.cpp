@@ -1,0 +1,317 @@
+#include "optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "../../compute/kernels.hpp"
+#include "../../compute/optimizer_steps.hpp"
+
+namespace gradientflow::engine {
+
+// The gradients of all tensors, and which of them are there.
+struct Optimizer::Gradients {
+  const Update& update;
+
+  [[nodiscard]] DType dtype() const { return update.dtype; }
+  [[nodiscard]] const std::byte* at(std::size_t element) const { return update.data + element * size_of(update.dtype); }
+
+  // Calls work(begin, end), in elements of the tensor, for each part of it that has gradients.
+  template <class Work>
+  void each_part(std::size_t tensor, std::size_t count, Work work) const {
+    const std::size_t first = update.offsets[tensor];
+    const std::size_t last = first + count;
+    auto span = std::upper_bound(update.spans.begin(), update.spans.end(), first,
+                                 [](std::size_t element, const auto& other) { return element < other.end; });
+    for (; span != update.spans.end() && span->begin < last; ++span) {
+      const std::size_t begin = std::max(first, span->begin);
+      const std::size_t end = std::min(last, span->end);
+      if (begin < end) {
+        work(begin - first, end - first);
+      }
+    }
+  }
+};
+
+// The step of one tensor.
+struct Optimizer::Task {
+  const Parameter& parameter;
+  const Settings& settings;
+  const Gradients& gradients;
+  std::size_t tensor;
+  float scale;
+
+  [[nodiscard]] bool has_master() const { return parameter.master.data() != nullptr; }
+  [[nodiscard]] bool is_local() const { return settings.trust > 0.0F; }  // its rate: that of LARS
+  [[nodiscard]] float* weights() const {
+    return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
+  }
+  [[nodiscard]] const std::byte* gradient(std::size_t element) const {
+    return gradients.at(gradients.update.offsets[tensor] + element);
+  }
+  template <class Work>
+  void each_part(Work work) const {
+    gradients.each_part(tensor, parameter.count, work);
+  }
+
+  // Where it is a local one, for gradients and weights with these sums of squares.
+  [[nodiscard]] float local_rate(double gradient_squares, double weight_squares) const {
+    const double weight = std::sqrt(weight_squares);
+    const double gradient = std::sqrt(gradient_squares);
+    if (weight > 0.0 && gradient > 0.0) {
+      const double rate = static_cast<double>(settings.rate) * static_cast<double>(settings.trust) * weight /
+                          (gradient + static_cast<double>(settings.weight_decay) * weight);
+      return static_cast<float>(std::min(rate, static_cast<double>(std::numeric_limits<float>::max())));
+    }
+    return settings.rate;
+  }
+};
+
+namespace {
+
+// The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. A sum of squares that this may have
+// spoilt is taken again, of values times 2^shift: this is the shift for values times `scale`, or 0 where the sum is
+// right. That of overflows leaves room for the sum of a block; the other one is for values below 2^-45.
+int shift_for(double squares, float scale) {
+  constexpr double least = 0x1p-90;
+  if ((std::isfinite(squares) && squares >= least) || !std::isnormal(scale)) {
+    return 0;
+  }
+  const int exponent = std::ilogb(scale);  // scale times 2^shift has to be a normal float32
+  return std::isfinite(squares) ? std::min(100, 126 - exponent) : std::max(-72, -126 - exponent);
+}
+
+double squares_on_host(const void* source, DType dtype, std::size_t count, float scale) {
+  const double squares = compute::sum_of_squares(source, dtype, count, scale);
+  const int shift = shift_for(squares, scale);
+  return shift == 0 ? squares
+                    : std::ldexp(compute::sum_of_squares(source, dtype, count, std::ldexp(scale, shift)), -2 * shift);
+}
+
+// The sums of the gradients, and behind them those of the weights. Changes the scales of those taken again.
+std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSteps::SumOfSquares>& gradients,
+                                      DType dtype, std::vector<DeviceSteps::SumOfSquares>& weights,
+                                      compute::cuda::Stream stream) {
+  std::vector<double> sums = device.sums_of_squares(gradients, dtype, weights, stream);
+  std::vector<int> shifts;
+  for (auto* const calls : {&gradients, &weights}) {
+    for (DeviceSteps::SumOfSquares& call : *calls) {
+      shifts.push_back(shift_for(sums[shifts.size()], call.scale));
+      call.scale = std::ldexp(call.scale, shifts.back());
+    }
+  }
+  if (std::any_of(shifts.begin(), shifts.end(), [](int shift) { return shift != 0; })) {
+    sums = device.sums_of_squares(gradients, dtype, weights, stream);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] = std::ldexp(sums[i], -2 * shifts[i]);
+    }
+  }
+  return sums;
+}
+
+std::string place_of(std::optional<int> device) {
+  return device ? "on CUDA device " + std::to_string(*device) : std::string("in memory of the host");
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
+    : rate_inside_(rate_inside), device_(device) {
+  for (const std::size_t count : counts) {
+    parameters_.push_back({.count = count, .momentum = {}, .master = {}});
+  }
+  if (device_) {
+    on_device_ = std::make_unique<DeviceSteps>(*device_);
+  }
+}
+
+void Optimizer::order(Stream stream) const {
+  if (on_device_ != nullptr) {
+    on_device_->order(stream);
+  }
+}
+
+FloatArray& Optimizer::momentum(std::size_t tensor) {
+  Parameter& parameter = parameters_[tensor];
+  if (parameter.momentum.size() != parameter.count) {
+    parameter.momentum = FloatArray(parameter.count, device_);
+  }
+  return parameter.momentum;
+}
+
+void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
+                              const std::optional<collective::Placement>& placement) {
+  if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
+    throw Error(ErrorKind::type, "weights are float32, float16 or bfloat16, not " + std::string(name_of(dtype)));
+  }
+  const std::optional<int> device = placement ? std::optional(placement->device) : std::nullopt;
+  if (device != device_) {
+    throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are " + place_of(device) +
+                                      ", and the gradients of the optimizer " + place_of(device_));
+  }
+  Parameter& parameter = parameters_[tensor];
+  parameter.data = data;
+  parameter.dtype = dtype;
+  if (dtype == DType::float32) {
+    parameter.master = FloatArray();
+  } else if (!keep_master || parameter.master.size() != parameter.count) {
+    parameter.master = FloatArray(parameter.count, device_);
+    cast(parameter.master.data(), DType::float32, data, dtype, parameter.count,
+         placement ? placement->stream : nullptr);
+  }
+}
+
+void Optimizer::round_master(std::size_t tensor) {
+  const Parameter& parameter = parameters_[tensor];
+  if (parameter.master.data() != nullptr && parameter.data != nullptr) {
+    order(nullptr);
+    cast(parameter.data, parameter.dtype, parameter.master.data(), DType::float32, parameter.count, nullptr);
+  }
+}
+
+void Optimizer::cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
+                     std::size_t count, Stream stream) const {
+  if (!device_) {
+    compute::cast(destination, destination_dtype, source, source_dtype, count, 1.0F);
+    return;
+  }
+  const compute::cuda::UseDevice use(*device_);
+  compute::cuda::runtime().cast(destination, destination_dtype, source, source_dtype, count, 1.0F, stream);
+  compute::cuda::runtime().synchronize(stream);
+}
+
+void Optimizer::check_takes(const Update& update) const {
+  if (update.device != device_) {
+    throw Error(ErrorKind::value, "the gradients of the pool are " + place_of(update.device) +
+                                      ", and those of the optimizer " + place_of(device_));
+  }
+  bool fits = update.tensors() == tensors();
+  for (std::size_t tensor = 0; fits && tensor < tensors(); ++tensor) {
+    fits = parameters_[tensor].count <= update.offsets[tensor + 1] - update.offsets[tensor];
+  }
+  if (!fits) {
+    throw Error(ErrorKind::value, "the pool has other tensors than the optimizer");
+  }
+  if (update.dtype == DType::float64) {
+    throw Error(ErrorKind::type, "gradients are float16, bfloat16 or float32, not float64");
+  }
+  if (update.means == used_) {
+    throw Error(ErrorKind::value,
+                "this optimizer has made a step with these gradients already: ready and wait average the next ones");
+  }
+}
+
+void Optimizer::step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
+                     Stream stream) {
+  check_takes(update);
+  step(Gradients{update}, settings, static_cast<float>(gradient_scale), stream);
+  used_ = update.means;
+}
+
+void Optimizer::skip(const Update& update) {
+  check_takes(update);
+  used_ = update.means;
+}
+
+void Optimizer::step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale,
+                     Stream stream) {
+  if (settings.size() != tensors()) {
+    throw Error(ErrorKind::value, "there are settings for " + std::to_string(settings.size()) + " tensors, and " +
+                                      std::to_string(tensors()) + " tensors");
+  }
+  std::vector<Task> tasks;
+  for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
+    const std::optional<Settings>& given = settings[tensor];
+    if (given && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
+      throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are missing");
+    }
+    if (given && given->momentum != 0.0F) {
+      (void)momentum(tensor);  // memory may be what is missing: before anything is changed
+    }
+    if (given) {
+      tasks.push_back({parameters_[tensor], *given, gradients, tensor, scale});
+    }
+  }
+  if (device_) {
+    step_on_device(tasks, gradients.dtype(), stream);
+    return;
+  }
+  for (const Task& task : tasks) {
+    step_on_host(task);
+  }
+}
+
+std::vector<compute::MomentumStep> Optimizer::calls_of(const Task& task, float rate) const {
+  const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
+  const Parameter& parameter = task.parameter;
+  float* const momentum = parameter.momentum.data();
+  std::vector<compute::MomentumStep> calls;
+  task.each_part([&](std::size_t begin, std::size_t end) {
+    calls.push_back({.weight = task.weights() + begin,
+                     .parameter = task.has_master() ? parameter.data + begin * size_of(parameter.dtype) : nullptr,
+                     .parameter_dtype = parameter.dtype,
+                     .gradient = task.gradient(begin),
+                     .gradient_dtype = task.gradients.dtype(),
+                     .momentum = momentum == nullptr ? nullptr : momentum + begin,
+                     .count = end - begin,
+                     .gradient_scale = task.scale,
+                     .weight_decay = task.settings.weight_decay,
+                     .factor = task.settings.momentum,
+                     .inner_rate = inside ? rate : 1.0F,
+                     .outer_rate = inside ? 1.0F : rate});
+  });
+  return calls;
+}
+
+void Optimizer::step_on_host(const Task& task) const {
+  float rate = task.settings.rate;
+  if (task.is_local()) {
+    double squares = 0.0;
+    task.each_part([&](std::size_t begin, std::size_t end) {
+      squares += squares_on_host(task.gradient(begin), task.gradients.dtype(), end - begin, task.scale);
+    });
+    rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
+  }
+  for (const compute::MomentumStep& call : calls_of(task, rate)) {
+    compute::momentum_step(call);
+  }
+}
+
+// The norms of all tensors are asked for at once, and so the host waits once.
+void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream) {
+  std::vector<DeviceSteps::SumOfSquares> gradients;
+  std::vector<DeviceSteps::SumOfSquares> weights;
+  std::vector<std::size_t> parts(tasks.size(), 0);  // of the gradients, by task
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const Task& task = tasks[i];
+    if (task.is_local()) {
+      task.each_part([&](std::size_t begin, std::size_t end) {
+        gradients.push_back({task.gradient(begin), end - begin, task.scale});
+        ++parts[i];
+      });
+      weights.push_back({task.weights(), task.parameter.count});
+    }
+  }
+  std::vector<double> sums;
+  if (!weights.empty()) {
+    sums = squares_on_device(*on_device_, gradients, dtype, weights, stream);
+  }
+  auto of_gradients = sums.cbegin();
+  auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());
+  std::vector<compute::MomentumStep> calls;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    float rate = tasks[i].settings.rate;
+    if (tasks[i].is_local()) {
+      const auto end = of_gradients + static_cast<std::ptrdiff_t>(parts[i]);
+      rate = tasks[i].local_rate(std::accumulate(of_gradients, end, 0.0), *of_weights++);
+      of_gradients = end;
+    }
+    const auto more = calls_of(tasks[i], rate);
+    calls.insert(calls.end(), more.begin(), more.end());
+  }
+  on_device_->run(calls, dtype, stream);
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,33 @@
+// What a step uses, as data: gradients side by side in memory of the host or of a CUDA device, and which of their
+// elements count. An exchange makes it; optimizers take it, and know no exchange.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+#include "means.hpp"
+
+namespace gradientflow::engine {
+
+struct Update {
+  struct Span {  // elements `begin` up to and without `end` of the memory
+    std::size_t begin;
+    std::size_t end;
+  };
+
+  Means means;
+  const std::byte* data;
+  DType dtype;
+  std::optional<int> device;
+  std::vector<std::size_t> offsets;  // of each tensor, in elements; then the end of the last
+  std::vector<Span> spans;           // sorted, and apart
+
+  [[nodiscard]] std::size_t tensors() const { return offsets.size() - 1; }
+};
+
+// Throws Error(value) unless a pool holds averaged gradients: `ready` of its tensors are ready for the next iteration.
+void check_has_means(Means means, std::size_t ready, std::size_t tensors);
+
+}  // namespace gradientflow::engine

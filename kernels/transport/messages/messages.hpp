@@ -1,0 +1,174 @@
+// Messages between the ranks of a communicator, over MPI point-to-point.
+//
+// A collective call sends many messages, segments of its tensors. Between two ranks, messages of one call and one
+// purpose arrive in the order in which they were sent; the tag keeps the calls apart, so a rank may be ahead of others.
+//
+// A rank that waits long looks for notices of the others: one that closed its communicator, or gave up after an error,
+// tells everybody. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../mpi/mpi.hpp"
+#include "../mpi/patience.hpp"
+#include "../node/node.hpp"
+#include "../signature.hpp"
+
+namespace gradientflow::transport {
+
+// What a message is for.
+enum class Purpose : std::uint8_t { agreement, data, user, roll_call, leave };
+
+// The tag of a message. It fits into the 15 bits that every MPI library has (MPI_TAG_UB is at least 32767): 3 for the
+// purpose, 12 for the number of the call.
+class Tag {
+ public:
+  Tag(Purpose purpose, std::uint32_t call) : call_(call), purpose_(purpose) {}
+  [[nodiscard]] int value() const {
+    return static_cast<int>(call_ % calls << purpose_bits | static_cast<int>(purpose_));
+  }
+
+ private:
+  static constexpr std::uint32_t purpose_bits = 3;
+  static constexpr std::uint32_t calls = 1U << 12;
+
+  std::uint32_t call_;
+  Purpose purpose_;
+};
+
+// One send or receive under way. Whoever holds it has to wait for it; if it is destroyed before, because of an error,
+// a receive is cancelled, and a send is given up: MPI may then still read its memory.
+class Message {
+ public:
+  Message() = default;
+  Message(Message&& other) noexcept
+      : mpi_(other.mpi_), request_(other.request_), peer_(other.peer_), kind_(other.kind_) {
+    other.request_ = MPI_REQUEST_NULL;
+  }
+  Message& operator=(Message&& other) noexcept;
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+  ~Message() { abandon(); }
+
+  [[nodiscard]] bool under_way() const noexcept { return request_ != MPI_REQUEST_NULL; }
+
+ private:
+  friend class Messages;
+  enum class Kind : std::uint8_t { send, receive };
+  void abandon() noexcept;
+
+  const MpiCommunicator* mpi_ = nullptr;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  int peer_ = -1;
+  Kind kind_ = Kind::send;
+};
+
+class Messages {
+ public:
+  // Collective. `node`: this rank's, told about progress, and told apart from other nodes.
+  Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout);
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+  ~Messages();
+
+  // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one
+  // leaves.
+  void acquaint(int peer) { acquainted_[static_cast<std::size_t>(peer)] = true; }
+
+  // The next collective call; its number becomes part of the tags. `participants`: the ranks that exchange messages in
+  // it, which are called upon when it stalls.
+  // They must stay where they are during the call.
+  void begin(const Signature& signature, const std::vector<int>& participants);
+
+  // The data of the call pass between other ranks than those that agreed on it.
+  void expect(const std::vector<int>& participants) { participants_ = &participants; }
+
+  // `bytes` must be below 2^31. Throws Error(mpi).
+  [[nodiscard]] Message send(int to, Purpose purpose, const void* data, std::size_t bytes) const;
+  [[nodiscard]] Message receive(int from, Purpose purpose, void* data, std::size_t bytes) const;
+
+  // Waits until the message is sent (its memory may change) or received, and returns the bytes received. Nothing to
+  // wait for: 0. Throws Error(timeout) that names the missing ranks, Error(peer) where a rank has left, Error(closed)
+  // after an interrupt.
+  std::size_t wait(Message& message);
+
+  // The same for messages of users, which belong to no collective call; `what` describes it. From any thread.
+  std::size_t wait_apart(Message& message, const std::string& what);
+
+  // Of collective calls, so far.
+  [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+
+  [[nodiscard]] const MpiCommunicator& mpi() const { return *mpi_; }
+  [[nodiscard]] int rank() const { return mpi_->rank(); }
+  [[nodiscard]] int size() const { return mpi_->size(); }
+
+  // Tells the other ranks, of many those that this one has exchanged messages with, that it has left, and why.
+  void tell_closed() noexcept;
+  void tell_failed(const Error& error) noexcept;
+
+ private:
+  enum class State : std::uint32_t { open, asking, here, closed, failed };
+
+  // What a rank says about itself.
+  struct Notice {
+    State state;
+    ErrorKind kind;
+    std::uint32_t call;
+    char text[500];
+  };
+  static_assert(sizeof(Notice) == 512);
+
+  struct Word {  // of a rank of another node
+    State state = State::open;
+    std::uint32_t present = 0;  // the last call in which it said that it was there
+    bool asks = false;          // who else is
+    ErrorKind kind = ErrorKind::peer;
+    std::string text;
+  };
+
+  struct Sent {  // and perhaps still on its way
+    std::unique_ptr<Notice> notice;
+    std::vector<MPI_Request> requests;
+  };
+
+  [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
+  void look_out(const Message& awaited, const std::string& what, bool collective);
+  [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
+  void read_notices();
+  void read_notices(Purpose purpose);
+  void answer_the_roll();
+  void leave(State state, ErrorKind kind, const char* text) noexcept;
+  [[nodiscard]] std::vector<int> ranks_to_tell() const;  // when this rank leaves; they tell this one, too
+  void tell(const std::vector<int>& ranks, State state, ErrorKind kind, const char* text);
+  [[nodiscard]] std::vector<int> missing_ranks(int awaited);
+  [[noreturn]] void raise_timeout(int awaited);
+
+  MpiCommunicator* mpi_;
+  Node* node_;
+  const Topology* topology_;
+  double timeout_;
+  std::uint32_t call_ = 0;
+  Patience::Clock::time_point awake_{};  // until when waits do not sleep
+  Patience::Clock::duration last_wait_{};
+  Signature signature_;
+  const std::vector<int>* participants_ = nullptr;
+  std::vector<Word> words_;  // by rank
+  std::mutex words_mutex_;
+  mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
+  std::mutex sent_mutex_;
+  std::vector<Sent> sent_;
+  mutable std::atomic<std::uint64_t> bytes_sent_{0};
+  std::atomic<bool> told_{false};
+  std::atomic<bool> gave_up_{false};
+};
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,96 @@
+// One communicator of NCCL's, which makes nobody wait: its calls return at once, and while they are under way it is
+// asked how they stand. So whoever waits can always be told that it is over, and nothing hangs.
+//
+// NCCL demands that one thread at a time uses a communicator. Here, every use of it is under a lock that is never held
+// while anybody waits for another rank; so abort() and trouble() may be called from any thread.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "../../base/error.hpp"
+#include "../mpi/mpi.hpp"
+#include "nccl_library.hpp"
+
+namespace gradientflow::transport {
+
+class NcclCommunicator {
+ public:
+  // On the current device, of `members`, which are ranks of `mpi` with this one among them, or empty for ranks that are
+  // in no such communicator, who get none. Several communicators without a common member are made at once. Collective
+  // over `mpi`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have different
+  // versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed) where
+  // `mpi` is interrupted.
+  static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const MpiCommunicator& mpi,
+                                                std::span<const int> members, double timeout);
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // Takes part in ending what is under way, for a few seconds at most. All calls should have been finished by the
+  // device.
+  ~NcclCommunicator();
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+
+  // Calls `call(functions, comm)`, which puts work into a stream and returns NCCL's result, and returns when the work
+  // is there. Throws Error(system) with NCCL's reason; Error(closed) after abort(), also while it waits. One thread
+  // only.
+  template <class Call>
+  void launch(Call call) {
+    nccl::Result result = nccl::Result::success;
+    {
+      const std::lock_guard lock(mutex_);
+      check_not_aborted();
+      result = call(library_->functions(), comm_);
+    }
+    if (result != nccl::Result::success) {
+      finish(result);
+    }
+  }
+
+  // The same for several calls that go on together.
+  template <class Calls>
+  void launch_group(Calls calls) {
+    launch([&](const nccl::Functions& functions, nccl::Comm* comm) {
+      nccl::Result result = functions.group_start();
+      if (result != nccl::Result::success) {
+        return result;
+      }
+      result = calls(functions, comm);
+      const nccl::Result end = functions.group_end();
+      return is_failure(result) ? result : end;
+    });
+  }
+
+  static bool is_failure(nccl::Result result) {
+    return result != nccl::Result::success && result != nccl::Result::in_progress;
+  }
+
+  // What NCCL has found wrong by now. Says nothing while another thread uses the communicator.
+  [[nodiscard]] std::optional<Error> trouble();
+
+  // Ends all that is under way, also on the device. Nothing can be launched any more.
+  void abort() noexcept;
+
+ private:
+  NcclCommunicator(std::shared_ptr<const NcclLibrary> library, int rank, int size)
+      : library_(std::move(library)), rank_(rank), size_(size) {}
+
+  void start(const nccl::UniqueId& id, const MpiCommunicator& mpi, double timeout);
+  void check_not_aborted() const;
+  [[nodiscard]] nccl::Result state();  // under the lock
+  [[nodiscard]] bool finished_within(double seconds) noexcept;
+  void finish(nccl::Result result);
+
+  std::shared_ptr<const NcclLibrary> library_;
+  int rank_;
+  int size_;
+  std::mutex mutex_;
+  nccl::Comm* comm_ = nullptr;  // none any more after abort()
+};
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,258 @@
+// The ranks of one node and the memory they share: announcements of calls, progress flags, staging slots, segments.
+//
+// Every rank owns a part of one shared mapping, the control block, which only it writes:
+//   state          open, closed or failed: tells the others not to wait for it any more
+//   progress       a counter that orders the steps inside a call
+//   tasks          which parts of a shared piece of work are taken and done
+//   announcements  two, used in turn: what call it makes, where its tensors lie, and a small payload
+//   staging        two slots for pieces of ordinary arrays
+// Two announcements are enough: a rank reuses one only after it has seen everybody's next one, and a rank makes its
+// next announcement only when it is done with the last.
+//
+// Waiting: poll `spin` times (not at all with more ranks than cores: whom one waits for needs the core), yield the core
+// `yields` times, then sleep on a futex. A sleeping rank looks up every few milliseconds whether the others are alive
+// and the time is up. A rank that raises for such a reason marks itself failed, and the others, wherever they wait,
+// raise too.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../base/config.hpp"
+#include "../mpi/mpi.hpp"
+#include "../process.hpp"
+#include "../signature.hpp"
+#include "../topology.hpp"
+#include "memory_map.hpp"
+
+namespace gradientflow::transport {
+
+// Where a rank's tensor lies: its address in that rank's process, and, unless segment is 0, the offset in its part of
+// that segment of node memory.
+struct Location {
+  std::uint64_t address = 0;
+  std::uint64_t offset : 40 = 0;
+  std::uint64_t segment : 24 = 0;
+};
+
+// One cache line, followed in memory by the payload.
+struct alignas(64) Announcement {
+  std::atomic<std::uint32_t> sequence;
+  Signature signature;
+  Location input;
+  Location output;
+};
+static_assert(sizeof(Announcement) == 64);
+
+// Memory of the node, one part of equal size for every rank. This rank's mapping of it.
+class Segment {
+ public:
+  Segment(MemoryMap memory, std::size_t stride, int rank, std::uint32_t id)
+      : memory_(std::move(memory)), stride_(stride), rank_(rank), id_(id) {}
+
+  [[nodiscard]] std::byte* part(int local_rank) const noexcept {
+    return memory_.data() + static_cast<std::size_t>(local_rank) * stride_;
+  }
+  [[nodiscard]] std::byte* mine() const noexcept { return part(rank_); }
+  [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+  [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
+
+ private:
+  MemoryMap memory_;
+  std::size_t stride_;
+  int rank_;
+  std::uint32_t id_;
+};
+
+class Node {
+ public:
+  // Makes the control block and has every rank of the node map it. Collective over `mpi`. Returns nothing, on every
+  // rank alike, where some rank could not map it; `reason` then says why.
+  static std::unique_ptr<Node> join(const MpiCommunicator& mpi, const Topology& topology, const Config& config,
+                                    std::string& reason);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t cores() const noexcept { return cores_; }  // that its ranks may use, all together
+  [[nodiscard]] int world_rank(int local) const { return world_ranks_[static_cast<std::size_t>(local)]; }
+  [[nodiscard]] int local_rank_of(int world_rank) const;  // -1 where it is not of this node
+  // Copies memory of rank `local`'s process. Throws Error(peer) where that has died, Error(system) where the kernel
+  // refuses.
+  void read(int local, void* destination, const void* address, std::size_t bytes) const;
+  [[nodiscard]] std::size_t payload_bytes() const noexcept { return layout_.payload_bytes; }
+  [[nodiscard]] std::size_t staging_bytes() const noexcept { return layout_.staging_bytes; }
+  [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
+
+  // Tells the others about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
+  // before any data moved, where the signatures differ. Afterwards announcement(p) and payload(p) may be read until
+  // this rank's next exchange.
+  void exchange(const Signature& signature, const Location& input, const Location& output,
+                std::span<const std::byte> payload);
+  // The same without the comparison: returns whether all signatures are alike.
+  [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
+                                  std::span<const std::byte> payload);
+  [[nodiscard]] const Announcement& announcement(int local) const noexcept {
+    return *announcement_at(local, sequence_);
+  }
+  [[nodiscard]] const std::byte* payload(int local) const noexcept;
+  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // in the last exchange
+
+  // One step inside a call. advance() says that this rank has done it and returns its number, wait_all() waits until
+  // all ranks have. All ranks take the same number of steps in a call.
+  std::uint32_t advance();
+  void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
+  void synchronize() { wait_all(advance()); }
+
+  // What this rank has to say about the call under way: numbers, one on each topic, which the others read after the
+  // next step and before this rank's next exchange.
+  enum class Topic : std::size_t { agreement, result };
+  void tell(Topic topic, std::uint64_t word) noexcept {
+    flags(rank_).words[static_cast<std::size_t>(topic)].store(word, std::memory_order_release);
+  }
+  [[nodiscard]] std::uint64_t told(Topic topic, int local) const noexcept {
+    return flags(local).words[static_cast<std::size_t>(topic)].load(std::memory_order_acquire);
+  }
+
+  // This rank makes progress outside of the node: the others, who wait for it, are patient.
+  void pulse() noexcept {
+    if (size_ > 1) {
+      flags(rank_).pulse.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  // Work on memory that every rank maps, `tasks` tasks for each rank: calls task(owner, index) for those that this rank
+  // takes, and returns once all are done. A rank begins with its own and goes on with those that others have not taken
+  // yet, so a rank that the system has suspended holds nobody up. Once after an exchange; counts as one step.
+  template <class Task>
+  void share(std::uint32_t tasks, Task task) {
+    for (int i = 0; i < size_; ++i) {
+      const int owner = (rank_ + i) % size_;
+      for (std::uint32_t index = take_task(owner, tasks); index < tasks; index = take_task(owner, tasks)) {
+        task(owner, index);
+        finish_task(owner, tasks);
+      }
+    }
+    wait_for_all(Event::tasks, tasks);
+    advance();
+  }
+
+  // To be called after the last step of a call that reads memory of the others: a rank that has given up meanwhile may
+  // have changed it. Throws Error(peer).
+  void check_nobody_failed() const;
+
+  // An Error(peer) about a rank that `during` waits for in vain, because it has died or given up; nothing if there is
+  // none. For any thread.
+  [[nodiscard]] std::optional<Error> find_loss(const Signature& during) const;
+
+  // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
+  // one, `attend` is called several times a second and may throw, after which the caller must call fail(). Throws
+  // Error(memory), on every rank alike, where some rank cannot have it.
+  std::shared_ptr<Segment> allocate(std::size_t bytes, const std::function<void()>& attend = {});
+
+  // Where this rank's memory at `address` lies, and the segment that holds it, if one does.
+  [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
+
+  // After close() or fail() the others do not wait for this rank any more.
+  void close() noexcept { leave(State::closed); }
+  // For any thread; the first reason counts.
+  void fail(const Error& reason) noexcept;
+  // Makes a call that waits right now, in another thread, throw Error(closed).
+  void interrupt() noexcept { interrupted_.store(true); }
+
+ private:
+  enum class State : std::uint32_t { open, closed, failed };
+
+  // What a rank waits for, and thereby which word of the others it looks at.
+  enum class Event { announcement, step, tasks };
+
+  // Set by the first sleep of a wait, and again when the pulse of the others has changed.
+  struct Deadline {
+    std::chrono::steady_clock::time_point at{};
+    std::uint64_t pulse = 0;
+  };
+
+  struct Tasks {
+    alignas(64) std::atomic<std::uint32_t> taken;
+    std::atomic<std::uint32_t> done;
+  };
+
+  struct Flags {
+    alignas(64) std::atomic<std::uint32_t> progress;
+    alignas(64) std::atomic<std::uint32_t> sleepers;  // how many ranks sleep on a word of this rank
+    alignas(64) std::atomic<State> state;
+    ErrorKind reason_kind;  // of a rank that failed
+    std::array<char, 500> reason;
+    alignas(64) std::atomic<std::uint64_t> pulse;
+    std::atomic<std::uint64_t> words[2];  // by topic
+    std::uint64_t token;                  // of the leader: proves that the right memory was opened
+    Tasks tasks[2];                       // for the same reason as two announcements
+  };
+
+  // Offsets inside a rank's part of the control block.
+  struct Layout {
+    Layout(const Config& config, std::size_t ranks);
+    std::size_t payload_bytes;
+    std::size_t staging_bytes;
+    std::size_t announcement_stride;
+    std::size_t staging_offset;
+    std::size_t rank_stride;
+  };
+
+  Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores);
+
+  [[nodiscard]] Flags& flags(int local) const noexcept;
+  [[nodiscard]] Announcement* announcement_at(int local, std::uint32_t sequence) const noexcept;
+  [[nodiscard]] Tasks& tasks(int owner) const noexcept { return flags(owner).tasks[sequence_ % 2]; }
+  [[nodiscard]] std::uint32_t take_task(int owner, std::uint32_t tasks_each) noexcept;
+  void finish_task(int owner, std::uint32_t tasks_each) noexcept;
+  [[nodiscard]] std::atomic<std::uint32_t>& awaited(int local, Event event) const noexcept;
+  [[nodiscard]] bool arrived(int local, Event event, std::uint32_t target) const noexcept;
+  void publish(std::atomic<std::uint32_t>& word, std::uint32_t value) noexcept;
+  void wait_for_all(Event event, std::uint32_t target);
+  void sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline);
+  void check_not_interrupted() const;
+  void check_peers(Event event, std::uint32_t target) const;
+  void leave(State state) noexcept;
+  [[nodiscard]] Error death_of(int local, const Signature& during) const;
+  [[nodiscard]] Error loss_of(int local, const char* how, const Signature& during) const;
+  [[nodiscard]] Error failure_of(int local, const Signature& during) const;
+  [[nodiscard]] std::uint64_t pulse_of_all() const noexcept;
+  [[noreturn]] void raise_timeout(Event event, std::uint32_t target) const;
+
+  Layout layout_;
+  MemoryMap control_;
+  int rank_;
+  int size_;
+  std::vector<int> world_ranks_;
+  std::vector<Process> processes_;
+  bool waits_outside_;  // some rank, for other nodes
+  double timeout_;
+  std::size_t cores_;
+  std::int64_t spin_;
+  std::int64_t yields_;
+  std::uint32_t sequence_ = 0;  // of the last announcement
+  std::uint32_t step_ = 0;      // of the last advance()
+  Signature signature_;         // of the call under way
+  bool all_idle_ = false;
+  std::atomic<bool> interrupted_{false};
+  std::atomic<bool> gives_up_{false};
+  std::uint32_t segment_count_ = 0;
+  mutable std::mutex segments_mutex_;
+  std::map<const std::byte*, std::weak_ptr<Segment>> segments_;  // by the start of this rank's part
+};
+
+}  // namespace gradientflow::transport
