@@ -16,15 +16,23 @@ Graph = Mapping[str, set[str]]  # file or module -> what it includes or imports
 # ---- C++ -------------------------------------------------------------------------------------------------------------
 
 # {layer: what it may include}, itself aside.
-CPP_LAYERS: dict[str, set[str]] = {
-    "base": set(),
-    "compute": {"base"},
-    "transport": {"base", "compute"},
-    "collective": {"base", "compute", "transport"},
-    "engine": {"base", "compute", "transport", "collective"},
-    "c": {"base", "compute", "transport", "collective", "engine"},
-    "bindings": {"base", "compute", "transport", "collective", "engine"},
-}
+CPP_LAYERS: dict[str, set[str]] = {"base": set(), "compute": {"base"}}
+CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute"}
+CPP_LAYERS["transport"] = {"base", "compute", "compute/cuda"}
+CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport"] | {"transport"}
+CPP_LAYERS["transport/node"] = CPP_LAYERS["transport/nccl"] = CPP_LAYERS["transport/mpi"] | {"transport/mpi"}
+CPP_LAYERS["transport/messages"] = CPP_LAYERS["transport/node"] | {"transport/node"}
+CPP_LAYERS["collective/call"] = CPP_LAYERS["transport/messages"] | {"transport/messages", "transport/nccl"}
+CPP_LAYERS["collective/in_node"] = CPP_LAYERS["collective/call"] | {"collective/call"}
+CPP_LAYERS["collective/between"] = CPP_LAYERS["collective/in_node"]
+CPP_LAYERS["collective/select"] = CPP_LAYERS["collective/between"] | {"collective/between"}
+CPP_LAYERS["collective"] = CPP_LAYERS["collective/select"] | {"collective/select", "collective/in_node"}
+CPP_LAYERS["collective/on_device"] = CPP_LAYERS["collective"] | {"collective"}
+CPP_LAYERS["engine/calls"] = CPP_LAYERS["collective/on_device"] | {"collective/on_device"}
+CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
+CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
+CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
+CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
@@ -46,8 +54,7 @@ def cpp_files(root: Path) -> list[Path]:
 
 
 def cpp_layer(root: Path, path: Path) -> str:
-    parts = path.relative_to(root).parts
-    return parts[1] if parts[0] == "kernels" and len(parts) > 2 else parts[0]
+    return path.parent.relative_to(root).as_posix().removeprefix("kernels/")
 
 
 def include_graph(root: Path) -> dict[str, set[str]]:
@@ -78,7 +85,7 @@ def wrong_includes(root: Path) -> list[str]:
                 wrong.append(f"{file} includes {target}")
         for name in SYSTEM_INCLUDE.findall((root / file).read_text(encoding="utf-8")):
             for header, layers in OUTSIDE.items():
-                if name.startswith(header) and layer not in layers:
+                if name.startswith(header) and layer.split("/")[0] not in layers:
                     wrong.append(f"{file} includes <{name}>")
     return wrong
 
@@ -301,9 +308,9 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 GOOD_CPP = {
     "kernels/base/a.hpp": "#pragma once\n#include <string>\n",
-    "kernels/engine/b.cpp": '#include "../base/a.hpp"\n  #  include "b.hpp"\n',
-    "kernels/engine/b.hpp": "",
-    "bindings/c.cpp": '#include <pybind11/pybind11.h>\n#include "../kernels/engine/b.hpp"\n',
+    "kernels/engine/calls/b.cpp": '#include "../../base/a.hpp"\n  #  include "b.hpp"\n',
+    "kernels/engine/calls/b.hpp": "",
+    "bindings/c.cpp": '#include <pybind11/pybind11.h>\n#include "../kernels/engine/calls/b.hpp"\n',
 }
 
 
@@ -316,15 +323,17 @@ def test_the_checker_accepts_a_good_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "finding"),
     [
-        ({"kernels/base/x.cpp": '#include "../engine/b.hpp"'}, "kernels/base/x.cpp includes kernels/engine/b.hpp"),
+        ({"kernels/base/x.cpp": '#include "../engine/calls/b.hpp"'}, "kernels/base/x.cpp includes kernels/engine/calls/b.hpp"),
         ({"kernels/compute/x.cu": '#include "../collective/x.hpp"', "kernels/collective/x.hpp": ""},
          "kernels/compute/x.cu includes kernels/collective/x.hpp"),
-        ({"kernels/engine/x.cpp": "#include <pybind11/numpy.h>"}, "kernels/engine/x.cpp includes <pybind11/numpy.h>"),
+        ({"kernels/engine/calls/x.cpp": "#include <pybind11/numpy.h>"}, "kernels/engine/calls/x.cpp includes <pybind11/numpy.h>"),
         ({"kernels/collective/x.cpp": "#include <mpi.h>"}, "kernels/collective/x.cpp includes <mpi.h>"),
-        ({"kernels/engine/x.cpp": "#include <cuda_runtime.h>"}, "kernels/engine/x.cpp includes <cuda_runtime.h>"),
+        ({"kernels/engine/calls/x.cpp": "#include <cuda_runtime.h>"}, "kernels/engine/calls/x.cpp includes <cuda_runtime.h>"),
         ({"kernels/transport/x.cpp": "#include <nccl.h>"}, "kernels/transport/x.cpp includes <nccl.h>"),
-        ({"kernels/engine/x.cpp": '#include "../../bindings/x.hpp"', "bindings/x.hpp": ""},
-         "kernels/engine/x.cpp includes bindings/x.hpp"),
+        ({"kernels/engine/calls/x.cpp": '#include "../../../bindings/x.hpp"', "bindings/x.hpp": ""},
+         "kernels/engine/calls/x.cpp includes bindings/x.hpp"),
+        ({"kernels/transport/node/x.cpp": '#include "../messages/x.hpp"', "kernels/transport/messages/x.hpp": ""},
+         "kernels/transport/node/x.cpp includes kernels/transport/messages/x.hpp"),
         ({"kernels/extra/x.hpp": ""}, "kernels/extra/x.hpp is in no layer"),
     ],
 )  # fmt: skip

@@ -79,9 +79,9 @@ def program(name: str) -> str:
         "include/gradientflow.h",
         "include/gradientflow/base/error.hpp",
         "include/gradientflow/compute/kernels.hpp",
-        "include/gradientflow/transport/mpi.hpp",
+        "include/gradientflow/transport/mpi/mpi.hpp",
         "include/gradientflow/collective/group.hpp",
-        "include/gradientflow/engine/communicator.hpp",
+        "include/gradientflow/engine/calls/communicator.hpp",
     ],
 )
 def test_file_is_installed(name: str) -> None:
@@ -407,7 +407,7 @@ int main() {
 
 WITH_MPI = """
 #include <cstdio>
-#include <gradientflow/engine/communicator.hpp>
+#include <gradientflow/engine/calls/communicator.hpp>
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   {

@@ -353,8 +353,8 @@ def test_no_variable_is_read_behind_the_settings_back() -> None:
     assert set(readers) <= {
         "kernels/base/config.cpp",
         "kernels/compute/simd.cpp",
-        "kernels/collective/device_group.cpp",
-        "kernels/transport/launcher.cpp",
+        "kernels/collective/on_device/device_group.cpp",
+        "kernels/transport/mpi/launcher.cpp",
     }
 
 
