@@ -146,30 +146,16 @@ void bind_device(py::module_& module) {
   py::class_<DeviceSegment, std::shared_ptr<DeviceSegment>>(submodule, "Segment")
       .def_property_readonly(
           "address", [](const DeviceSegment& segment) { return reinterpret_cast<std::uintptr_t>(segment.mine()); });
+  submodule.def("built", &cuda::is_built, "Whether the library was built with CUDA.");
+  submodule.def("trouble", &cuda::runtime_trouble, "Why no device can be used; empty where one can.");
+  submodule.def("count", &cuda::device_count, "How many devices there are; 0 without a driver.");
+  submodule.def("name", [](int device) { return cuda::runtime().name(device); }, py::arg("device"));
   submodule.def("allocate", &allocate, py::arg("device"), py::arg("bytes"), py::call_guard<WithoutGil>());
   submodule.def("read", &read, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),
                 py::arg("stream"));
   submodule.def("write", &write, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),
                 py::arg("stream"));
   submodule.def("order", &order, py::arg("device"), py::arg("earlier"), py::arg("later"));
-  // Streams of the tests' own.
-  submodule.def(
-      "make_stream",
-      [](int device) {
-        const cuda::UseDevice use(device);
-        return reinterpret_cast<std::uintptr_t>(cuda::runtime().make_stream());
-      },
-      py::arg("device"));
-  submodule.def(
-      "destroy_stream", [](std::uintptr_t stream) { cuda::runtime().destroy(pointer(stream)); }, py::arg("stream"),
-      py::call_guard<WithoutGil>());
-  submodule.def(
-      "copy",
-      [](int device, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes, std::uintptr_t stream) {
-        const cuda::UseDevice use(device);
-        cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(stream));
-      },
-      py::arg("device"), py::arg("destination"), py::arg("source"), py::arg("bytes"), py::arg("stream"));
   submodule.def(
       "of", [](std::uintptr_t address) { return cuda::runtime().facts(pointer(address)).device; }, py::arg("address"),
       "The device that has this memory.");

@@ -7,10 +7,8 @@ namespace gradientflow::bindings {
 
 void bind_errors(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
-void bind_compute(pybind11::module_& module);
-void bind_cuda(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
-void bind_collective(pybind11::module_& module);
+void bind_machine(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
 void bind_sparse_pool(pybind11::module_& module);

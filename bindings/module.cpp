@@ -6,10 +6,8 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of GradientFlow.";
   bind_errors(module);
   bind_config(module);
-  bind_compute(module);
-  bind_cuda(module);
   bind_device(module);
-  bind_collective(module);
+  bind_machine(module);
   bind_communicator(module);
   bind_gradient_pool(module);
   bind_sparse_pool(module);

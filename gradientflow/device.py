@@ -135,7 +135,7 @@ def device_number(device: str | int) -> int:
         message = f"a device is 'cpu', 'cuda', 'cuda:0', 'cuda:1' and so on, or a number, not {device!r}"
         raise ArgumentError(message)
     current = int(load_core().device.current())  # an error where there is none at all
-    count = int(load_core().cuda.device_count())
+    count = int(load_core().device.count())
     if text and int(text) >= count:
         message = f"there is no CUDA device {text}, there are {count}"
         raise ArgumentError(message)

@@ -172,7 +172,7 @@ def launcher() -> Launcher:
 @pytest.fixture(scope="session")
 def cuda_devices() -> int:
     """Count this machine's CUDA devices, in another process: one has real devices or emulated ones, not both."""
-    program = "from gradientflow._location import load_core; print(load_core().cuda.device_count())"
+    program = "from gradientflow._location import load_core; print(load_core().device.count())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     return int(done.stdout)
 

@@ -14,6 +14,7 @@ from gradientflow.device import asarray
 from .case import Case
 from .data import Values
 from .measure import FreshValues
+from .native import load_kernels
 from .plan import PlanError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_device(device: str) -> None:
     device : str
         "cpu" or "cuda".
     """
-    if device == "cuda" and (trouble := load_core().cuda.trouble()):
+    if device == "cuda" and (trouble := load_core().device.trouble()):
         raise PlanError(f"--device cuda: {trouble}")
 
 
@@ -48,9 +49,8 @@ def take_device(comm: Communicator) -> int:
     int
         The device's number.
     """
-    cuda = load_core().cuda
-    number: int = comm.local_rank % cuda.device_count()
-    cuda.use(number)
+    number: int = comm.local_rank % load_core().device.count()
+    load_kernels().cuda.use(number)
     return number
 
 
@@ -64,11 +64,11 @@ def device_facts(device: str) -> dict[str, Any]:
     """
     if device != "cuda":
         return {}
-    cuda = load_core().cuda
+    devices = load_core().device
     return {
         "device": "cuda",
-        "gpu": cuda.device_name(0),
-        "gpus": cuda.device_count(),
+        "gpu": devices.name(0),
+        "gpus": devices.count(),
         "cuda": build_info().get("cuda") or "unknown",
     }
 
@@ -146,7 +146,7 @@ class DeviceFreshValues(FreshValues):
         """
         if self._repeated is None:
             return lambda start: None
-        put, target, size = load_core().cuda.copy, address(mirror.source), mirror.source_image.nbytes
+        put, target, size = load_kernels().cuda.copy, address(mirror.source), mirror.source_image.nbytes
         source, item = address(self._repeated), mirror.source_image.itemsize
         return lambda start: put(target, source + start * item, size)
 
@@ -166,14 +166,14 @@ def address(array: Any) -> int:
 
 def copy(target: int, source: int, size: int) -> None:
     """Put a copy into the default stream: between host and device in either direction, or on the device."""
-    load_core().cuda.copy(target, source, size)
+    load_kernels().cuda.copy(target, source, size)
 
 
 def synchronize() -> None:
     """Wait for all that was put into the default stream."""
-    load_core().cuda.synchronize()
+    load_kernels().cuda.synchronize()
 
 
 def pinned(values: Values) -> Any:
     """Pin memory of the host for as long as what this gives is there; None where there is nothing to pin."""
-    return load_core().cuda.Pinned(address(values), values.nbytes) if values.nbytes else None
+    return load_kernels().cuda.Pinned(address(values), values.nbytes) if values.nbytes else None

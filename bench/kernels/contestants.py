@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradientflow._location import load_core
-
 from ..core.data import Values
+from ..core.native import load_kernels
 
 GRADIENTS = ("float16", "bfloat16", "float32")
 
@@ -134,12 +133,12 @@ def plain_copy(level: str, destination: int, source: int, size: int) -> None:
 
 @cache
 def _compute() -> Any:
-    return load_core().compute
+    return load_kernels().compute
 
 
 @cache
 def _prepared() -> Any:
-    return load_core().cuda.prepared
+    return load_kernels().cuda.prepared
 
 
 def _reduce(dtype: str, number: int = 2) -> Kernel:

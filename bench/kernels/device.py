@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gradientflow._location import load_core
-
 from ..core.data import Values
 from ..core.device import address
 from ..core.measure import Samples, fitting_iterations
+from ..core.native import load_kernels
 from .check import Trial
 from .columns import KernelResult, summarise_kernel
 from .contestants import Kernel, Launch, stored
@@ -33,7 +32,7 @@ class DeviceKernelBench:
     """
 
     def __init__(self, plan: KernelsPlan, size: int) -> None:
-        self._cuda: Any = load_core().cuda
+        self._cuda: Any = load_kernels().cuda
         self.size = size
         self._count = count_of(size)
         self._arrays = [self._cuda.Memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]

@@ -193,7 +193,7 @@ def judge(report: dict[str, Any]) -> list[Check]:
 
 def between_hosts() -> list[Check]:
     """Say which way an allreduce would go between hosts, and why."""
-    ways = load_core().collective.ways
+    ways = load_core().ways
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
     try:
         return [Check(name, "ok", _ways(ways(node_sizes))) for name, node_sizes in layouts]
@@ -218,16 +218,16 @@ def _optional(name: str, extra: str) -> Check:
 def _cuda() -> Check:
     name = "CUDA kernels"
     try:
-        cuda = load_core().cuda
-        built = cuda.built()
+        devices = load_core().device
+        built = devices.built()
     except (ImportError, GradientFlowError) as error:  # no core, or a setting that is none
         return Check(name, "warn", "not known", str(error))
     if not built:
         return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")
     version = f"built with CUDA {build_info().get('cuda', '?')}"
-    if trouble := cuda.trouble():
+    if trouble := devices.trouble():
         return Check(name, "ok", f"{version}; {trouble}")
-    names = [cuda.device_name(device) for device in range(cuda.device_count())]
+    names = [devices.name(device) for device in range(devices.count())]
     return Check(name, "ok", f"{version}; {len(names)} device{'' if len(names) == 1 else 's'}: {', '.join(names)}")
 
 

@@ -39,10 +39,10 @@ from kernel_data import (
 from kernel_references import BLOCK, add_up, cast, corrected, reduced, stepped
 
 import gradientflow
-from gradientflow import _core
+from gradientflow import _core, _core_testing
 from gradientflow._location import build_info
 
-cuda: Any = _core.cuda
+cuda: Any = _core_testing.cuda
 LEVEL = LEVELS[-1]  # others have tests of their own
 
 # Around rows, blocks, and what a thread block of the device does at once.
@@ -158,7 +158,7 @@ def device(request: pytest.FixtureRequest) -> Place:
         if cuda_devices > 0:
             pytest.skip("there is a CUDA device")
         os.environ["GRADIENTFLOW_CUDA_LIBRARY"] = str(request.getfixturevalue("emulated_cuda"))
-    assert cuda.device_count() > 0
+    assert _core.device.count() > 0
     return Place(cuda, OnDevice)
 
 
@@ -426,9 +426,7 @@ def test_wrong_use_is_refused_alike(place: Place) -> None:
 
 def test_a_machine_without_a_driver_has_no_devices() -> None:
     """The library loads there, asks in vain, and goes on."""
-    program = (
-        "import mpi4py; mpi4py.rc.initialize = False; from gradientflow import _core; print(_core.cuda.device_count())"
-    )
+    program = "import mpi4py; mpi4py.rc.initialize = False; from gradientflow import _core; print(_core.device.count())"
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     hidden.pop("GRADIENTFLOW_CUDA_LIBRARY", None)
     done = subprocess.run([sys.executable, "-c", program], env=hidden, capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradientflow import _core
+from gradientflow import _core, _core_testing
 from gradientflow.errors import ArgumentError
 
 Run = Callable[..., Any]
@@ -87,7 +87,7 @@ def test_a_build_without_cuda_says_so() -> None:
 
 
 def test_a_machine_without_a_device_says_so() -> None:
-    if not _core.cuda.built():
+    if not _core.device.built():
         pytest.skip("built without CUDA")
     lines = outcome(CUDA_VISIBLE_DEVICES="", GRADIENTFLOW_CUDA_LIBRARY="auto")
     assert [line.startswith("there is no CUDA device") for line in lines] == [True, True, True, False]
@@ -106,7 +106,7 @@ def select(kind: str = "allreduce", algorithm: str = "auto", nodes: tuple[int, .
         "no_peers": "",
         **facts,
     }
-    return str(_core.collective.select_on_device(kind, algorithm, node_sizes=list(nodes), **given))
+    return str(_core_testing.collective.select_on_device(kind, algorithm, node_sizes=list(nodes), **given))
 
 
 KINDS = [

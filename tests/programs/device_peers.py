@@ -16,11 +16,11 @@ import numpy as np
 from support import OPS, RANK, SIZE, WORLD, Array, difference, expected, raises, run, same_bits, say
 
 import gradientflow as gf
-from gradientflow import _core
+from gradientflow import _core, _core_testing
 from gradientflow.device import DeviceArray, asarray
 from gradientflow.errors import NodeMemoryError, PeerError
 
-DEVICE = RANK % max(_core.cuda.device_count(), 1)
+DEVICE = RANK % max(_core.device.count(), 1)
 SLOT = 4096  # bytes; half of it serves at a time
 REDUCING = ["allreduce", "reduce", "reduce_scatter"]
 IN_PLACE = ["allreduce", "reduce", "broadcast"]
@@ -174,11 +174,11 @@ class InStream:
 @contextmanager
 def streams_of_a_user(number: int) -> Iterator[list[int]]:
     """Make streams, and wait for what is in them at the end."""
-    streams = [_core.device.make_stream(DEVICE) for _ in range(number)]
+    streams = [_core_testing.cuda.make_stream(DEVICE) for _ in range(number)]
     yield streams
     for stream in streams:
         synchronize(stream)
-        _core.device.destroy_stream(stream)
+        _core_testing.cuda.destroy_stream(stream)
 
 
 def synchronize(stream: int) -> None:

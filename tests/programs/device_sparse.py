@@ -11,7 +11,7 @@ import numpy as np
 from support import RANK, SIZE, BFloat16, narrow, raises, run_checks
 
 import gradientflow as gf
-from gradientflow import _core, device
+from gradientflow import _core, _core_testing, device
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -21,7 +21,7 @@ from gradientflow.errors import (
     NonFiniteError,
 )
 
-DEVICES = _core.cuda.device_count()
+DEVICES = _core.device.count()
 DEVICE = RANK % DEVICES
 SHAPES: list[Any] = [(30, 20), 7, (0,), (20, 101), 16, (1501,), (2, 3)]
 STREAMS = 3
@@ -74,23 +74,25 @@ class Twins:
         self.optimizers = [make(each, its, **optimizer) for each, its in zip(self.pools, taken, strict=True)]
         self.source = device.empty(self.pools[0].nbytes, "uint8", DEVICE)
         self.elsewhere = device.empty(1, device=DEVICE)
-        self.streams = [0, *(_core.device.make_stream(DEVICE) for _ in range(STREAMS - 1))]
+        self.streams = [0, *(_core_testing.cuda.make_stream(DEVICE) for _ in range(STREAMS - 1))]
 
     def close(self) -> None:
         for pool in self.pools:
             pool.close()
         for stream in self.streams[1:]:
-            _core.device.destroy_stream(stream)
+            _core_testing.cuda.destroy_stream(stream)
 
     def keep_busy(self, stream: int) -> None:
         for _ in range(100):
-            _core.device.copy(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
+            _core_testing.cuda.copy_in(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
 
     def put(self, index: int, stream: int) -> None:
         """Write a tensor of the device as it was drawn."""
         host, on_device = self.pools
         begin, size = host.offsets[index], math.prod(host.shapes[index]) * (4 if self.dtype == "float32" else 2)
-        _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
+        _core_testing.cuda.copy_in(
+            DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream
+        )
 
     def write(self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None) -> list[tuple[int, int]]:
         """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor."""

@@ -33,6 +33,7 @@ CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
+CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
@@ -260,6 +261,12 @@ def test_there_is_no_import_cycle() -> None:
     assert find_cycle(graph) == []
 
 
+def test_the_package_does_without_the_testing_module() -> None:
+    for module, path in python_modules(ROOT).items():
+        if module != "gradientflow.bench.core.native":
+            assert "_core_testing" not in path.read_text(encoding="utf-8"), module
+
+
 def test_only_the_command_line_imports_the_benchmarks() -> None:
     for module, imported in import_graph(ROOT).items():
         if not python_layer(module).startswith(("gradientflow.bench", "gradientflow.cli")):
@@ -323,12 +330,15 @@ def test_the_checker_accepts_a_good_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "finding"),
     [
-        ({"kernels/base/x.cpp": '#include "../engine/calls/b.hpp"'}, "kernels/base/x.cpp includes kernels/engine/calls/b.hpp"),
+        ({"kernels/base/x.cpp": '#include "../engine/calls/b.hpp"'},
+         "kernels/base/x.cpp includes kernels/engine/calls/b.hpp"),
         ({"kernels/compute/x.cu": '#include "../collective/x.hpp"', "kernels/collective/x.hpp": ""},
          "kernels/compute/x.cu includes kernels/collective/x.hpp"),
-        ({"kernels/engine/calls/x.cpp": "#include <pybind11/numpy.h>"}, "kernels/engine/calls/x.cpp includes <pybind11/numpy.h>"),
+        ({"kernels/engine/calls/x.cpp": "#include <pybind11/numpy.h>"},
+         "kernels/engine/calls/x.cpp includes <pybind11/numpy.h>"),
         ({"kernels/collective/x.cpp": "#include <mpi.h>"}, "kernels/collective/x.cpp includes <mpi.h>"),
-        ({"kernels/engine/calls/x.cpp": "#include <cuda_runtime.h>"}, "kernels/engine/calls/x.cpp includes <cuda_runtime.h>"),
+        ({"kernels/engine/calls/x.cpp": "#include <cuda_runtime.h>"},
+         "kernels/engine/calls/x.cpp includes <cuda_runtime.h>"),
         ({"kernels/transport/x.cpp": "#include <nccl.h>"}, "kernels/transport/x.cpp includes <nccl.h>"),
         ({"kernels/engine/calls/x.cpp": '#include "../../../bindings/x.hpp"', "bindings/x.hpp": ""},
          "kernels/engine/calls/x.cpp includes bindings/x.hpp"),

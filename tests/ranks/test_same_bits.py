@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gradientflow import _core
+from gradientflow import _core_testing
 
 Run = Callable[..., Any]
 
-LEVELS: list[str] = _core.compute.levels()
+LEVELS: list[str] = _core_testing.compute.levels()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core
+from gradientflow import _core_testing
 from gradientflow.errors import InternalError
 
-collective: Any = _core.collective
+collective: Any = _core_testing.collective
 
 IN_PLACE = ("allreduce", "broadcast", "reduce")
 KINDS = (*IN_PLACE, "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "allgatherv")

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core
+from gradientflow import _core_testing
 
-partition: Any = _core.collective
+partition: Any = _core_testing.collective
 
 COUNTS = st.one_of(st.integers(0, 300), st.integers(0, 2**48))
 PARTS = st.integers(1, 40)

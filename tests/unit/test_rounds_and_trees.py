@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core
+from gradientflow import _core_testing
 
-functions: Any = _core.collective
+functions: Any = _core_testing.collective
 
 SIZES = st.integers(1, 70)
 ROOM_FOR_ALL = 2000

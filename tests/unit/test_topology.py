@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core
+from gradientflow import _core_testing
 
-group_ranks: Callable[[list[int], int], list[list[int]]] = _core.collective.group_ranks
+group_ranks: Callable[[list[int], int], list[list[int]]] = _core_testing.collective.group_ranks
 
 
 @pytest.mark.parametrize(

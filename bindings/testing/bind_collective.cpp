@@ -1,5 +1,5 @@
-// gradientflow._core.collective: the pure functions behind the collectives (index arithmetic, the choice of a path, the
-// grouping of ranks), for the tests.
+// gradientflow._core_testing.collective: the pure functions behind the collectives (index arithmetic, the choice of a
+// path, the grouping of ranks), for the tests.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,17 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "../kernels/base/config.hpp"
-#include "../kernels/base/dtype.hpp"
-#include "../kernels/collective/between/recursive_doubling.hpp"
-#include "../kernels/collective/between/tree.hpp"
-#include "../kernels/collective/call/call_pieces.hpp"
-#include "../kernels/collective/call/partition.hpp"
-#include "../kernels/collective/select/device_selector.hpp"
-#include "../kernels/collective/select/selector.hpp"
-#include "../kernels/transport/node/memory_limits.hpp"
-#include "../kernels/transport/topology.hpp"
-#include "bindings.hpp"
+#include "../../kernels/base/config.hpp"
+#include "../../kernels/base/dtype.hpp"
+#include "../../kernels/collective/between/recursive_doubling.hpp"
+#include "../../kernels/collective/between/tree.hpp"
+#include "../../kernels/collective/call/call_pieces.hpp"
+#include "../../kernels/collective/call/partition.hpp"
+#include "../../kernels/collective/select/device_selector.hpp"
+#include "../../kernels/collective/select/selector.hpp"
+#include "../../kernels/transport/topology.hpp"
+#include "testing.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -89,27 +88,6 @@ std::string select_on_device(const std::string& kind, const std::string& algorit
                   .path));
 }
 
-// Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.
-py::list ways(const std::vector<int>& node_sizes) {
-  const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
-  py::list found;
-  for (const auto& way :
-       collective::select_for_all_sizes({.kind = transport::CallKind::allreduce,
-                                         .algorithm = transport::Algorithm::automatic,
-                                         .bytes = 0,
-                                         .wire = false,
-                                         .ranks = std::accumulate(node_sizes.begin(), node_sizes.end(), 0),
-                                         .nodes = static_cast<int>(node_sizes.size()),
-                                         .smallest_node = *smallest,
-                                         .largest_node = *largest,
-                                         .in_node_memory = false,
-                                         .direct_read_allowed = false},
-                                        read_config())) {
-    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
-  }
-  return found;
-}
-
 std::pair<std::optional<std::size_t>, std::vector<std::size_t>> branch(const std::string& shape, std::size_t ranks,
                                                                        std::size_t place) {
   const auto found =
@@ -154,11 +132,6 @@ std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_k
   return transport::group_ranks(host_keys, 0, node_size).members;
 }
 
-std::pair<std::size_t, std::size_t> memory(const std::string& root) {
-  const transport::MemoryLimits limits(root);
-  return {limits.total(), limits.available()};
-}
-
 }  // namespace
 
 void bind_collective(py::module_& module) {
@@ -174,7 +147,6 @@ void bind_collective(py::module_& module) {
   functions.def("select_on_device", &select_on_device, py::arg("kind"), py::arg("algorithm"), py::arg("bytes"),
                 py::arg("node_sizes"), py::arg("in_device_memory"), py::arg("shares_device"), py::arg("no_nccl"),
                 py::arg("no_peers"), "The path of tensors on devices; `no_nccl` and `no_peers` are reasons, or empty.");
-  functions.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
   functions.def("branch", &branch, py::arg("shape"), py::arg("ranks"), py::arg("place"),
                 "Parent (or None) and children of a place in a tree.");
   functions.def("doubling_rounds", &doubling_rounds, py::arg("size"), py::arg("index"),
@@ -185,8 +157,6 @@ void bind_collective(py::module_& module) {
                 "(count, counts, moves in, moves out) of every piece; a move is (tensor, buffer, bytes).");
   functions.def("group_ranks", &group_ranks, py::arg("host_keys"), py::arg("node_size"),
                 "The ranks of each node, for one host key a rank.");
-  module.def("memory", &memory, py::arg("root") = "",
-             "How many bytes of memory this process can have at all, and now; `root` stands for /, for tests.");
 }
 
 }  // namespace gradientflow::bindings

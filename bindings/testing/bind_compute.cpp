@@ -1,5 +1,5 @@
-// gradientflow._core.compute: the kernels on raw addresses, at a chosen SIMD level. For the tests and the benchmark of
-// the kernels; whoever calls it keeps the memory alive and the addresses right.
+// gradientflow._core_testing.compute: the kernels on raw addresses, at a chosen SIMD level. For the tests and the
+// benchmark of the kernels; whoever calls it keeps the memory alive and the addresses right.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/base/dtype.hpp"
-#include "../kernels/compute/chunks.hpp"
-#include "../kernels/compute/kernels.hpp"
-#include "../kernels/compute/optimizer_steps.hpp"
-#include "../kernels/compute/simd.hpp"
-#include "bindings.hpp"
-#include "gil.hpp"
+#include "../../kernels/base/dtype.hpp"
+#include "../../kernels/compute/chunks.hpp"
+#include "../../kernels/compute/kernels.hpp"
+#include "../../kernels/compute/optimizer_steps.hpp"
+#include "../../kernels/compute/simd.hpp"
+#include "../gil.hpp"
+#include "testing.hpp"
 
 namespace gradientflow::bindings {
 namespace {

@@ -1,6 +1,6 @@
-// gradientflow._core.cuda: whether there are CUDA kernels and devices; and the kernels on raw addresses of the device,
-// for the tests and the benchmarks. All work is put into the default stream of the thread's current device; whoever
-// calls keeps the memory alive and the addresses right.
+// gradientflow._core_testing.cuda: whether there are CUDA kernels and devices; and the kernels on raw addresses of the
+// device, for the tests and the benchmarks. All work is put into the default stream of the thread's current device;
+// whoever calls keeps the memory alive and the addresses right.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "../kernels/base/dtype.hpp"
-#include "../kernels/base/error.hpp"
-#include "../kernels/compute/cuda/owned.hpp"
-#include "../kernels/compute/cuda/runtime.hpp"
-#include "bindings.hpp"
-#include "gil.hpp"
+#include "../../kernels/base/dtype.hpp"
+#include "../../kernels/base/error.hpp"
+#include "../../kernels/compute/cuda/owned.hpp"
+#include "../../kernels/compute/cuda/runtime.hpp"
+#include "../gil.hpp"
+#include "testing.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -352,18 +352,36 @@ void bind_memory(py::module_& module) {
       "Wait for all that was put into the default stream.");
 }
 
+// Streams of the tests' own.
+void bind_streams(py::module_& module) {
+  const py::call_guard<WithoutGil> without_gil;
+  module.def(
+      "make_stream",
+      [](int device) {
+        const cuda::UseDevice use(device);
+        return reinterpret_cast<Address>(cuda::runtime().make_stream());
+      },
+      py::arg("device"));
+  module.def(
+      "destroy_stream", [](Address own) { cuda::runtime().destroy(pointer(own)); }, py::arg("stream"), without_gil);
+  module.def(
+      "copy_in",
+      [](int device, Address destination, Address source, std::size_t bytes, Address own) {
+        const cuda::UseDevice use(device);
+        cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(own));
+      },
+      py::arg("device"), py::arg("destination"), py::arg("source"), py::arg("bytes"), py::arg("stream"));
+}
+
 }  // namespace
 
 void bind_cuda(py::module_& module) {
   py::module_ submodule = module.def_submodule("cuda", "The CUDA kernels on raw addresses, for tests and benchmarks.");
-  submodule.def("built", &cuda::is_built, "Whether the library was built with CUDA.");
-  submodule.def("trouble", &cuda::runtime_trouble, "Why no device can be used; empty where one can.");
-  submodule.def("device_count", &cuda::device_count, "How many devices there are; 0 without a driver.");
-  submodule.def("device_name", [](int device) { return cuda::runtime().name(device); }, py::arg("device"));
   submodule.def(
       "use", [](int device) { cuda::runtime().use(device); }, py::arg("device"),
       "Make a device the calling thread's current one.");
   bind_memory(submodule);
+  bind_streams(submodule);
   py::module_ prepared = submodule.def_submodule("prepared", "The kernels, ready to be started again and again.");
   bind_kernels(submodule, prepared);
 }

@@ -1,0 +1,55 @@
+// What `gradientflow doctor` and the benchmarks ask about the machine: its memory, and which way an allreduce would go.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../kernels/base/config.hpp"
+#include "../kernels/collective/select/selector.hpp"
+#include "../kernels/transport/node/memory_limits.hpp"
+#include "bindings.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+
+// Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.
+py::list ways(const std::vector<int>& node_sizes) {
+  const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
+  py::list found;
+  for (const auto& way :
+       collective::select_for_all_sizes({.kind = transport::CallKind::allreduce,
+                                         .algorithm = transport::Algorithm::automatic,
+                                         .bytes = 0,
+                                         .wire = false,
+                                         .ranks = std::accumulate(node_sizes.begin(), node_sizes.end(), 0),
+                                         .nodes = static_cast<int>(node_sizes.size()),
+                                         .smallest_node = *smallest,
+                                         .largest_node = *largest,
+                                         .in_node_memory = false,
+                                         .direct_read_allowed = false},
+                                        read_config())) {
+    found.append(py::make_tuple(way.from, collective::name_of(way.choice.path), way.choice.reason));
+  }
+  return found;
+}
+
+std::pair<std::size_t, std::size_t> memory(const std::string& root) {
+  const transport::MemoryLimits limits(root);
+  return {limits.total(), limits.available()};
+}
+
+}  // namespace
+
+void bind_machine(py::module_& module) {
+  module.def("ways", &ways, py::arg("node_sizes"), "(From so many bytes on, path, why) of an allreduce.");
+  module.def("memory", &memory, py::arg("root") = "",
+             "How many bytes of memory this process can have at all, and now; `root` stands for /, for tests.");
+}
+
+}  // namespace gradientflow::bindings
