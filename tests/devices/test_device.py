@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gradientflow import _core, _core_testing
+from gradientflow import _core_testing
+from gradientflow._location import build_info
 from gradientflow.errors import ArgumentError
 
 Run = Callable[..., Any]
@@ -87,7 +88,7 @@ def test_a_build_without_cuda_says_so() -> None:
 
 
 def test_a_machine_without_a_device_says_so() -> None:
-    if not _core.device.built():
+    if not build_info().get("cuda"):
         pytest.skip("built without CUDA")
     lines = outcome(CUDA_VISIBLE_DEVICES="", GRADIENTFLOW_CUDA_LIBRARY="auto")
     assert [line.startswith("there is no CUDA device") for line in lines] == [True, True, True, False]
