@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.base_pool import RangeReport
+from gradientflow.base_pool import RangeReport, native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import GradientFlowError, NonFiniteError
+from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
 from gradientflow.memory import numpy_dtype
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
@@ -24,6 +24,8 @@ from .layout import Layout
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Update
+
+_WIRES = ("float32", "float16", "bfloat16")
 
 Pool = GradientPool | SparseGradientPool
 
@@ -44,6 +46,10 @@ class PoolStrategy(Strategy):
     def __init__(
         self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
     ) -> None:
+        native_threshold(fusion_threshold)
+        if wire not in (None, *_WIRES):
+            message = f"wire is one of {', '.join(_WIRES)}, not {wire!r}"
+            raise ArgumentError(message)
         self.fusion_threshold = fusion_threshold
         self.wire = wire
         self.algorithm = algorithm

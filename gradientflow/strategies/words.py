@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
 from .csc import CSC
 from .dense import Dense
@@ -67,7 +67,16 @@ def parse_strategy(text: str) -> Strategy:
         names = ", ".join(inspect.signature(kind).parameters) or "none"
         message = f"{text!r}: {error}; the arguments of {kind.name} are {names}"
         raise ArgumentError(message) from None
-    return kind(*bound.args, **bound.kwargs)
+    try:
+        strategy = kind(*bound.args, **bound.kwargs)
+        repr(strategy)  # which takes all settings
+    except GradientFlowError as error:
+        message = f"{text!r}: {error}"
+        raise type(error)(message) from error
+    except Exception as error:
+        message = f"{text!r} cannot be made: {type(error).__name__}: {error}"
+        raise ArgumentError(message) from error
+    return strategy
 
 
 def as_strategy(strategy: Any) -> Strategy:
