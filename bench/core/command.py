@@ -54,7 +54,7 @@ class Bench:
 
 
 def option(
-    name: str, default: Any, help: str, read: Callable[[str], Any] | None = parse_list, **further: Any
+    name: str, default: Any, help: str, read: Callable[[Any], Any] | None = parse_list, **further: Any
 ) -> click.Option:
     """Make an option.
 

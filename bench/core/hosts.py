@@ -62,10 +62,13 @@ class Hosts:
             None where nothing needs to be sent, or the rate is not known.
         """
         factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
+        nbytes = case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor
+        return self.sending_seconds(nbytes / self.ranks_per_host)
+
+    def sending_seconds(self, nbytes: float) -> float | None:
+        """Give the least time in which the busiest host can send so many bytes of each of its ranks to other hosts."""
         rate = bytes_per_second(self.rate)
-        if rate is None or self.number == 1 or not case.count:
-            return None
-        return case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor / rate
+        return None if rate is None or self.number == 1 or not nbytes else nbytes * self.ranks_per_host / rate
 
 
 def find_hosts(comm: Communicator) -> Hosts:

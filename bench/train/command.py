@@ -8,20 +8,13 @@ from typing import Any
 
 import click
 
-from ..core.command import Bench, option, plot, wires
-from ..core.plan import parse_densities, parse_sizes, parse_thresholds
+from gradientflow.strategies import Strategy, parse_strategies
+
+from ..core.command import Bench, option, plot
+from ..core.plan import WIRES, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
-from .plan import (
-    CONTESTANTS,
-    MODELS,
-    PRECISIONS,
-    STRATEGIES,
-    TrainPlan,
-    check_packages,
-    parse_corrections,
-    parse_numbers,
-)
+from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
 from .plot import draw
 
 
@@ -29,6 +22,10 @@ def _plan(**options: Any) -> TrainPlan:
     plan = TrainPlan(**options)
     check_packages()
     return plan
+
+
+def _strategies(texts: tuple[str, ...]) -> tuple[Strategy, ...]:
+    return tuple(dict.fromkeys(parse_strategies(";".join(texts)))) if texts else ()
 
 
 def _numbers(name: str, field: str, default: str, help: str) -> click.Option:
@@ -48,22 +45,22 @@ TRAIN = Bench(
     options=(
         option("--model models", ",".join(MODELS), "what to train"),
         option("--contestants", ",".join(CONTESTANTS), "how to synchronise; training without it is always there"),
-        wires("float32,float16", "our gradients"),
-        option(
-            "--thresholds",
-            "auto",
-            "our fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end, without overlap",
-            parse_thresholds,
-        ),
         option(
             "--strategy strategies",
-            "dense",
-            f"what ours sends, of {', '.join(STRATEGIES)}: everything, or the important chunks",
+            None,
+            "ours, separated by semicolons or repeated: NAME, NAME(ARGUMENT=VALUE, ...), FILE.py:CLASS(...)  "
+            f"[default: {STRATEGIES}; with --ladder: {ON_THE_LADDER}]",
+            _strategies,
+            multiple=True,
+            metavar="WORDS",
         ),
-        option("--density densities", "0.1", "csc: shares of the chunks", parse_densities),
-        option("--chunk chunk_sizes", "32K", "csc: elements of a chunk", parse_sizes),
-        _numbers("--warmup", "warmups", "0", "csc: iterations in which the density falls"),
-        option("--correction corrections", "on", "csc: on, off: drop what is not sent", parse_corrections),
+        option("--wire wires", "", f"each strategy with its gradients rounded to each of {', '.join(WIRES)}"),
+        option(
+            "--thresholds",
+            "",
+            "each strategy with these fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end",
+            parse_thresholds,
+        ),
         option(
             "--precision precisions",
             "float32",
@@ -72,7 +69,7 @@ TRAIN = Bench(
         click.Option(
             ["--ladder"],
             is_flag=True,
-            help="in place of all contestants: MPI, ring, +fp16, +overlap, +lazy, +csc, as in the GradientFlow paper",
+            help="in place of all contestants: MPI, ring, +fp16, +overlap, +lazy, +strategy, as in the paper",
         ),
         _numbers("--powersgd-rank", "approximation_ranks", "1", "of the matrices that PowerSGD sends"),
         option("--steps", 40, "timed steps of each contestant", type=int),

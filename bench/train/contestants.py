@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +17,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import gradientflow as gf
-
 from .plan import Entry
 from .tasks import Task
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
+    from gradientflow.strategies import Synchronizer
 
 dist: Any = torch.distributed
 
@@ -65,12 +63,13 @@ class Contestant:
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, MOMENTUM)
-        if entry.threshold is not None:
+        if entry.strategy is not None:
             import gradientflow.torch as gft
 
             fused = None if entry.precision == "float32" else True
-            strategy = _strategy(entry)
-            self.optimizer = gft.DistributedOptimizer(self.optimizer, self.model, comm, strategy=strategy, fused=fused)
+            self.optimizer = gft.DistributedOptimizer(
+                self.optimizer, self.model, comm, strategy=entry.strategy, fused=fused
+            )
         elif entry.contestant == "mpi":
             self.optimizer = MpiOptimizer(self.optimizer, self.model, comm)
         elif entry.needs_ddp:
@@ -89,8 +88,8 @@ class Contestant:
         return hashlib.sha256(self.parameters().tobytes()).hexdigest()
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that the library says this rank has sent in messages in the last step."""
-        if self.entry.contestant != "gradientflow":
+        """Give the bytes that the library says this rank has sent in messages in the last step, if it does."""
+        if self.entry.strategy is None or not self.optimizer.reports:
             return None
         sent: int | None = self.optimizer.bytes_sent
         return sent
@@ -99,51 +98,32 @@ class Contestant:
         """Give what the backward pass runs in."""
         return contextlib.nullcontext() if self.entry.overlaps else self.optimizer.no_sync()
 
+    @property
+    def synchronizer(self) -> Synchronizer | None:
+        """What our strategy is bound to; None elsewhere, and where there is nothing to do with one rank."""
+        found: Synchronizer | None = None if self.entry.strategy is None else self.optimizer.synchronizer
+        return found
+
     def bookkeeping_seconds(self) -> float | None:
-        """Give what this rank spent with chunks in the last step; None where nothing is sparse."""
-        pools = self.sparse_pools
-        return sum(pool.bookkeeping_seconds for pool in pools) if pools else None
+        """Give what this rank spent in the last step on choosing what is sent; None where all is."""
+        return None if self.synchronizer is None else self.synchronizer.bookkeeping_seconds
 
-    @property
-    def sparse_pools(self) -> tuple[Any, ...]:
-        """The pools of sparse communication; none where all is sent, or with one rank."""
-        return tuple(self.optimizer.pools) if self.entry.sparse is not None else ()
+    def residuals(self) -> NDArray[np.float32]:
+        """Copy what this rank keeps of gradients, for all parameters one after the other; zeros where nothing."""
+        flat = [np.zeros(parameter.numel(), np.float32) for parameter in self.model.parameters()]
+        if self.synchronizer is not None and len(self.synchronizer.residuals):
+            kept = dict(zip(self.synchronizer.layout.names, self.synchronizer.residuals, strict=True))
+            flat = [np.asarray(kept[name], np.float32).reshape(-1) for name, _ in self.model.named_parameters()]
+        return np.concatenate(flat)
 
-    def held(self) -> NDArray[np.float32]:
-        """Copy what this rank holds back of the gradients of all parameters into one array."""
-        (pool,) = self.sparse_pools
-        flat = np.zeros(pool.nbytes // self._itemsize, np.float32)
-        for offset, held in zip(pool.offsets, pool.held, strict=True):
-            begin = offset // self._itemsize
-            flat[begin : begin + held.size] = held.reshape(-1)
-        return self._in_order_of_parameters(flat)
-
-    def sent(self) -> NDArray[np.bool_]:
-        """Say of each element of the gradients whether it was sent in the last step."""
-        (pool,) = self.sparse_pools
-        flat = np.zeros(pool.nbytes // self._itemsize, bool)
-        for begin, end in pool.spans:
-            flat[begin:end] = True
-        return self._in_order_of_parameters(flat)
-
-    @property
-    def _itemsize(self) -> int:
-        return 4 if self.entry.precision == "float32" else 2
-
-    def _in_order_of_parameters(self, of_pool: NDArray[Any]) -> NDArray[Any]:
-        """Take what belongs to the parameters, one after the other, from what is laid out like their pool."""
-        (pool,) = self.sparse_pools
-        base = pool.memory.ctypes.data
-        parts = []
-        for parameter in self.model.parameters():
-            gradient: Any = parameter.grad
-            begin = (gradient.data_ptr() - base) // self._itemsize
-            parts.append(of_pool[begin : begin + gradient.numel()])
-        return np.concatenate(parts)
+    def finish(self) -> None:
+        """End training: now the parameters are the same on all ranks; all ranks together."""
+        if self.entry.strategy is not None:
+            self.optimizer.finish()
 
     def close(self) -> None:
         """Give back what it holds; all ranks together."""
-        if self.entry.contestant == "gradientflow":
+        if self.entry.strategy is not None:
             self.optimizer.close()
         elif self.entry.contestant == "ddp-gradientflow":
             dist.destroy_process_group(self.module.process_group)
@@ -176,15 +156,6 @@ class MpiOptimizer:
             self._comm.Allreduce(MPI.IN_PLACE, gradient)
             gradient /= self._comm.size
         self._optimizer.step()
-
-
-def _strategy(entry: Entry) -> Any:
-    """Make the strategy of one of ours."""
-    wire = entry.wire if entry.precision == "float32" else None
-    common: dict[str, Any] = {"fusion_threshold": entry.threshold, "wire": wire, "algorithm": entry.algorithm}
-    if entry.sparse is None:
-        return gf.strategies.Dense(**common)
-    return gf.strategies.CSC(**asdict(entry.sparse), **common)
 
 
 def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
+from typing import Any
 
-from ..core.plan import (
-    AUTO,
-    WIRES,
-    Plan,
-    PlanError,
-    Threshold,
-    check_choices,
-    check_densities,
-    format_size,
-    format_threshold,
-    parse_list,
-)
+from gradientflow.strategies import Dense, Strategy, parse_strategies
+
+from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
-STRATEGIES = ("dense", "csc")
+STRATEGIES = "dense; dense(wire='float16')"  # where none are named
+ON_THE_LADDER = "csc(density=0.1)"  # the same, with the ladder
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
-CONTESTANTS = ("gradientflow", "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
-CHUNK_SIZE = 32768  # the pool's default, and the paper's
+OURS = "gradientflow"
+CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
 
 NONE = "none"  # every rank trains alone: what a step costs without communication
 SINGLE = "single"  # one process trains on the batches of all ranks
@@ -37,44 +33,6 @@ _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn"}
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """Settings of coarse-grained sparse communication.
-
-    Attributes
-    ----------
-    density : float
-        The share of the chunks that is sent.
-    chunk_size : int
-        Elements of a chunk.
-    warmup : int
-        Iterations in which the density falls to this.
-    correction : bool
-        Whether what is not sent is kept for later, and momentum corrected.
-    """
-
-    density: float
-    chunk_size: int = CHUNK_SIZE
-    warmup: int = 0
-    correction: bool = True
-
-    @property
-    def settled(self) -> int:
-        """The iterations after which the density is what it stays: the first two are dense in any case."""
-        return max(self.warmup, 2)
-
-    def __str__(self) -> str:
-        """Write what is not the default."""
-        parts = [f"csc {self.density:g}"]
-        if self.chunk_size != CHUNK_SIZE:
-            parts.append(f"chunks of {format_size(self.chunk_size)}")
-        if self.warmup:
-            parts.append(f"warm-up {self.warmup}")
-        if not self.correction:
-            parts.append("no correction")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True)
 class Entry:
     """One way to train, as results name it.
 
@@ -82,16 +40,10 @@ class Entry:
     ----------
     contestant : str
         One of `CONTESTANTS`, or a reference.
-    wire : str or None
-        Ours: what gradients are rounded to between nodes.
-    threshold : float, str or None
-        Ours: the fusion threshold in bytes; infinite where nothing overlaps.
+    strategy : Strategy or None
+        Ours: what is sent, and when.
     approximation_rank : int or None
         PowerSGD: the rank of the matrices that are sent.
-    sparse : Sparse or None
-        Ours: sparse communication; None where all gradients are sent.
-    algorithm : str
-        Ours: of the allreduce.
     overlaps : bool
         Ours: whether gradients travel during the backward pass, and not only after it.
     precision : str
@@ -99,11 +51,8 @@ class Entry:
     """
 
     contestant: str
-    wire: str | None = None
-    threshold: Threshold | None = None
+    strategy: Strategy | None = None
     approximation_rank: int | None = None
-    sparse: Sparse | None = None
-    algorithm: str = AUTO
     overlaps: bool = True
     precision: str = "float32"
 
@@ -118,23 +67,37 @@ class Entry:
         return self.contestant.startswith("ddp-")
 
     @property
+    def warmup(self) -> int:
+        """Iterations until it sends what it goes on sending."""
+        return _whole(self.strategy and self.strategy.warmup, 0)
+
+    @property
+    def period(self) -> int:
+        """Iterations after which what it sends repeats."""
+        return _whole(self.strategy and self.strategy.period, 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the strategy."""
+        return {} if self.strategy is None else self.strategy.settings
+
+    @property
     def sent_dtype(self) -> str | None:
         """What travels of each gradient element; None where it is something else that travels."""
         if self.is_reference or self.contestant == "ddp-gloo-powersgd":
             return None
-        return "float16" if self.contestant == "ddp-gloo-fp16" else self.wire or "float32"
+        if self.strategy is not None:
+            wire = self.settings.get("wire")
+            return wire if wire in WIRES else self.precision
+        return "float16" if self.contestant == "ddp-gloo-fp16" else "float32"
 
     @property
     def setting(self) -> str:
         """What tells it from others of the same contestant; often empty."""
-        if self.threshold is not None:
-            parts = [] if self.sparse is None else [str(self.sparse)]
-            parts += [] if self.algorithm == AUTO else [self.algorithm]
-            parts += [str(self.wire) if self.precision == "float32" else f"{self.precision} model"]
-            parts += [format_threshold(self.threshold)]
-            parts += [] if self.overlaps else ["after backward"]
-            return ", ".join(parts)
-        return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
+        if self.strategy is None:
+            return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
+        parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
+        return ", ".join([*parts, *([] if self.overlaps else ["after backward"])])
 
     @property
     def name(self) -> str:
@@ -168,16 +131,14 @@ class TrainPlan(Plan):
         Of `MODELS`.
     contestants : tuple of str
         Of `CONTESTANTS`; the references take part unasked.
+    strategies : tuple of Strategy
+        Ours; empty for the default.
     wires : tuple of str
-        Variants of ours, and with `thresholds` each with each.
+        Variants of each strategy, and with `thresholds` each with each; empty for what the strategies say.
     thresholds : tuple of float or str
-        Fusion thresholds in bytes.
+        Fusion thresholds in bytes, the same way.
     approximation_ranks : tuple of int
         Variants of PowerSGD.
-    strategies : tuple of str
-        Of `STRATEGIES`: variants of ours.
-    densities, chunk_sizes, warmups, corrections : tuple
-        Variants of sparse communication, see `Sparse`; each with each.
     precisions : tuple of str
         Of `PRECISIONS`: variants of ours.
     ladder : bool
@@ -200,14 +161,10 @@ class TrainPlan(Plan):
 
     models: tuple[str, ...] = MODELS
     contestants: tuple[str, ...] = CONTESTANTS
-    wires: tuple[str, ...] = ("float32", "float16")
-    thresholds: tuple[Threshold, ...] = (AUTO,)
+    strategies: tuple[Strategy, ...] = ()
+    wires: tuple[str, ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
     approximation_ranks: tuple[int, ...] = (1,)
-    strategies: tuple[str, ...] = ("dense",)
-    densities: tuple[float, ...] = (0.1,)
-    chunk_sizes: tuple[int, ...] = (CHUNK_SIZE,)
-    warmups: tuple[int, ...] = (0,)
-    corrections: tuple[bool, ...] = (True,)
     precisions: tuple[str, ...] = ("float32",)
     ladder: bool = False
     steps: int = 40
@@ -222,20 +179,13 @@ class TrainPlan(Plan):
         """Refuse what cannot be measured, in one sentence that names what to change."""
         check_choices("--model", self.models, MODELS)
         check_choices("--contestants", self.contestants, CONTESTANTS, may_be_empty=True)
-        check_choices("--wire", self.wires, WIRES)
-        check_choices("--strategy", self.strategies, STRATEGIES)
+        check_choices("--wire", self.wires, WIRES, may_be_empty=True)
         check_choices("--precision", self.precisions, PRECISIONS)
-        check_densities(self.densities)
         if self.ladder and self.epochs is not None:
             raise PlanError("--ladder is about time: leave --convergence out")
-        for option, numbers in (
-            ("--thresholds", self.thresholds),
-            ("--powersgd-rank", self.approximation_ranks),
-            ("--chunk", self.chunk_sizes),
-            ("--warmup", self.warmups),
-            ("--correction", self.corrections),
-            ("--seeds", self.seeds),
-        ):
+        if self.strategies and not self.ladder and OURS not in self.contestants:
+            raise PlanError(f"--strategy is about {OURS}, which is not among --contestants")
+        for option, numbers in (("--powersgd-rank", self.approximation_ranks), ("--seeds", self.seeds)):
             if not numbers:
                 raise PlanError(f"{option} names nothing")
         for option, number in (
@@ -248,21 +198,27 @@ class TrainPlan(Plan):
         ):
             if number is not None and number < 1:
                 raise PlanError(f"{option} needs at least 1, not {number}")
-        for option, numbers in (("--seeds", self.seeds), ("--warmup", self.warmups)):
-            if min(numbers) < 0:
-                raise PlanError(f"{option} needs 0 or more, not {min(numbers)}")
+        if min(self.seeds) < 0:
+            raise PlanError(f"--seeds needs 0 or more, not {min(self.seeds)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise PlanError(f"--lr needs more than 0, not {self.learning_rate:g}")
+        names = [entry.name for entry in self.entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(f"two strategies would both be shown as {name}: give one of them another name")
+        for entry in self.entries:
+            if self.epochs is None and self.steps < entry.period:
+                raise PlanError(f"--steps needs at least {entry.period}, the period of {entry.strategy}")
 
-    @property
+    @cached_property
     def entries(self) -> list[Entry]:
         """All that take part, references first."""
         names = [NONE] if self.epochs is None else [SINGLE, SINGLE_ACCUMULATED]
         entries = [Entry(name) for name in names]
         if self.ladder:
-            return entries + [rung.entry for rung in self.rungs]
+            return list(dict.fromkeys([*entries, *(rung.entry for rung in self.rungs)]))
         variants = {
-            "gradientflow": self._ours,
+            OURS: self._ours,
             "ddp-gloo-powersgd": [
                 Entry("ddp-gloo-powersgd", approximation_rank=rank) for rank in self.approximation_ranks
             ],
@@ -272,45 +228,41 @@ class TrainPlan(Plan):
     @property
     def _ours(self) -> list[Entry]:
         """Our own ways to synchronise: each strategy with each precision, wire and threshold."""
-        return [
-            Entry("gradientflow", wire, threshold, sparse=sparse, precision=precision)
-            for sparse in self.sparse_settings
-            for precision in self.precisions
-            for wire in (self.wires if precision == "float32" else (precision,))
-            for threshold in self.thresholds
-        ]
-
-    @property
-    def sparse_settings(self) -> list[Sparse | None]:
-        """The strategies with their settings; None is dense."""
-        variants = product(self.densities, self.chunk_sizes, self.warmups, self.corrections)
-        sparse = [Sparse(*variant) for variant in variants]
-        return [setting for name in self.strategies for setting in (sparse if name == "csc" else [None])]
+        found: list[Entry] = []
+        for strategy, precision in product(self.strategies or parse_strategies(STRATEGIES), self.precisions):
+            if precision == "float32":
+                wired = _variants(strategy, "--wire", "wire", self.wires)
+            else:  # of which gradients travel as they are
+                wired = [_with(strategy, wire=None) if "wire" in strategy.settings else strategy]
+            for each in wired:
+                fused = _variants(each, "--thresholds", "fusion_threshold", self.thresholds)
+                found += [Entry(OURS, variant, precision=precision) for variant in fused]
+        return list(dict.fromkeys(found))
 
     @property
     def rungs(self) -> list[Rung]:
         """The ladder: what each part of ours adds to the one before it."""
 
-        def ring(wire: str, threshold: Threshold, sparse: Sparse | None = None, *, overlaps: bool = True) -> Entry:
-            return Entry("gradientflow", wire, threshold, None, sparse, "ring", overlaps)
+        def ring(wire: str, threshold: Threshold, *, overlaps: bool = True) -> Entry:
+            return Entry(OURS, Dense(fusion_threshold=threshold, wire=wire, algorithm="ring"), overlaps=overlaps)
 
         rungs = [
             Rung("MPI", Entry("mpi")),
-            Rung("ring", ring("float32", 0.0, overlaps=False)),
-            Rung("ring +fp16", ring("float16", 0.0, overlaps=False)),
-            Rung("ring +fp16 +overlap", ring("float16", 0.0)),
+            Rung("ring", ring("float32", 0, overlaps=False)),
+            Rung("ring +fp16", ring("float16", 0, overlaps=False)),
+            Rung("ring +fp16 +overlap", ring("float16", 0)),
             Rung("ring +fp16 +lazy +overlap", ring("float16", AUTO)),
         ]
-        for density, chunk_size in product(self.densities, self.chunk_sizes):
-            entry = ring("float16", AUTO, Sparse(density, chunk_size))
-            rungs.append(Rung(f"ring +fp16 +lazy +CSC {density:g} +overlap", entry))
+        for strategy in self.strategies or parse_strategies(ON_THE_LADDER):
+            (narrow,) = _variants(strategy, "--ladder", "wire", ["float16"])
+            (on_ring,) = _variants(narrow, "--ladder", "algorithm", ["ring"])
+            rungs.append(Rung(f"ring +fp16 +lazy +{strategy} +overlap", Entry(OURS, on_ring)))
         return rungs
 
     @property
     def untimed_steps(self) -> int:
         """Steps that every contestant makes before the first timed one: all do the same work."""
-        settled = [entry.sparse.settled for entry in self.entries if entry.sparse is not None]
-        return max([_UNTIMED_STEPS_AT_FIRST, *settled])
+        return max([_UNTIMED_STEPS_AT_FIRST, *(entry.warmup for entry in self.entries)])
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -355,9 +307,25 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
         raise PlanError(f"{option} takes whole numbers separated by commas, not {text!r}") from None
 
 
-def parse_corrections(text: str) -> tuple[bool, ...]:
-    """Read ``on`` and ``off``, separated by commas."""
-    named = {"on": True, "off": False}
-    parts = parse_list(text)
-    check_choices("--correction", parts, tuple(named))
-    return tuple(named[part] for part in parts)
+def _whole(number: object, least: int) -> int:
+    """Give a number of iterations that a strategy tells; `least` where it tells something else."""
+    return max(number, least) if isinstance(number, int) else least
+
+
+def _with(strategy: Strategy, **arguments: Any) -> Strategy:
+    """Make a strategy like this one, with other arguments."""
+    return type(strategy)(**{**strategy.settings, **arguments})
+
+
+def _variants(strategy: Strategy, option: str, argument: str, values: Sequence[Any]) -> list[Strategy]:
+    """Make a strategy with each of these values of an argument; as it is where there are none."""
+    if not values:
+        return [strategy]
+    if argument not in strategy.settings:
+        raise PlanError(
+            f"{option} does not go with {strategy}, which has no argument {argument}: leave {option} out, and write "
+            f"{argument}=... where a strategy has it"
+        )
+    if strategy.settings[argument] != inspect.signature(type(strategy)).parameters[argument].default:
+        raise PlanError(f"{option} does not go with {strategy}: leave {option} out, or {argument} in the strategy")
+    return [_with(strategy, **{argument: value}) for value in values]

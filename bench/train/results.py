@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.data import count_beyond_rounding
 from ..core.plan import threshold_bytes
-from .plan import Entry, Sparse
+from .plan import Entry
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
@@ -27,7 +26,7 @@ class Turn:
     times : array
         What the parts of each timed step took.
     bookkeeping : array
-        Seconds of each timed step that this rank spent with chunks; NaN where nothing is sparse.
+        Seconds of each timed step in which this rank chose what is sent; NaN where all is.
     steps : int
         All steps, with those that were not timed.
     seconds : float
@@ -55,7 +54,7 @@ class JointTurn:
     step, backward : array
         Milliseconds of each timed step, and of its backward pass, on the rank that took longest.
     bookkeeping : array
-        Milliseconds that the rank that took longest spent with chunks; NaN where nothing is sparse.
+        Milliseconds in which the rank that took longest chose what is sent; NaN where all is.
     steps : int
         All steps, with those that were not timed.
     seconds : float
@@ -138,7 +137,7 @@ class Figures:
     steps : int
         Timed steps.
     step_median_ms, step_p95_ms : float
-        A step on the slowest rank.
+        A step on the slowest rank; where steps repeat with a period, the mean of so many in a row.
     backward_median_ms : float
         The backward pass in it, which may hold communication.
     samples_per_second : float
@@ -148,8 +147,8 @@ class Figures:
     exposed_ms : float or None
         The step less that without communication, in the median over turns.
     bookkeeping_ms : float or None
-        What the slowest rank spends with chunks in a step: gathering, holding back, scattering and choosing, whatever
-        runs beside it; None where nothing is sparse.
+        What the slowest rank spends in a step on what is sent: gathering, holding back, scattering and choosing,
+        whatever runs beside it; None where all is sent.
     bytes_sent : int or None
         Of each rank in a step, by the counter of the network device; None where that is not known.
     bytes_reported : int or None
@@ -169,7 +168,13 @@ class Figures:
 
 
 def summarise(
-    turns: Sequence[JointTurn], without: Sequence[JointTurn] | None, ranks: int, batch: int, *, traffic_known: bool
+    turns: Sequence[JointTurn],
+    without: Sequence[JointTurn] | None,
+    ranks: int,
+    batch: int,
+    *,
+    traffic_known: bool,
+    period: int = 1,
 ) -> Figures:
     """Turn a contestant's turns into its figures.
 
@@ -183,24 +188,28 @@ def summarise(
         How many ranks, and the samples of each in a step.
     traffic_known : bool
         Whether bytes were counted.
+    period : int
+        Steps after which they repeat.
 
     Returns
     -------
     Figures
         Rounded.
     """
-    step = np.concatenate([turn.step for turn in turns])
-    backward = np.concatenate([turn.backward for turn in turns])
+    step = _means(np.concatenate([turn.step for turn in turns]), period)
+    backward = _means(np.concatenate([turn.backward for turn in turns]), period)
     bookkeeping = float(np.median(np.concatenate([turn.bookkeeping for turn in turns])))
     median = float(np.median(step))
     speedup = exposed = None
     if without is not None:
-        speedup = ranks * float(np.median(np.concatenate([turn.step for turn in without]))) / median
+        alone = float(np.median(np.concatenate([turn.step for turn in without])))
+        speedup = ranks * alone / median
         pairs = zip(turns, without, strict=True)
-        exposed = float(np.median([np.median(turn.step) - np.median(other.step) for turn, other in pairs]))
+        differences = [np.median(turn.step) - np.median(other.step) for turn, other in pairs]
+        exposed = float(np.median(differences)) if period == 1 else median - alone
     reported = [turn.reported for turn in turns if turn.reported is not None]
     return Figures(
-        steps=len(step),
+        steps=sum(len(turn.step) for turn in turns),
         step_median_ms=round(median, 4),
         step_p95_ms=round(float(np.percentile(step, 95)), 4),
         backward_median_ms=round(float(np.median(backward)), 4),
@@ -211,6 +220,12 @@ def summarise(
         bytes_sent=round(float(np.mean([turn.sent for turn in turns]))) if traffic_known else None,
         bytes_reported=round(float(np.mean(reported))) if reported else None,
     )
+
+
+def _means(steps: NDArray[np.float64], period: int) -> NDArray[np.float64]:
+    """Give the means of so many steps in a row."""
+    means: NDArray[np.float64] = steps[: len(steps) // period * period].reshape(-1, period).mean(axis=1)
+    return means
 
 
 @dataclass(frozen=True)
@@ -234,7 +249,7 @@ class TrainResult:
     runs : list of Run
         One for each seed.
     wrong : int
-        Wrong elements of the first gradient, and ranks that ended with parameters of their own.
+        Wrong elements of checked gradients, and ranks that ended with parameters of their own.
     """
 
     model: str
@@ -256,13 +271,10 @@ class TrainResult:
             "parameters": self.parameters,
             "contestant": entry.contestant,
             "precision": entry.precision,
-            "wire": entry.wire,
-            "threshold_bytes": threshold_bytes(entry.threshold),
+            "strategy": None if entry.strategy is None else entry.strategy.name,
+            "settings": None if entry.strategy is None else _settings(entry.settings),
             "approximation_rank": entry.approximation_rank,
-            "algorithm": entry.algorithm if entry.threshold is not None else None,
-            "overlaps": entry.overlaps if entry.threshold is not None else None,
-            "strategy": None if entry.threshold is None else "dense" if entry.sparse is None else "csc",
-            **({item.name: None for item in fields(Sparse)} if entry.sparse is None else asdict(entry.sparse)),
+            "overlaps": None if entry.strategy is None else entry.overlaps,
             "ranks": self.ranks,
             "nodes": self.nodes,
             "batch": self.batch,
@@ -273,24 +285,9 @@ class TrainResult:
         }
 
 
-def count_wrong(gradient: NDArray[Any], gradients: NDArray[Any], dtype: str) -> int:
-    """Count the elements that are not the mean over the ranks.
-
-    Parameters
-    ----------
-    gradient : array
-        What a contestant made of them.
-    gradients : array
-        The ranks' own, one in each row.
-    dtype : str
-        What values are rounded to where they travel.
-
-    Returns
-    -------
-    int
-        How many are further from the mean than rounding can bring them.
-    """
-    mean = gradients.mean(axis=0, dtype=np.float64)
-    magnitudes = np.abs(gradients).mean(axis=0, dtype=np.float64)
-    wrong: int = count_beyond_rounding(gradient, mean, magnitudes, len(gradients), dtype)
-    return wrong
+def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the arguments of a strategy as result files hold them."""
+    found = {name: value for name, value in arguments.items() if name != "fusion_threshold"}
+    if "fusion_threshold" in arguments:
+        found["threshold_bytes"] = threshold_bytes(arguments["fusion_threshold"])
+    return found

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.case import Case
+from ..core.data import count_beyond_rounding
 from ..core.environment import package_version
 from ..core.peers import Peer
 from ..core.plan import PlanError
 from ..core.session import Session
 from ..core.traffic import Traffic
-from .contestants import MOMENTUM, Contestant
+from .contestants import Contestant
 from .data import SampleOrder
 from .ladder import climb
 from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
-from .results import JointTurn, Point, Run, TrainResult, Turn, count_wrong, join, summarise
+from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
 from .tasks import Task, load_task
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     @property
     def wires(self) -> list[str]:
         """What our gradients are rounded to."""
-        return [entry.wire for entry in self.plan.entries if entry.wire is not None]
+        return [entry.settings["wire"] for entry in self.plan.entries if entry.settings.get("wire")]
 
     def place(self, block: str) -> str:
         """Name a model."""
@@ -86,6 +87,8 @@ class TrainSession(Session[str, Any, TrainResult]):
                     self.observe(f"{task.name}, seed {seed}: {entry.name}")
                     turn = self._join(course.turn(contestant, steps))
                     turns[entry].append(turn)
+                    if number == len(course.turns) - 1:
+                        contestant.finish()
                     self._evaluate(task, contestant, turn, runs[entry][-1])
                     self.done += 1
             for contestant in contestants:
@@ -102,59 +105,56 @@ class TrainSession(Session[str, Any, TrainResult]):
         return Contestant(entry, task, seed, self.plan.learning_rate or task.learning_rate, self.comm)
 
     def _check(self, task: Task) -> dict[Entry, int]:
-        """Count, for every contestant, the wrong elements of its first gradient and the ranks that go astray."""
+        """Count, for every contestant, the wrong elements of its first gradients and the ranks that go astray."""
         comm, seed = self.comm, self.plan.seeds[0]
         samples = task.random_samples(self.plan.batch, [self.next_seed(), comm.rank])
-        precisions = dict.fromkeys(entry.precision for entry in self.plan.entries)
-        gradients = {precision: self._gradients(task, samples, seed, precision) for precision in precisions}
         order = SampleOrder(len(task.data.inputs), self.plan.batch * comm.size, seed)
-        wrong = {}
+        wrong = dict.fromkeys(self.plan.entries, 0)
         for entry in self.plan.entries:
-            wrong[entry] = 0
             if entry.is_reference:
                 continue
             contestant = self._make(entry, task, seed)
-            train_step(contestant, task, [samples])
             # PowerSGD sends the first gradients as they are.
-            count = count_wrong(contestant.gradient(), gradients[entry.precision], entry.sent_dtype or "float32")
-            wrong[entry] = sum(comm.mpi.allgather(count))
+            checked = entry.strategy is None or entry.strategy.averages
+            wrong[entry] += self._check_step(task, contestant, samples) if checked else 0
             for step in range(_CHECKED_STEPS):
                 train_step(contestant, task, [task.samples(_own_rows(order.rows(step), comm))])
-            if contestant.sparse_pools:
-                wrong[entry] += self._check_sparse(task, contestant, samples)
+            if entry.strategy is not None and checked:
+                wrong[entry] += self._check_step(task, contestant, samples)
+            contestant.finish()
             wrong[entry] += self._count_strays(contestant)
             contestant.close()
         return wrong
 
-    def _check_sparse(self, task: Task, contestant: Contestant, samples: tuple[Tensor, Tensor]) -> int:
-        """Make a step that sends a part, and count the wrong elements of its gradient and of what is held back.
+    def _check_step(self, task: Task, contestant: Contestant, samples: tuple[Tensor, Tensor]) -> int:
+        """Make a step, and count the wrong elements of its gradient, on all ranks.
 
-        What was sent is the mean of what the ranks had, which is their own gradients with what they held back; it is
-        zero elsewhere. What was not sent is held back, times the momentum, and nothing else is.
+        Each rank brings its gradient, computed without any communication, and what it has kept of earlier ones. Of all
+        that, the mean over the ranks is applied now, or kept for later, times a factor: nothing is lost. With a factor
+        of 0 all is lost that is not applied.
         """
-        comm, held = self.comm, contestant.held()
         alone = self._make(Entry(NONE, precision=contestant.entry.precision), task, 0)
         alone.model.load_state_dict(contestant.model.state_dict())
         train_step(alone, task, [samples])
-        own = alone.gradient() + held
+        brought = self._from_all(alone.gradient() + contestant.residuals())
         train_step(contestant, task, [samples])
-        sent, gradient = contestant.sent(), contestant.gradient()
-        keeps = contestant.entry.sparse is not None and contestant.entry.sparse.correction
-        left = np.where(sent | (not keeps), np.float32(0), np.float32(MOMENTUM) * own)
-        count = int(np.count_nonzero(contestant.held() != left)) + int(np.count_nonzero(gradient[~sent]))
-        gathered = np.empty((comm.size, len(own)), np.float32)
-        comm.mpi.Allgather(own, gathered)
-        count += count_wrong(gradient[sent], gathered[:, sent], contestant.entry.sent_dtype or "float32")
-        return sum(comm.mpi.allgather(count))
+        gradient, kept = contestant.gradient(), self._from_all(contestant.residuals())
+        decay = 1.0 if contestant.synchronizer is None else contestant.synchronizer.decay
+        right = brought.mean(axis=0, dtype=np.float64)
+        if decay:
+            right -= kept.mean(axis=0, dtype=np.float64) / decay
+        else:
+            right[gradient == 0] = 0
+        magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
+        dtype = contestant.entry.sent_dtype or "float32"
+        wrong = count_beyond_rounding(gradient, right, magnitudes, self.comm.size, dtype)
+        return sum(self.comm.mpi.allgather(wrong))
 
-    def _gradients(self, task: Task, samples: tuple[Tensor, Tensor], seed: int, precision: str) -> NDArray[np.float32]:
-        """Give the gradients of all ranks, each computed without any communication."""
-        alone = self._make(Entry(NONE, precision=precision), task, seed)
-        train_step(alone, task, [samples])
-        own = alone.gradient()
-        gradients = np.empty((self.comm.size, len(own)), np.float32)
-        self.comm.mpi.Allgather(own, gradients)
-        return gradients
+    def _from_all(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Give the arrays of all ranks, one in each row."""
+        gathered = np.empty((self.comm.size, len(own)), np.float32)
+        self.comm.mpi.Allgather(own, gathered)
+        return gathered
 
     def _count_strays(self, contestant: Contestant) -> int:
         """Count the ranks whose parameters are not those of rank 0."""
@@ -198,13 +198,17 @@ class TrainSession(Session[str, Any, TrainResult]):
         parameters = sum(parameter.numel() for parameter in task.build().parameters())
         figures = None
         if comm.rank == 0 and not wrong:
-            ranks, known = comm.size, self._traffic.is_known
-            figures = summarise(turns[entry], turns.get(Entry(NONE)), ranks, plan.batch, traffic_known=known)
-        link_seconds = None
-        if entry.sent_dtype is not None:
-            share = 1.0 if entry.sparse is None else entry.sparse.density
-            case = Case("allreduce", 4 * round(share * parameters), "float32", "mean", comm.size, comm.rank)
-            link_seconds = self.outcome.hosts.link_seconds(case, entry.sent_dtype)
+            known = self._traffic.is_known
+            figures = summarise(
+                turns[entry], turns.get(Entry(NONE)), comm.size, plan.batch, period=entry.period, traffic_known=known
+            )
+        hosts, link_seconds = self.outcome.hosts, None
+        if entry.strategy is not None:
+            if figures is not None and figures.bytes_reported is not None:
+                link_seconds = hosts.sending_seconds(figures.bytes_reported)
+        elif entry.sent_dtype is not None:
+            case = Case("allreduce", 4 * parameters, "float32", "mean", comm.size, comm.rank)
+            link_seconds = hosts.link_seconds(case, entry.sent_dtype)
         link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
         return TrainResult(
             task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong

@@ -8,6 +8,8 @@ from gradientflow.strategies import ArraySynchronizer, Strategy
 class TopK(Strategy):
     """Of each tensor, the share ``density`` of the entries with the largest magnitudes is averaged."""
 
+    averages = True
+
     def __init__(self, density=0.01):
         self.density = density
 

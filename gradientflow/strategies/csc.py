@@ -62,6 +62,7 @@ class CSC(PoolStrategy):
 
     name = "csc"
     step = "core"
+    averages = True
 
     def __init__(
         self,
@@ -146,6 +147,23 @@ class ChunkSynchronizer(PoolSynchronizer):
     """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
 
     strategy: CSC
+
+    @property
+    def residuals(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """What this rank holds back, one array for each tensor."""
+        pairs = zip(self.layout.groups, self.pools, strict=True)
+        found = {i: held for (_, indices), pool in pairs for i, held in zip(indices, pool.held, strict=True)}
+        return tuple(found[index] for index in range(len(self.layout)))
+
+    @property
+    def decay(self) -> float:  # type: ignore[override]
+        """The momentum that residuals are multiplied by."""
+        return float(self.pools[0].momentum)
+
+    @property
+    def bookkeeping_seconds(self) -> float:  # type: ignore[override]
+        """What gathering, holding back, scattering and choosing took, in any thread."""
+        return float(sum(pool.bookkeeping_seconds for pool in self.pools))
 
     def begin(self) -> None:
         """Tell the pools momentum and loss scale. Warns where all that is not sent is lost."""
@@ -244,11 +262,7 @@ class ChunkSynchronizer(PoolSynchronizer):
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another one, by the names of tensors, and count on from its iteration."""
         assert isinstance(other, ChunkSynchronizer)
-        residuals = {
-            other.layout.names[index]: residual
-            for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True)
-            for index, residual in zip(indices, pool.held, strict=True)
-        }
+        residuals = dict(zip(other.layout.names, other.residuals, strict=True))
         iteration = max((pool.iteration for pool in other.pools), default=0)
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             names = [self.layout.names[i] for i in indices]

@@ -23,6 +23,7 @@ class Dense(PoolStrategy):
     """
 
     name = "dense"
+    averages = True
     alone_is_identity = True
 
     def bind(self, comm: Communicator, layout: Layout) -> PoolSynchronizer:

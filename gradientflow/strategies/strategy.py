@@ -36,6 +36,13 @@ class Strategy(ABC):
         Whether weights are written outside of the step.
     alone_is_identity : bool
         Whether with one rank it changes nothing, so that it can be left out.
+    averages : bool
+        Whether what the ranks bring, gradients and residuals, is applied as its mean or stays residual, so that nothing
+        is lost but by `Synchronizer.decay`. Benchmarks check it.
+    warmup : int
+        Iterations after which it sends what it goes on sending.
+    period : int
+        Iterations after which what it does repeats.
     follows_order : bool
         Whether it gains by a layout in the order in which backpropagation really comes to the tensors; it is bound
         again then, once that is known.
@@ -48,6 +55,9 @@ class Strategy(ABC):
     everywhere: bool = True
     writes_weights: bool = False
     alone_is_identity: bool = False
+    averages: bool = False
+    warmup: int = 0
+    period: int = 1
     follows_order: bool = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -108,7 +118,12 @@ class Strategy(ABC):
         """The arguments of the constructor, by name."""
         parameters = inspect.signature(type(self)).parameters.values()
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        return {each.name: getattr(self, each.name) for each in parameters if each.kind not in kinds}
+        names = [each.name for each in parameters if each.kind not in kinds]
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            message = f"{self.name} has no attribute {missing[0]}: each argument is kept in one of the same name"
+            raise ArgumentError(message)
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         """Return the strategy in words, with the arguments that are not the default ones."""

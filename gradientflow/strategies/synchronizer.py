@@ -58,9 +58,18 @@ class Synchronizer(ABC):
         Whether an iteration with gradients that are not finite is skipped, in place of an error.
     settings : callable
         ``settings(i)`` are the `Settings` of tensor i in the step that comes next.
+    residuals : sequence of arrays
+        What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
+    decay : float
+        What is kept was multiplied by this.
+    bookkeeping_seconds : float or None
+        What this rank spent in the last iteration on choosing and collecting what is sent, if it does and knows.
     """
 
     settings: Callable[[int], Settings]
+    residuals: Sequence[Any] = ()
+    decay: float = 1.0
+    bookkeeping_seconds: float | None = None
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         self.comm = comm

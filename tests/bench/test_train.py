@@ -26,9 +26,7 @@ from gradientflow.bench.train.plan import (
     SINGLE,
     SINGLE_ACCUMULATED,
     Entry,
-    Sparse,
     TrainPlan,
-    parse_corrections,
     parse_numbers,
 )
 from gradientflow.bench.train.results import (
@@ -38,27 +36,17 @@ from gradientflow.bench.train.results import (
     Run,
     TrainResult,
     Turn,
-    count_wrong,
     join,
     summarise,
 )
+from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
+from gradientflow.strategies import CSC, Dense, parse_strategies
 
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 RESULT_FIELDS = [
-    *("model", "parameters", "contestant", "precision", "wire", "threshold_bytes", "approximation_rank"),
-    *(
-        "algorithm",
-        "overlaps",
-        "strategy",
-        "density",
-        "chunk_size",
-        "warmup",
-        "correction",
-        "ranks",
-        "nodes",
-        "batch",
-        "steps",
-    ),
+    *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "overlaps"),
+    *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "backward_median_ms", "samples_per_second", "speedup", "exposed_ms"),
     *("bookkeeping_ms", "bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
 ]
@@ -68,13 +56,15 @@ RESULT_FIELDS = [
 
 
 def test_every_setting_is_a_contestant() -> None:
-    plan = TrainPlan(thresholds=(0, math.inf), approximation_ranks=(1, 4))
+    plan = TrainPlan(
+        wires=("float32", "float16"), thresholds=(0, math.inf), approximation_ranks=(1, 4), strategies=(Dense(),)
+    )
     assert [entry.name for entry in plan.entries] == [
         "none",
-        "gradientflow (float32, 0)",
-        "gradientflow (float32, inf)",
-        "gradientflow (float16, 0)",
-        "gradientflow (float16, inf)",
+        "gradientflow (dense(fusion_threshold=0, wire='float32'))",
+        "gradientflow (dense(fusion_threshold=inf, wire='float32'))",
+        "gradientflow (dense(fusion_threshold=0, wire='float16'))",
+        "gradientflow (dense(fusion_threshold=inf, wire='float16'))",
         "ddp-gloo",
         "ddp-gloo-fp16",
         "ddp-gloo-powersgd (rank 1)",
@@ -82,36 +72,73 @@ def test_every_setting_is_a_contestant() -> None:
         "ddp-gradientflow",
         "mpi",
     ]
-    assert [entry.sent_dtype for entry in plan.entries if entry.threshold is None] == [
+    assert [entry.sent_dtype for entry in plan.entries if entry.strategy is None] == [
         *(None, "float32", "float16", None, None, "float32", "float32")
     ]
 
 
-def test_every_setting_of_sparse_communication_is_a_contestant() -> None:
-    plan = TrainPlan(
-        contestants=("gradientflow",),
-        wires=("float16",),
-        strategies=("dense", "csc"),
-        densities=(0.1, 0.15),
-        chunk_sizes=(32768, 4096),
-        warmups=(0, 45),
-        corrections=(True, False),
-    )
-    names = [entry.name for entry in plan.entries]
-    assert len(names) == len(set(names)) == 2 + 2 * 2 * 2 * 2
-    assert names[1] == "gradientflow (float16, auto)"
-    assert names[2] == "gradientflow (csc 0.1, float16, auto)"
-    assert names[-1] == ("gradientflow (csc 0.15, chunks of 4K, warm-up 45, no correction, float16, auto)")
-    narrow = TrainPlan(contestants=("gradientflow",), precisions=("float32", "bfloat16"))
-    assert [(entry.setting, entry.sent_dtype) for entry in narrow.entries[1:]] == [
-        *(("float32, auto", "float32"), ("float16, auto", "float16"), ("bfloat16 model, auto", "bfloat16"))
+def named(words: str, **options: Any) -> TrainPlan:
+    return TrainPlan(contestants=("gradientflow",), strategies=tuple(parse_strategies(words)), **options)
+
+
+def test_every_strategy_is_a_contestant() -> None:
+    own = f"{EXAMPLES / 'local_sgd.py'}:LocalSGD(period=4)"
+    plan = named(f"dense; csc(density=0.2, warmup=45); csc(wire='float16'); {own}")
+    assert [entry.setting for entry in plan.entries[1:]] == [
+        *("dense", "csc(density=0.2, warmup=45)", "csc(wire='float16')", "LocalSGD(period=4)")
     ]
+    assert [entry.sent_dtype for entry in plan.entries[1:]] == ["float32", "float32", "float16", "float32"]
+    assert [entry.period for entry in plan.entries] == [1, 1, 1, 1, 4]
     assert plan.untimed_steps == 45  # until all send what they go on sending
-    assert TrainPlan(strategies=("csc",)).untimed_steps == TrainPlan().untimed_steps == 3
+    assert named("csc").untimed_steps == TrainPlan().untimed_steps == 3
+    assert [entry.setting for entry in TrainPlan(contestants=("gradientflow",)).entries[1:]] == [
+        *("dense", "dense(wire='float16')")
+    ]
+
+
+def test_strategies_go_with_precisions() -> None:
+    plan = named("dense; dense(wire='float16')", precisions=("float32", "bfloat16"))
+    assert [(entry.setting, entry.sent_dtype) for entry in plan.entries[1:]] == [
+        *(("dense", "float32"), ("dense, bfloat16 model", "bfloat16"), ("dense(wire='float16')", "float16"))
+    ]
+
+
+SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        (SIGN, {"wires": ("float16",)}, "--wire does not go with SignSGD(scale=0.01), which has no argument wire"),
+        (SIGN, {"thresholds": (0,)}, "which has no argument fusion_threshold: leave --thresholds out"),
+        (SIGN, {"ladder": True}, "--ladder does not go with SignSGD(scale=0.01)"),
+        ("csc(wire='float32')", {"wires": ("float16",)}, "leave --wire out, or wire in the strategy"),
+        (f"{EXAMPLES / 'local_sgd.py'}:LocalSGD(period=50)", {}, "--steps needs at least 50, the period of LocalSGD"),
+    ],
+)
+def test_options_that_do_not_go_with_a_strategy_are_refused(words: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        named(words, **options)
+    assert message in str(caught.value)
+
+
+def test_strategies_without_ours_are_refused() -> None:
+    with pytest.raises(PlanError, match="--strategy is about gradientflow, which is not among --contestants"):
+        TrainPlan(contestants=("mpi",), strategies=(Dense(),))
+
+
+def test_two_strategies_that_look_alike_are_refused(tmp_path: Path) -> None:
+    words = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.py"
+        path.write_text("from gradientflow.strategies import Dense\nclass Mine(Dense):\n    pass\n")
+        words.append(f"{path}:Mine")
+    with pytest.raises(PlanError, match=r"two strategies would both be shown as gradientflow \(Mine\)"):
+        named("; ".join(words))
 
 
 def test_the_ladder_has_the_columns_of_the_paper() -> None:
-    plan = TrainPlan(ladder=True, densities=(0.1, 0.15))
+    plan = TrainPlan(ladder=True, strategies=(CSC(), CSC(0.15)))
     assert plan.entries == [Entry(NONE), *(rung.entry for rung in plan.rungs)]
     assert [rung.title for rung in plan.rungs] == [
         "MPI",
@@ -119,18 +146,19 @@ def test_the_ladder_has_the_columns_of_the_paper() -> None:
         "ring +fp16",
         "ring +fp16 +overlap",
         "ring +fp16 +lazy +overlap",
-        "ring +fp16 +lazy +CSC 0.1 +overlap",
-        "ring +fp16 +lazy +CSC 0.15 +overlap",
+        "ring +fp16 +lazy +csc +overlap",
+        "ring +fp16 +lazy +csc(density=0.15) +overlap",
     ]
     assert [rung.entry.setting for rung in plan.rungs] == [
         "",
-        "ring, float32, 0, after backward",
-        "ring, float16, 0, after backward",
-        "ring, float16, 0",
-        "ring, float16, auto",
-        "csc 0.1, ring, float16, auto",
-        "csc 0.15, ring, float16, auto",
+        "dense(fusion_threshold=0, wire='float32', algorithm='ring'), after backward",
+        "dense(fusion_threshold=0, wire='float16', algorithm='ring'), after backward",
+        "dense(fusion_threshold=0, wire='float16', algorithm='ring')",
+        "dense(wire='float16', algorithm='ring')",
+        "csc(wire='float16', algorithm='ring')",
+        "csc(density=0.15, wire='float16', algorithm='ring')",
     ]
+    assert TrainPlan(ladder=True).rungs == plan.rungs[:-1]
 
 
 def test_convergence_is_compared_with_one_process() -> None:
@@ -151,15 +179,8 @@ def test_steps_are_taken_in_turns() -> None:
         {"models": ()},
         {"contestants": ("none",)},
         {"wires": ("int8",)},
-        {"thresholds": ()},
-        {"strategies": ("lags",)},
         {"precisions": ("float16",)},
-        {"strategies": ()},
-        {"densities": (0.1, 1.5)},
-        {"densities": ()},
-        {"chunk_sizes": ()},
-        {"warmups": (-1,)},
-        {"corrections": ()},
+        {"approximation_ranks": ()},
         {"ladder": True, "epochs": 1},
         {"approximation_ranks": (0,)},
         {"steps": 0},
@@ -181,9 +202,6 @@ def test_numbers_are_read() -> None:
     assert parse_numbers("--seeds", "0, 2,0") == (0, 2)
     with pytest.raises(PlanError, match="--seeds takes whole numbers"):
         parse_numbers("--seeds", "0,x")
-    assert parse_corrections("on, off") == (True, False)
-    with pytest.raises(PlanError, match="--correction does not know 'no'"):
-        parse_corrections("no")
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -259,27 +277,6 @@ def test_models_have_the_documented_size_and_take_their_data(name: str, paramete
     assert short.evaluate(model)[0] == pytest.approx(loss)
 
 
-# ---- right and wrong gradients ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_rounding_is_allowed_and_no_more(dtype: str) -> None:
-    ranks = np.random.default_rng(5).standard_normal((3, 10_000)).astype(np.float32)
-    rounded = ranks.astype(dtype)
-    mean = ((rounded[0] + rounded[1] + rounded[2]) / np.array(3, dtype)).astype(np.float32)
-    assert count_wrong(mean, ranks, dtype) == 0
-    mean[7] += 8 * np.finfo(dtype).eps
-    assert count_wrong(mean, ranks, dtype) == 1
-    mean[8] = np.nan
-    assert count_wrong(mean, ranks, dtype) == 2
-
-
-def test_a_gradient_that_was_not_averaged_is_wrong() -> None:
-    ranks = np.random.default_rng(5).standard_normal((2, 1000)).astype(np.float32)
-    assert count_wrong(ranks[0], ranks, "float16") > 990
-    assert count_wrong(ranks.sum(axis=0), ranks, "float16") > 990
-
-
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +310,10 @@ def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:
     assert figures.samples_per_second == round(4 * 32 / 0.021, 2)
     assert figures.speedup == round(4 * 16 / 21, 4)
     assert figures.bookkeeping_ms is None
+    # What happens in every third step is a third of it in each.
+    rare = [joint(10, 11, 42), joint(10, 11, 42)]
+    thirds = summarise(rare, without[:1] * 2, 4, 32, traffic_known=True, period=3)
+    assert (thirds.step_median_ms, thirds.exposed_ms, thirds.steps) == (21, 10, 6)
     kept = [replace(turn, bookkeeping=turn.step / 10) for turn in without]
     assert summarise(kept, None, 4, 32, traffic_known=True).bookkeeping_ms == 1.6
 
@@ -329,13 +330,13 @@ def results() -> list[TrainResult]:
     found = []
     for entry, step, wrong in (
         (Entry(NONE), 30.0, 0),
-        (Entry("gradientflow", "float16", math.inf), 60.0, 0),
+        (Entry("gradientflow", Dense(fusion_threshold=math.inf, wire="float16")), 60.0, 0),
         (Entry("ddp-gloo"), 90.0, 0),
         (Entry("ddp-gloo-powersgd", approximation_rank=4), 0.0, 7),
-        (Entry("gradientflow", "float16", "auto", sparse=Sparse(0.1)), 40.0, 0),
+        (Entry("gradientflow", CSC(0.2)), 40.0, 0),
     ):
         runs = [Run(seed, [Point(5, 0.5, 1.5, 0.25), Point(10, 1.0, 0.5 + seed, 0.75)]) for seed in (0, 1)]
-        bookkeeping = None if entry.sparse is None else 2.0
+        bookkeeping = 2.0 if "density" in entry.settings else None
         taken = replace(figures, step_median_ms=step, exposed_ms=step - 30, bookkeeping_ms=bookkeeping)
         link = None if entry.sent_dtype is None else 34.0
         found.append(TrainResult("mlp", 5_824_522, entry, 2, 2, 32, link, None if wrong else taken, runs, wrong))
@@ -349,13 +350,13 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     assert written["environment"] == {"ranks": 2}
     assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 5
     ours, wrong = written["results"][1], written["results"][3]
-    assert (ours["contestant"], ours["wire"], ours["threshold_bytes"]) == ("gradientflow", "float16", "inf")
+    assert (ours["contestant"], ours["strategy"]) == ("gradientflow", "dense")
+    assert ours["settings"] == {"threshold_bytes": "inf", "wire": "float16", "algorithm": "auto"}
     assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75}
     assert (wrong["approximation_rank"], wrong["step_median_ms"], wrong["wrong"]) == (4, None, 7)
-    settings = ("strategy", "density", "chunk_size", "warmup", "correction", "algorithm", "overlaps")
-    assert [ours[name] for name in settings] == ["dense", None, None, None, None, "auto", True]
-    assert [written["results"][4][name] for name in settings] == ["csc", 0.1, 32768, 0, True, "auto", True]
-    assert [wrong[name] for name in settings] == [None] * 7
+    sparse = written["results"][4]
+    assert (sparse["strategy"], sparse["settings"]["density"], sparse["overlaps"]) == ("csc", 0.2, True)
+    assert [wrong[name] for name in ("strategy", "settings", "overlaps")] == [None] * 3
 
 
 def shown(found: list[TrainResult], width: int | None = None) -> str:
@@ -367,14 +368,14 @@ def shown(found: list[TrainResult], width: int | None = None) -> str:
 def test_the_table_shows_what_is_known() -> None:
     lines = shown(results()).splitlines()
     ours = next(line for line in lines if "gradientflow" in line).split()
-    assert ours[:6] == ["gradientflow", "float16,", "inf", "60.0", "33.0", "14.0"]
+    assert ours[:6] == ["gradientflow", "dense(fusion_threshold=inf,", "wire='float16')", "60.0", "33.0", "14.0"]
     assert "1.50x" in ours  # ddp-gloo's 90 over our 60
     assert "20.0" in ours  # 34 on the link less 14 of backward
     assert "1.0000" in ours  # the mean over the seeds
     assert "(0.5000..1.5000)" in ours
     assert "WRONG" in next(line for line in lines if "powersgd" in line)
     sparse = next(line for line in lines if "csc" in line).split()
-    assert sparse[:6] == ["gradientflow", "csc", "0.1,", "float16,", "auto", "40.0"]
+    assert sparse[:3] == ["gradientflow", "csc(density=0.2)", "40.0"]
     assert {"2.00", "5.0"} <= set(sparse)  # with chunks, and in per cent of the step
     assert "the range" in LAYOUT.explain(results())
 
@@ -438,7 +439,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_training_is_right_timed_and_found_out_where_it_is_not(mpirun: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    mpirun(2, "bench_train", env={"GRADIENTFLOW_NODE_SIZE": "1"})
+    mpirun(2, "bench_train", timeout=120, env={"GRADIENTFLOW_NODE_SIZE": "1"})
 
 
 def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None:
@@ -446,6 +447,7 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     pytest.importorskip("sklearn")
     path = tmp_path / "figures.json"
     options = ("--model", "cnn", "--contestants", "gradientflow,ddp-gradientflow", "--steps", "2", "--batch", "4")
+    options += ("--strategy", f"dense; {SIGN}", "--strategy", "csc")
     command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options, "--json", str(path)])
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -453,11 +455,65 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     written = json.loads(path.read_text())
     assert written["environment"]["torch"]
     assert {result["contestant"] for result in written["results"]} == {NONE, "gradientflow", "ddp-gradientflow"}
+    assert [(result["strategy"], result["settings"] and len(result["settings"])) for result in written["results"]] == [
+        *((None, None), ("dense", 3), ("SignSGD", 1), ("csc", 8), (None, None))
+    ]
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
 
 
+BAD_STRATEGIES = """
+from gradientflow.strategies import Strategy
+class Binds(Strategy):
+    def bind(self, comm, layout): ...
+class Forgets(Binds):
+    def __init__(self, scale=1): ...
+class Raises(Binds):
+    def __init__(self): raise RuntimeError("not today")
+class Unbound(Strategy): ...
+class Other: ...
+"""
+
+
 @pytest.mark.parametrize(
-    ("options", "words"), [(["--contestants", "horovod"], CONTESTANTS[0]), (["-n", "0"], "at least 1")]
+    ("options", "words"),
+    [
+        (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are csc, dense, and path/to/file.py:Class"),
+        (["--strategy", "csc(density=0.1, chunk=3)"], "the arguments of csc are density, chunk_size, "),
+        (["--strategy", "csc(density=2)"], "'csc(density=2)': density is above 0 and at most 1, not 2"),
+        (["--strategy", "dense(wire='int8')"], "wire is one of float32, float16, bfloat16, not 'int8'"),
+        (["--strategy", "dense(fusion_threshold='x')"], "'x'"),
+        (["--strategy", "; "], "names no strategy"),
+        (["--strategy", "nowhere.py:Mine"], "the file of a strategy cannot be read"),
+        (["--strategy", "bad.py:Mine"], "bad.py has no strategy 'Mine': it has Binds, Forgets, Raises, Unbound"),
+        (["--strategy", "bad.py:Other"], "bad.py has no strategy 'Other'"),
+        (["--strategy", "bad.py:Raises"], "'bad.py:Raises' cannot be made: RuntimeError: not today"),
+        (["--strategy", "bad.py:Unbound"], "bind"),
+        (["--strategy", "bad.py:Forgets"], "Forgets has no attribute scale"),
+        (["--wire", "float16", "--strategy", SIGN], "--wire does not go with SignSGD(scale=0.01)"),
+    ],
+)
+def test_wrong_strategies_are_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    from gradientflow.cli.bench import bench
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(BAD_STRATEGIES)
+    with pytest.raises(GradientFlowError) as caught:
+        bench.commands["train"].main(["-n", "2", *options], standalone_mode=False)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--contestants", "horovod"], CONTESTANTS[0]),
+        (["-n", "0"], "at least 1"),
+        (["--strategy", "csc", "--strategy", "cscs"], "there is no strategy 'cscs'"),
+    ],
 )
 def test_wrong_options_are_refused(options: list[str], words: str) -> None:
     pytest.importorskip("torch")

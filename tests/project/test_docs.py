@@ -125,6 +125,8 @@ def test_code_blocks_run_as_they_stand(
     blocks = blocks_of(page)
     if any("torch" in block.text for block in blocks if block.language == "python"):
         pytest.importorskip("torch")
+    if any("bench train" in block.text for block in blocks if block.language == "sh"):
+        pytest.importorskip("sklearn")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     path = [sysconfig.get_path("scripts"), str(Path(launcher.path).parent), os.environ.get("PATH", os.defpath)]
     env = {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gradientflow.strategies.words import BY_NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 
 Graph = Mapping[str, set[str]]  # file or module -> what it includes or imports
@@ -276,6 +278,8 @@ def test_only_the_command_line_imports_the_benchmarks() -> None:
 # Which strategy it is, or of which kind, is asked where strategies are written, and nowhere else.
 KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolSynchronizer", "SparseGradientPool"}
 
+NAMES_OF_STRATEGIES = set(BY_NAME)
+
 
 def questions_of_kind(root: Path) -> list[str]:
     """Name every place outside of the strategies where code asks which one it has."""
@@ -283,15 +287,15 @@ def questions_of_kind(root: Path) -> list[str]:
     for module, path in python_modules(root).items():
         if python_layer(module) in ("gradientflow.strategies", "gradientflow.sparse_pool"):
             continue
-        if python_layer(module).startswith(("gradientflow.bench", "gradientflow.cli")):
-            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             asks = False
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
                 names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
                 asks = bool(names & KINDS_OF_STRATEGY)
             elif isinstance(node, ast.Compare):
-                asks = any(ast.unparse(each).endswith("strategy.name") for each in (node.left, *node.comparators))
+                sides = (node.left, *node.comparators)
+                asks = any(ast.unparse(each).endswith("strategy.name") for each in sides)
+                asks |= any(isinstance(each, ast.Constant) and each.value in NAMES_OF_STRATEGIES for each in sides)
             elif isinstance(node, ast.Attribute):
                 asks = node.attr == "is_sparse" and ast.unparse(node.value).endswith("strategy")
             if asks:
@@ -410,14 +414,21 @@ def test_the_checker_finds_bad_imports(tmp_path: Path, file: str, text: str, imp
 
 @pytest.mark.parametrize(
     "question",
-    ["isinstance(x, CSC)", "x.strategy.is_sparse", "isinstance(x, A | SparseGradientPool)", "x.strategy.name == 'csc'"],
+    [
+        *("isinstance(x, CSC)", "x.strategy.is_sparse", "isinstance(x, A | SparseGradientPool)"),
+        *("x.strategy.name == 'mine'", "x == 'csc'"),
+    ],
 )
 def test_the_checker_finds_questions_of_kind(tmp_path: Path, question: str) -> None:
     write(
         tmp_path,
-        {"gradientflow/torch/a.py": f"def f(x):\n    return {question}\n", "gradientflow/strategies/b.py": question},
+        {
+            **{"gradientflow/torch/a.py": question, "bench/train/a.py": question, "gradientflow/cli/a.py": question},
+            "gradientflow/strategies/b.py": question,
+        },
     )
-    assert questions_of_kind(tmp_path) == [f"gradientflow.torch.a: {question}"]
+    rooms = ("gradientflow.cli", "gradientflow.torch", "gradientflow.bench.train")
+    assert questions_of_kind(tmp_path) == [f"{room}.a: {question}" for room in rooms]
 
 
 def test_the_checker_finds_an_import_cycle(tmp_path: Path) -> None:
