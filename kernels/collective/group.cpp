@@ -24,7 +24,7 @@
 #include "in_node/direct_allreduce.hpp"
 #include "in_node/one_pass.hpp"
 #include "in_node/peer_memory.hpp"
-#include "in_node/pull.hpp"
+#include "in_node/read_peers.hpp"
 #include "in_node/staged.hpp"
 
 namespace gradientflow::collective {
@@ -232,7 +232,9 @@ void Group::fail(const Error& reason) noexcept {
   messages_->tell_failed(reason);
 }
 
-Parts Group::parts_of(const Signature& signature) const { return {signature.dtype, signature.op, mpi_.size()}; }
+PartialReduction Group::partial_reduction_of(const Signature& signature) const {
+  return {signature.dtype, signature.op, mpi_.size()};
+}
 
 // The part that this node puts into a call that the agreement serves, where the others of the node see it later.
 std::span<std::byte> Group::payload_of(const Call& call) {
@@ -243,23 +245,23 @@ std::span<std::byte> Group::payload_of(const Call& call) {
     sources.push_back(alone ? call.input : node_->payload(local));
   }
   void* const target = values;
-  compute::reduce({&target, 1}, sources, call.signature.count, parts_of(call.signature).begin());
+  compute::reduce({&target, 1}, sources, call.signature.count, partial_reduction_of(call.signature).begin());
   return {values, call.bytes()};
 }
 
-Word Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange) {
+Statement Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange) {
   const Signature& signature = call.signature;
   const auto leaders = static_cast<std::size_t>(topology_.nodes());
   const auto me = static_cast<std::size_t>(topology_.node());
   const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
-  Word mine{signature, same, mapped};
+  Statement mine{signature, same, mapped};
   mine.signature.idle = node_->all_idle();
   std::span<std::byte> payload;
   if (same && along == Along::tensor) {
     payload = payload_of(call);
   }
   if (!Agreement::is_direct(topology_.nodes())) {
-    const Word word = agreement_->agree_by_doubling(mine, payload, parts_of(signature).join());
+    const Statement word = agreement_->agree_by_doubling(mine, payload, partial_reduction_of(signature).join());
     if (word.same && !payload.empty()) {
       const void* const source = payload.data();
       conclude_payload(call, payload, {&source, 1});
@@ -270,7 +272,7 @@ Word Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* e
   for (std::size_t i = 0; i < leaders && same && along != Along::nothing; ++i) {
     parts.push_back(along == Along::tensor ? payload : exchange->part_for(i));
   }
-  const Word word = agreement_->agree_directly(mine, parts);
+  const Statement word = agreement_->agree_directly(mine, parts);
   if (word.same && !payload.empty()) {
     std::vector<const void*> sources(leaders);
     for (std::size_t i = 0; i < leaders; ++i) {
@@ -284,7 +286,7 @@ Word Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* e
 // The result goes to the output, or, if there are others in the node, to where they find it.
 void Group::conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources) {
   void* const target = node_->size() == 1 ? call.output : payload.data();
-  compute::reduce({&target, 1}, sources, call.signature.count, parts_of(call.signature).finish());
+  compute::reduce({&target, 1}, sources, call.signature.count, partial_reduction_of(call.signature).finish());
 }
 
 bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange) {
@@ -310,7 +312,7 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   const bool same = node_->try_exchange(signature, input, output, {call.input, node_->size() > 1 ? payload_bytes : 0});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
-    const Word word = agree(call, same, along, exchange);
+    const Statement word = agree(call, same, along, exchange);
     verdict = !word.same ? different : alike | (word.mapped ? mapped : 0) | (word.signature.idle ? idle : 0);
   }
   if (node_->size() > 1) {
@@ -393,7 +395,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   }
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   Operands operands({call.input}, {call.output}, call.signature.count,
-                    {parts_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
+                    {partial_reduction_of(call.signature), call.signature.wire.value_or(call.signature.dtype)});
   if (choice.path == Path::pairwise) {
     pairwise_over_messages(call, everybody, operands);
   } else {
@@ -469,7 +471,7 @@ void Group::run_inline(const Call& call) {
   const bool sends = !from_root || call.signature.root == mpi_.rank();
   node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0});
   all_idle_ = node_->all_idle();
-  pull(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
+  read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
 // From the announcements: the inputs of all ranks lie in one segment, and so do the outputs that others write to.
@@ -503,9 +505,10 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   if (choice.path == Path::staged) {
     staged(*node_, call);
   } else if (pulls) {
-    pull(*node_, call,
-         mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_, Tensor::input),
-         store);
+    read_peers(
+        *node_, call,
+        mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_, Tensor::input),
+        store);
     node_->synchronize();
   } else if (mapped) {
     // In a reduce the root's output lies in the segment of the inputs; elsewhere there may be none.

@@ -108,11 +108,11 @@ class Group {
   // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share.
   bool announce(const Call& call, Along along, PairwiseAllreduce* exchange = nullptr);
-  Word agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);
+  Statement agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
   std::optional<std::size_t> allreduce_over_messages(const Call& call, const Choice& choice);
   void pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands);
-  [[nodiscard]] Parts parts_of(const transport::Signature& signature) const;
+  [[nodiscard]] PartialReduction partial_reduction_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
   [[noreturn]] void raise_mismatch(const transport::Signature& signature);
   std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);

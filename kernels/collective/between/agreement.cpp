@@ -10,12 +10,12 @@ namespace gradientflow::collective {
 using transport::Message;
 using transport::Purpose;
 
-static_assert(std::is_trivially_copyable_v<Word>);
+static_assert(std::is_trivially_copyable_v<Statement>);
 
 Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, std::size_t index)
     : messages_(messages), leaders_(std::move(leaders)), index_(index) {
   const bool direct = is_direct(static_cast<int>(leaders_.size()));
-  const std::vector<std::byte> buffer(sizeof(Word) + largest_along);
+  const std::vector<std::byte> buffer(sizeof(Statement) + largest_along);
   outgoing_.assign(direct ? leaders_.size() : 1, buffer);
   incoming_.assign(direct ? leaders_.size() : 1, buffer);
   if (!direct) {
@@ -32,7 +32,7 @@ Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, st
   }
 }
 
-Message Agreement::send(std::size_t leader, const Word& word, std::span<const std::byte> data) {
+Message Agreement::send(std::size_t leader, const Statement& word, std::span<const std::byte> data) {
   std::vector<std::byte>& buffer = outgoing_[leader % outgoing_.size()];
   std::memcpy(buffer.data(), &word, sizeof word);
   if (!data.empty()) {
@@ -46,8 +46,8 @@ Message Agreement::receive(std::size_t leader) {
   return messages_.receive(leaders_[leader], Purpose::agreement, buffer.data(), buffer.size());
 }
 
-bool Agreement::hear(Word& word, std::size_t leader, std::size_t bytes, std::size_t expected) const {
-  Word theirs;
+bool Agreement::hear(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const {
+  Statement theirs;
   std::memcpy(&theirs, incoming_[leader % incoming_.size()].data(), sizeof theirs);
   word.same = word.same && theirs.same && theirs.signature == word.signature && bytes == sizeof word + expected;
   word.mapped = word.mapped && theirs.mapped;
@@ -55,7 +55,7 @@ bool Agreement::hear(Word& word, std::size_t leader, std::size_t bytes, std::siz
   return word.same;
 }
 
-Word Agreement::agree_directly(Word word, std::span<const std::span<const std::byte>> parts) {
+Statement Agreement::agree_directly(Statement word, std::span<const std::span<const std::byte>> parts) {
   const std::size_t n = leaders_.size();
   const auto part = [&](std::size_t leader) { return parts.empty() ? std::span<const std::byte>() : parts[leader]; };
   std::array<Message, 8> incoming;
@@ -77,7 +77,7 @@ Word Agreement::agree_directly(Word word, std::span<const std::span<const std::b
   return word;
 }
 
-Word Agreement::agree_by_doubling(Word word, std::span<std::byte> payload, const compute::Reduction& how) {
+Statement Agreement::agree_by_doubling(Statement word, std::span<std::byte> payload, const compute::Reduction& how) {
   for (std::size_t i = 0; i < rounds_.size(); ++i) {
     const Round& round = rounds_[i];
     Message incoming = round.receives ? receive(round.peer) : Message();

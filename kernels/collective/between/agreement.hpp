@@ -21,7 +21,7 @@ namespace gradientflow::collective {
 inline constexpr std::size_t largest_along = 128 * kib;
 
 // What is told about a call, combined over all ranks.
-struct Word {
+struct Statement {
   transport::Signature signature;
   bool same = true;    // no rank has made another call
   bool mapped = true;  // on every node the tensors of all ranks lie in memory that they share
@@ -40,18 +40,20 @@ class Agreement {
 
   // What all of them say. With few nodes: `parts`, by leader, go to each of them, and received() is what came; nothing
   // at all may go along. All leaders' parts for one of them must be of equal size.
-  Word agree_directly(Word word, std::span<const std::span<const std::byte>> parts);
-  [[nodiscard]] const std::byte* received(std::size_t leader) const { return incoming_[leader].data() + sizeof(Word); }
+  Statement agree_directly(Statement word, std::span<const std::span<const std::byte>> parts);
+  [[nodiscard]] const std::byte* received(std::size_t leader) const {
+    return incoming_[leader].data() + sizeof(Statement);
+  }
 
   // With many nodes: the payload becomes its sum over all of them.
-  Word agree_by_doubling(Word word, std::span<std::byte> payload, const compute::Reduction& how);
+  Statement agree_by_doubling(Statement word, std::span<std::byte> payload, const compute::Reduction& how);
 
  private:
-  transport::Message send(std::size_t leader, const Word& word, std::span<const std::byte> data);
+  transport::Message send(std::size_t leader, const Statement& word, std::span<const std::byte> data);
   transport::Message receive(std::size_t leader);
 
   // Combines what a leader said, `bytes` long, with `word`. Returns whether its data can be used, `expected` bytes.
-  bool hear(Word& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
+  bool hear(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
 
   transport::Messages& messages_;
   std::vector<int> leaders_;

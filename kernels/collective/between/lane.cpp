@@ -44,7 +44,7 @@ void Operands::list_inputs(const Range& range, std::size_t place) {
 
 void Operands::conclude_alone() {
   list_inputs({0, count_}, 0);
-  const Parts parts = how_.parts;
+  const PartialReduction parts = how_.parts;
   reduce_sources({0, count_}, inputs_.size(), parts.divides_first() ? parts.begin() : parts.finish(), true);
 }
 

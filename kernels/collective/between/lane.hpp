@@ -11,8 +11,8 @@
 #include "../../base/dtype.hpp"
 #include "../../compute/kernels.hpp"
 #include "../../transport/messages/messages.hpp"
+#include "../call/partial_reduction.hpp"
 #include "../call/partition.hpp"
-#include "../call/parts.hpp"
 
 namespace gradientflow::collective {
 
@@ -48,7 +48,7 @@ class Scratch {
 class Operands {
  public:
   struct How {
-    Parts parts;
+    PartialReduction parts;
     DType wire;  // what the values are rounded to on their way; the dtype itself: not at all
   };
 

@@ -1,7 +1,7 @@
 #include "pairwise.hpp"
 
 #include "../../base/error.hpp"
-#include "stream.hpp"
+#include "windowed.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -84,7 +84,7 @@ void pairwise(const Lane& lane, const Call& call) {
                ? Message()
                : lane.messages.send(lane.ranks[to], Purpose::data, call.input + range.begin, range.size());
   };
-  run_stream(lane.messages, (n - 1) * segments, lane.segments.window, post, [](std::size_t) {}, send);
+  run_windowed(lane.messages, (n - 1) * segments, lane.segments.window, post, [](std::size_t) {}, send);
 }
 
 }  // namespace gradientflow::collective

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "stream.hpp"
+#include "windowed.hpp"
 
 namespace gradientflow::collective {
 
@@ -98,7 +98,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
       operands.combine(range_of(t), slot(t), mine);
     }
   };
-  run_stream(lane.messages, rounds.size() * segments, window, post, take, send);
+  run_windowed(lane.messages, rounds.size() * segments, window, post, take, send);
 }
 
 }  // namespace gradientflow::collective

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "stream.hpp"
+#include "windowed.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -12,12 +12,12 @@ namespace {
 using transport::Message;
 using transport::Purpose;
 
-// Which elements are segment t of the stream. In step s a rank receives the chunk `s + 1` places before its own, and
+// Which elements are segment t of the schedule. In step s a rank receives the chunk `s + 1` places before its own, and
 // sends what it received in the step before. `shift` turns the ring: with 0 rank r ends the reduce-scatter with chunk
 // r + 1, with 1 it ends with chunk r.
-class Stream {
+class Schedule {
  public:
-  Stream(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)
+  Schedule(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)
       : chunks_(std::move(chunks)), segment_(segment), start_(lane.index + 2 * chunks_.size() - shift) {
     for (const Range& chunk : chunks_) {
       segments_ = std::max(segments_, pieces(chunk.size(), segment));
@@ -59,8 +59,8 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
     chunks.push_back(slice(operands.count(), n, c, 64 / element));
   }
   const std::size_t segment = lane.segments.bytes / wire_element;
-  const Stream stream(lane, std::move(chunks), segment, 0);
-  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const Schedule schedule(lane, std::move(chunks), segment, 0);
+  const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;  // the step in which sums become complete
 
   // Partial sums, and whatever travels in another dtype, arrive in slots; results arrive in place. What is sent from a
@@ -70,30 +70,30 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   std::byte* const values = scratch.at(2 * window, segment * element);
 
   const auto post = [&](std::size_t t) {
-    const Range range = stream.received(t);
-    const bool in_place = stream.step(t) > last_sum && !operands.cast();
+    const Range range = schedule.received(t);
+    const bool in_place = schedule.step(t) > last_sum && !operands.cast();
     return receive_into(lane, in_place ? operands.partial(range) : slot(t), range.size() * wire_element);
   };
   const auto take = [&](std::size_t t) {
-    const Range range = stream.received(t);
-    if (stream.step(t) < last_sum) {
+    const Range range = schedule.received(t);
+    if (schedule.step(t) < last_sum) {
       operands.combine(range, slot(t), values);
-    } else if (stream.step(t) == last_sum) {
+    } else if (schedule.step(t) == last_sum) {
       operands.conclude(range, slot(t), values);
     } else {
       operands.deliver(range, operands.cast() ? slot(t) : nullptr);
     }
   };
   const auto send = [&](std::size_t t) {
-    const Range range = stream.sent(t);
-    const std::byte* from = stream.step(t) == 0 ? operands.bring(range) : operands.partial(range);
+    const Range range = schedule.sent(t);
+    const std::byte* from = schedule.step(t) == 0 ? operands.bring(range) : operands.partial(range);
     if (operands.cast()) {
-      operands.encode(sending_slot(t), from, range.size(), stream.step(t) > last_sum);
+      operands.encode(sending_slot(t), from, range.size(), schedule.step(t) > last_sum);
       from = sending_slot(t);
     }
     return send_from(lane, from, range.size() * wire_element);
   };
-  run_stream(lane.messages, 2 * (n - 1) * stream.segments(), window, post, take, send);
+  run_windowed(lane.messages, 2 * (n - 1) * schedule.segments(), window, post, take, send);
 }
 
 namespace {
@@ -104,13 +104,13 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
   const std::size_t n = lane.size();
   const std::size_t element = call.element();
   const Range mine = chunks[lane.index];
-  const Stream stream(lane, std::move(chunks), lane.segments.bytes / element, 1);
-  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const Schedule schedule(lane, std::move(chunks), lane.segments.bytes / element, 1);
+  const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;
-  const std::size_t waiting = stream.segments() + window;  // sums that wait for their turn to be sent
+  const std::size_t waiting = schedule.segments() + window;  // sums that wait for their turn to be sent
   const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
   const auto sum_slot = [&](std::size_t t) { return scratch.at(window + t % waiting, lane.segments.bytes); };
-  const Parts parts{call.signature.dtype, call.signature.op, static_cast<int>(n)};
+  const PartialReduction parts{call.signature.dtype, call.signature.op, static_cast<int>(n)};
   // This rank's values as a part, in `buffer` unless they are one as they are.
   const auto own = [&](const Range& range, std::byte* buffer) {
     const std::byte* const values = call.input + range.begin * element;
@@ -123,20 +123,20 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
     return static_cast<const std::byte*>(buffer);
   };
 
-  const auto post = [&](std::size_t t) { return receive_into(lane, slot(t), stream.received(t).size() * element); };
+  const auto post = [&](std::size_t t) { return receive_into(lane, slot(t), schedule.received(t).size() * element); };
   const auto take = [&](std::size_t t) {
-    const Range range = stream.received(t);
-    const bool complete = stream.step(t) == last_sum;
-    std::byte* const sum = sum_slot(t + stream.segments());
+    const Range range = schedule.received(t);
+    const bool complete = schedule.step(t) == last_sum;
+    std::byte* const sum = sum_slot(t + schedule.segments());
     const std::array<const void*, 2> sources = {slot(t), own(range, sum)};
     void* const target = complete ? output + (range.begin - mine.begin) * element : sum;
     compute::reduce({&target, 1}, sources, range.size(), complete ? parts.finish() : parts.join());
   };
   const auto send = [&](std::size_t t) {
-    const Range range = stream.sent(t);
-    return send_from(lane, stream.step(t) == 0 ? own(range, sum_slot(t)) : sum_slot(t), range.size() * element);
+    const Range range = schedule.sent(t);
+    return send_from(lane, schedule.step(t) == 0 ? own(range, sum_slot(t)) : sum_slot(t), range.size() * element);
   };
-  run_stream(lane.messages, (n - 1) * stream.segments(), window, post, take, send);
+  run_windowed(lane.messages, (n - 1) * schedule.segments(), window, post, take, send);
 }
 
 }  // namespace
@@ -169,19 +169,19 @@ void ring_allgather(const Lane& lane, const Call& call) {
   }
   const Range mine = chunks[lane.index];
   compute::copy(call.output + mine.begin * element, call.input, mine.size() * element, compute::Store::cached);
-  const Stream stream(lane, std::move(chunks), lane.segments.bytes / element, 0);
-  const std::size_t window = std::min(lane.segments.window, stream.segments());
+  const Schedule schedule(lane, std::move(chunks), lane.segments.bytes / element, 0);
+  const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const auto place = [&](const Range& range) { return call.output + range.begin * element; };
   const auto post = [&](std::size_t t) {
-    const Range range = stream.received(t);
+    const Range range = schedule.received(t);
     return receive_into(lane, place(range), range.size() * element);
   };
   const auto take = [](std::size_t) {};
   const auto send = [&](std::size_t t) {
-    const Range range = stream.sent(t);
+    const Range range = schedule.sent(t);
     return send_from(lane, place(range), range.size() * element);
   };
-  run_stream(lane.messages, (n - 1) * stream.segments(), window, post, take, send);
+  run_windowed(lane.messages, (n - 1) * schedule.segments(), window, post, take, send);
 }
 
 }  // namespace gradientflow::collective

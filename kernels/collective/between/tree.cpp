@@ -126,7 +126,7 @@ void tree_reduce(const Lane& lane, const Call& call, const transport::Topology& 
       incoming[child].push_back(post(child, t));
     }
   }
-  const Parts parts{call.signature.dtype, call.signature.op, lane.messages.size()};
+  const PartialReduction parts{call.signature.dtype, call.signature.op, lane.messages.size()};
   std::vector<const void*> sources(children + 1);
   for (std::size_t t = 0; t < segments; ++t) {
     const Range range = range_of(t);

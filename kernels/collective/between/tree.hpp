@@ -11,7 +11,7 @@
 
 #include "../../transport/topology.hpp"
 #include "../call/call.hpp"
-#include "../call/parts.hpp"
+#include "../call/partial_reduction.hpp"
 #include "lane.hpp"
 
 namespace gradientflow::collective {

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "../call/partition.hpp"
-#include "pull.hpp"
+#include "read_peers.hpp"
 
 namespace gradientflow::collective {
 

@@ -4,7 +4,7 @@
 
 #include "../../base/config.hpp"
 #include "../call/partition.hpp"
-#include "pull.hpp"
+#include "read_peers.hpp"
 
 namespace gradientflow::collective {
 namespace {

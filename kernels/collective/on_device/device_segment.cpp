@@ -79,8 +79,7 @@ cuda::DeviceMemory allocate_zeros(std::size_t bytes) {
   }
 }
 
-// ---- what has retired
-// ------------------------------------------------------------------------------------------------
+// ---- what has retired -----------------------------------------------------------------------------------------------
 
 // Of the process, as mappings are: a communicator may be gone before the others have closed memory of its.
 struct Waiting {

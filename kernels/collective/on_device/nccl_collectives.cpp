@@ -169,8 +169,7 @@ void NcclCollectives::serve(const Call& call, bool hierarchical) {
   throw Error(ErrorKind::internal, "NCCL was to serve a call that has no tensors");
 }
 
-// ---- allreduce
-// -------------------------------------------------------------------------------------------------------
+// ---- allreduce ------------------------------------------------------------------------------------------------------
 
 void NcclCollectives::allreduce(const Reduced& what, bool hierarchical, cuda::Stream stream) {
   if (hierarchical) {
@@ -275,8 +274,7 @@ std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   return number;
 }
 
-// ---- the other reductions
-// --------------------------------------------------------------------------------------------
+// ---- the other reductions -------------------------------------------------------------------------------------------
 
 void NcclCollectives::reduce(const Call& call) {
   const transport::Signature& signature = call.signature;
@@ -311,8 +309,7 @@ void NcclCollectives::reduce_scatter(const Call& call) {
   });
 }
 
-// ---- what only moves
-// -------------------------------------------------------------------------------------------------
+// ---- what only moves ------------------------------------------------------------------------------------------------
 
 void NcclCollectives::broadcast(const Call& call) {
   const bool is_root = all_->rank() == call.signature.root;

@@ -14,8 +14,8 @@
 //   reduce_scatter                            NCCL's where all blocks have the same size, else a reduce of each block
 //   allgatherv                                NCCL's allgather where all counts are equal, else a broadcast of each
 //   part alltoall, gather, scatter                 sends and receives together; a rank's own block is copied
-//   hierarchical allreduce                    reduce in the node, allreduce among the first ranks of the nodes,
-//   broadcast allreduce with a wire dtype               cast to it, already divided for a mean; allreduce; cast back
+//   hierarchical allreduce                    reduce in the node, allreduce among the nodes' first ranks, broadcast
+//   allreduce with a wire dtype               cast to it, already divided for a mean; allreduce; cast back
 #pragma once
 
 #include <array>

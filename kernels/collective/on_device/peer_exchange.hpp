@@ -1,5 +1,5 @@
 // Collectives among the ranks of a node in memory of their devices, which they map by CUDA's interprocess handles: the
-// device form of one_pass.hpp and pull.hpp. Also for ranks that share a device, which NCCL refuses.
+// device form of one_pass.hpp and read_peers.hpp. Also for ranks that share a device, which NCCL refuses.
 //
 // The streams of the ranks meet: each rank records an event in its stream, the hosts meet, to know that all have, and
 // each rank's stream waits for the events of the others. What a rank puts into its stream after that is done after what

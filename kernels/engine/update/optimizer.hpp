@@ -29,8 +29,8 @@ class Optimizer {
     float rate;
     float momentum;
     float weight_decay;
-    float
-        trust;  // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: without
+    // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: without.
+    float trust;
   };
 
   // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: whether the learning

@@ -40,8 +40,8 @@ Messages::Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, d
       node_(&node),
       topology_(&topology),
       timeout_(timeout),
-      words_(static_cast<std::size_t>(mpi.size())),
-      acquainted_(words_.size()) {}
+      peers_(static_cast<std::size_t>(mpi.size())),
+      acquainted_(peers_.size()) {}
 
 Messages::~Messages() {
   for (Sent& sent : sent_) {
@@ -57,7 +57,7 @@ Messages::~Messages() {
     }
     std::vector<int> awaited;
     for (const int r : ranks_to_tell()) {
-      const State state = words_[static_cast<std::size_t>(r)].state;
+      const State state = peers_[static_cast<std::size_t>(r)].state;
       if (state != State::closed && state != State::failed) {
         awaited.push_back(r);
       }
@@ -176,14 +176,14 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
   if (collective) {
     answer_the_roll();
   }
-  const std::lock_guard lock(words_mutex_);
-  for (std::size_t r = 0; r < words_.size(); ++r) {
-    const Word& word = words_[r];
+  const std::lock_guard lock(peers_mutex_);
+  for (std::size_t r = 0; r < peers_.size(); ++r) {
+    const PeerState& peer = peers_[r];
     const bool is_awaited = static_cast<int>(r) == awaited.peer_;
-    if (word.state == State::failed && (collective || is_awaited)) {
+    if (peer.state == State::failed && (collective || is_awaited)) {
       throw failure_of(static_cast<int>(r), what);
     }
-    if (word.state == State::closed && is_awaited) {
+    if (peer.state == State::closed && is_awaited) {
       int arrived = 0;
       MPI_Status status;
       mpi_->check(MPI_Request_get_status(awaited.request_, &arrived, &status), "MPI_Request_get_status");
@@ -201,10 +201,10 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
 }
 
 Error Messages::failure_of(int rank, const std::string& what) const {
-  const Word& word = words_[static_cast<std::size_t>(rank)];
-  return {word.kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
+  const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
+  return {peer.kind == ErrorKind::timeout ? ErrorKind::timeout : ErrorKind::peer,
           "rank " + std::to_string(rank) + " has given up, while rank " + std::to_string(this->rank()) + " waited in " +
-              what + ": " + word.text};
+              what + ": " + peer.text};
 }
 
 void Messages::read_notices() {
@@ -213,7 +213,7 @@ void Messages::read_notices() {
 }
 
 void Messages::read_notices(Purpose purpose) {
-  const std::lock_guard lock(words_mutex_);
+  const std::lock_guard lock(peers_mutex_);
   const int tag = Tag(purpose, 0).value();
   while (true) {
     int there = 0;
@@ -225,15 +225,15 @@ void Messages::read_notices(Purpose purpose) {
     Notice notice{};
     mpi_->check(MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, tag, mpi_->get(), MPI_STATUS_IGNORE),
                 "MPI_Recv of a notice");
-    Word& word = words_[static_cast<std::size_t>(status.MPI_SOURCE)];
+    PeerState& peer = peers_[static_cast<std::size_t>(status.MPI_SOURCE)];
     if (purpose == Purpose::roll_call) {
-      word.present = notice.call;
-      word.asks = word.asks || notice.state == State::asking;
+      peer.present = notice.call;
+      peer.asks = peer.asks || notice.state == State::asking;
     } else {
       notice.text[sizeof notice.text - 1] = '\0';
-      word.state = notice.state;
-      word.kind = notice.kind;
-      word.text = static_cast<const char*>(notice.text);
+      peer.state = notice.state;
+      peer.kind = notice.kind;
+      peer.text = static_cast<const char*>(notice.text);
     }
   }
 }
@@ -241,12 +241,12 @@ void Messages::read_notices(Purpose purpose) {
 void Messages::answer_the_roll() {
   std::vector<int> asking;
   {
-    const std::lock_guard lock(words_mutex_);
-    for (std::size_t r = 0; r < words_.size(); ++r) {
-      if (words_[r].asks && words_[r].present == call_) {
+    const std::lock_guard lock(peers_mutex_);
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      if (peers_[r].asks && peers_[r].present == call_) {
         asking.push_back(static_cast<int>(r));
       }
-      words_[r].asks = false;
+      peers_[r].asks = false;
     }
   }
   tell(asking, State::here, ErrorKind::peer, "");
@@ -316,15 +316,15 @@ std::vector<int> Messages::missing_ranks(int awaited) {
     read_notices();
     answer_the_roll();
     {
-      const std::lock_guard lock(words_mutex_);
+      const std::lock_guard lock(peers_mutex_);
       for (int r = 0; r < size(); ++r) {
-        if (words_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
+        if (peers_[static_cast<std::size_t>(r)].state == State::failed) {  // it knows better who is missing
           throw failure_of(r, describe(signature_));
         }
       }
       missing.clear();
       std::copy_if(others.begin(), others.end(), std::back_inserter(missing),
-                   [&](int r) { return words_[static_cast<std::size_t>(r)].present != call_; });
+                   [&](int r) { return peers_[static_cast<std::size_t>(r)].present != call_; });
     }
     if (missing.empty() || (patience.pause() && patience.over())) {
       break;

@@ -127,7 +127,7 @@ class Messages {
   };
   static_assert(sizeof(Notice) == 512);
 
-  struct Word {  // of a rank of another node
+  struct PeerState {  // of a rank of another node
     State state = State::open;
     std::uint32_t present = 0;  // the last call in which it said that it was there
     bool asks = false;          // who else is
@@ -161,8 +161,8 @@ class Messages {
   Patience::Clock::duration last_wait_{};
   Signature signature_;
   const std::vector<int>* participants_ = nullptr;
-  std::vector<Word> words_;  // by rank
-  std::mutex words_mutex_;
+  std::vector<PeerState> peers_;  // by rank
+  std::mutex peers_mutex_;
   mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
   std::mutex sent_mutex_;
   std::vector<Sent> sent_;

@@ -89,15 +89,15 @@ MpiCommunicator::MpiCommunicator(MPI_Comm original, double timeout) : timeout_(t
 void MpiCommunicator::assemble(MPI_Comm original) const {
   const std::string what = "making a communicator of " + std::to_string(size_) + " ranks";
   try {
-    Roll present(original, Roll::Word::here);
+    Roll present(original, Roll::Answer::here);
     wait_until([&] { return present.complete(); }, what, [&] { return present.missing(); });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::timeout) {
-      const Roll verdict(original, Roll::Word::gave_up);
+      const Roll verdict(original, Roll::Answer::gave_up);
     }
     throw;
   }
-  Roll verdict(original, Roll::Word::here);
+  Roll verdict(original, Roll::Answer::here);
   wait_until([&] { return verdict.complete(); }, what, [&] { return verdict.missing(); });
   if (verdict.abandoned()) {
     const std::vector<int> who = verdict.abandoners();

@@ -13,7 +13,7 @@ struct Roll::State {
   std::vector<MPI_Request> requests;               // as many
 };
 
-Roll::Roll(MPI_Comm comm, Word mine) : comm_(comm), state_(std::make_unique<State>()) {
+Roll::Roll(MPI_Comm comm, Answer mine) : comm_(comm), state_(std::make_unique<State>()) {
   int rank = 0;
   int size = 0;
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
@@ -72,13 +72,14 @@ std::vector<int> Roll::missing() {
 }
 
 bool Roll::abandoned() const {
-  return std::find(state_->words.begin(), state_->words.end(), static_cast<int>(Word::gave_up)) != state_->words.end();
+  return std::find(state_->words.begin(), state_->words.end(), static_cast<int>(Answer::gave_up)) !=
+         state_->words.end();
 }
 
 std::vector<int> Roll::abandoners() const {
   std::vector<int> ranks;
   for (std::size_t i = 0; i < state_->words.size() && state_->words.size() > 1; ++i) {
-    if (state_->words[i] == static_cast<int>(Word::gave_up)) {
+    if (state_->words[i] == static_cast<int>(Answer::gave_up)) {
       ranks.push_back(static_cast<int>(i));
     }
   }

@@ -14,10 +14,10 @@ namespace gradientflow::transport {
 
 class Roll {
  public:
-  enum class Word { gave_up, here };  // in this order: the smallest counts where they are reduced
+  enum class Answer { gave_up, here };  // in this order: the smallest counts where they are reduced
 
   // Collective, and waits for nobody. Throws as check_mpi does.
-  Roll(MPI_Comm comm, Word mine);
+  Roll(MPI_Comm comm, Answer mine);
   // One that is not complete goes on for good, in memory that is never given back.
   ~Roll();
   Roll(const Roll&) = delete;

@@ -14,7 +14,7 @@
 
 namespace gradientflow::collective {
 
-void pull(const transport::Node& node, const Call& call, const PeerMemory& inputs, compute::Store store);
+void read_peers(const transport::Node& node, const Call& call, const PeerMemory& inputs, compute::Store store);
 
 // Reduces elements [begin, end) of all inputs, in rank order, into each of `destinations`, which point to where
 // element `begin` goes. Uses this rank's staging slots as buffers for direct reads.

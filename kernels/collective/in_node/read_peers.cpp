@@ -1,4 +1,4 @@
-#include "pull.hpp"
+#include "read_peers.hpp"
 
 #include <array>
 #include <vector>
@@ -46,7 +46,7 @@ void reduce_range(const transport::Node& node, const Call& call, const PeerMemor
   }
 }
 
-void pull(const transport::Node& node, const Call& call, const PeerMemory& inputs, compute::Store store) {
+void read_peers(const transport::Node& node, const Call& call, const PeerMemory& inputs, compute::Store store) {
   const int root = node.local_rank_of(call.signature.root);
   const auto ranks = static_cast<std::size_t>(node.size());
   const auto rank = static_cast<std::size_t>(node.rank());

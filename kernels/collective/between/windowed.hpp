@@ -1,4 +1,4 @@
-// The one loop of all algorithms over messages: a stream of segments with a window.
+// The one loop of all algorithms over messages: segments in their order, a window of them at once.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace gradientflow::collective {
 // what was sent as t has left its place, take(t) uses it. Then come post(t + window) and send(t + window): so what
 // take(t) provides may be sent as any segment from t + window on.
 template <class Post, class Take, class Send>
-void run_stream(transport::Messages& messages, std::size_t total, std::size_t window, Post post, Take take, Send send) {
+void run_windowed(transport::Messages& messages, std::size_t total, std::size_t window, Post post, Take take,
+                  Send send) {
   window = std::max<std::size_t>(std::min(window, total), 1);
   std::vector<transport::Message> incoming(window);
   std::vector<transport::Message> outgoing(window);

@@ -9,7 +9,7 @@
 
 namespace gradientflow::collective {
 
-struct Parts {
+struct PartialReduction {
   DType dtype;
   ReduceOp op;
   int ranks;  // of the communicator
