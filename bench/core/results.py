@@ -16,6 +16,7 @@ Of every result scripts rely on the names. Those that benches share are:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -107,8 +108,17 @@ def write_json(
     """Write one object ``{"environment": ..., "results": [...]}``, with other results under names of their own."""
     tables = {"results": results, **(others or {})}
     lists = {name: [record(result) for result in table] for name, table in tables.items()}
-    text = json.dumps({"environment": environment, **lists}, indent=2)
+    text = json.dumps(_finite({"environment": environment, **lists}), indent=2, default=repr)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """Give the same with None for numbers that are not finite, such as a loss that has grown without bound."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def record(result: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _known(heading: str, text: Text, results: Sequence[TrainResult]) -> Column:
 def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     text = "Times are those of the slowest rank; step is the median."
     if any(result.entry.period > 1 for result in results):
-        text += " Where a strategy does the same again after a period, a step is the mean of one."
+        text += " For a strategy with a period it is that of means over a period."
     if any(result.entry == Entry(NONE) for result in results):
         text += (
             " exposed is the step less that of none in the same turns. speed-up is over the samples per second of one "

@@ -359,6 +359,15 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     assert [wrong[name] for name in ("strategy", "settings", "overlaps")] == [None] * 3
 
 
+def test_what_is_no_json_is_written_in_another_way(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    found = [replace(each, runs=[Run(0, [Point(5, 0.5, math.nan, 0.25)])]) for each in results()[:1]]
+    write_json(str(path), {"limit": math.inf, "names": {"a"}}, found)
+    written = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert written["environment"] == {"limit": None, "names": "{'a'}"}
+    assert written["results"][0]["runs"][0]["curve"][0]["loss"] is None
+
+
 def shown(found: list[TrainResult], width: int | None = None) -> str:
     file = io.StringIO()
     LAYOUT.print(found, Console(file=file, force_terminal=width is not None, width=width, no_color=True))
