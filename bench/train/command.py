@@ -54,10 +54,10 @@ TRAIN = Bench(
             multiple=True,
             metavar="WORDS",
         ),
-        option("--wire wires", "", f"each strategy with its gradients rounded to each of {', '.join(WIRES)}"),
+        option("--wire wires", None, f"each strategy with its gradients rounded to each of {', '.join(WIRES)}"),
         option(
             "--thresholds",
-            "",
+            None,
             "each strategy with these fusion thresholds, bytes; 0: every tensor by itself, inf: all at the end",
             parse_thresholds,
         ),
