@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradientflow.base_pool import RangeReport, native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import ArgumentError, GradientFlowError, NonFiniteError
+from gradientflow.errors import ArgumentTypeError, GradientFlowError, NonFiniteError
 from gradientflow.memory import numpy_dtype
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
@@ -49,7 +49,7 @@ class PoolStrategy(Strategy):
         native_threshold(fusion_threshold)
         if wire not in (None, *_WIRES):
             message = f"wire is one of {', '.join(_WIRES)}, not {wire!r}"
-            raise ArgumentError(message)
+            raise ArgumentTypeError(message)
         self.fusion_threshold = fusion_threshold
         self.wire = wire
         self.algorithm = algorithm
