@@ -2,165 +2,82 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import cuda_emulator
 import pytest
+from checks import CheckedJob, checks_of, job_of
+from jobs import Finished, Job, begin, rank_command
+from xdist.scheduler import LoadScopeScheduling
 
 from gradientflow._location import PACKAGE
-from gradientflow.launch import (
-    OPEN_MPI,
-    SESSION_FOLDER,
-    Launcher,
-    find_launcher,
-    launch_environment,
-    module_command,
-    mpirun_command,
-)
+from gradientflow.launch import Launcher, find_launcher, launch_environment, module_command
 
-RANK_PROGRAMS = Path(__file__).resolve().parent / "programs"
-TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
-ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
+# ---- checks: what a program of several ranks checks, each an item of pytest ------------------------------------------
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a job left: its exit status and what its ranks printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    @property
-    def output(self) -> str:
-        return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
-
-    def line(self, start: str) -> str:
-        """Return the rest of the only line that starts so."""
-        found = [line.removeprefix(start) for line in self.stdout.splitlines() if line.startswith(start)]
-        assert len(found) == 1, f"expected one line that starts with {start!r}\n{self.output}"
-        return found[0].strip()
+def pytest_configure(config: pytest.Config) -> None:
+    line = "checks(program, *only, without=()): run the test for each function check_* of tests/programs/<program>.py"
+    config.addinivalue_line("markers", line)
 
 
-@dataclass
-class Job:
-    """One mpirun or netlab under way, in a session of its own."""
-
-    process: subprocess.Popen[str]
-    tag: str
-    timeout: float
-    folder: tempfile.TemporaryDirectory[str]
-    recover: bool | str = False
-    started: float = field(default_factory=time.monotonic)
-
-    def processes(self) -> list[int]:
-        """List the processes that carry this job's tag: the launcher, the ranks, and whatever they started."""
-        wanted = f"{TAG}={self.tag}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-        return found
-
-    def finish(self) -> Finished:
-        """Wait for the end; kill the job where it takes too long. No process may be left either way."""
-        late = False
-        while True:
-            try:
-                stdout, stderr = self.process.communicate(timeout=1)
-                break
-            except subprocess.TimeoutExpired:
-                # A launcher that goes on after a rank has died sometimes does not notice that the others have ended.
-                launcher_hangs = self.recover and set(self.processes()) <= {self.process.pid}
-                late = not launcher_hangs and time.monotonic() > self.started + self.timeout
-                if late or launcher_hangs:
-                    self.kill()
-        finished = Finished(self.process.returncode, stdout, stderr)
-        deadline = time.monotonic() + ENDING_SECONDS
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        commands = [_command_of(pid) for pid in left]
-        self.close()
-        if late:
-            pytest.fail(f"the job had not ended after {self.timeout} s\n{finished.output}")
-        if left:
-            pytest.fail(f"processes are left after the job: {commands}\n{finished.output}")
-        return finished
-
-    def kill(self) -> None:
-        """Kill what is left: the session of the launcher, and the ranks, which have process groups of their own."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Leave nothing behind: no process, no pipe, no file of the launcher."""
-        self.kill()
-        self.process.communicate()
-        self.folder.cleanup()
+@pytest.hookimpl(trylast=True)  # so that the check is the last part of the test's name
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make an item of each check."""
+    if mark := metafunc.definition.get_closest_marker("checks"):
+        metafunc.parametrize("check", checks_of(*mark.args, **mark.kwargs), indirect=True)
 
 
-def _start(
-    command: list[str],
-    env: dict[str, str] | None,
-    timeout: float,
-    *,
-    recover: bool | str = False,
-    cwd: Path | None = None,
-) -> Job:
-    """Start a command under a tag of its own, without settings of the library from outside."""
-    tag = uuid.uuid4().hex
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
-    folder = tempfile.TemporaryDirectory(prefix="gradientflow-test-", ignore_cleanup_errors=True)
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={SESSION_FOLDER: folder.name, **outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    return Job(process, tag, timeout, folder, recover)
+class JobScheduling(LoadScopeScheduling):
+    """Gives all checks of a job to one worker, and what has most checks first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return job_of(nodeid)
 
 
-def _rank_command(
-    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool | str
-) -> list[str]:
-    """Write the command line that starts tests/programs/<program>.py; `recover` as of `start_job`."""
-    command = mpirun_command(
-        launcher, ranks, [sys.executable, str(RANK_PROGRAMS / f"{program}.py"), *map(str, arguments)]
-    )
-    if recover:
-        if launcher.library != OPEN_MPI:
-            pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
-        command[1:1] = ["--with-ft", "ulfm"] if recover == "ulfm" else ["--enable-recovery"]
-    return command
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> JobScheduling:
+    return JobScheduling(config, log)
 
 
-def _command_of(pid: int) -> str:
-    try:
-        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return f"{pid}: ended meanwhile"
+@pytest.fixture(scope="session")
+def _checked_jobs() -> Iterator[dict[str, CheckedJob]]:
+    """Keep the jobs that have been started for checks, and end what is left of them."""
+    jobs: dict[str, CheckedJob] = {}
+    yield jobs
+    for job in jobs.values():
+        job.close()
+
+
+@pytest.fixture
+def check(
+    request: pytest.FixtureRequest, launcher: Launcher, _checked_jobs: dict[str, CheckedJob]
+) -> Callable[..., Finished | None]:
+    """Give ``check(n, *args, env=None, timeout=60)``, which waits for the outcome of one check of a program.
+
+    The test is marked with ``checks(program)``. All its checks that are selected run in one job, which the first of
+    them starts. `timeout` is that of the job. A job that ends too early fails the check it was in, and those behind.
+    The last check gives what the job left, the others None.
+    """
+    name: str = request.param
+    job = job_of(request.node.nodeid)
+
+    def run(ranks: int, *arguments: object, env: dict[str, str] | None = None, timeout: float = 60) -> Finished | None:
+        if job not in _checked_jobs:
+            names = [each.callspec.params["check"] for each in request.session.items if job_of(each.nodeid) == job]
+            program = request.node.get_closest_marker("checks").args[0]
+            command = rank_command(launcher, ranks, program, arguments, recover=False)
+            _checked_jobs[job] = CheckedJob(command, names, {**launch_environment(launcher), **(env or {})}, timeout)
+        return _checked_jobs[job].wait_for(name)
+
+    return run
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -214,8 +131,8 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
         timeout: float = 60,
         recover: bool | str = False,
     ) -> Job:
-        command = _rank_command(launcher, ranks, program, arguments, recover)
-        jobs.append(_start(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
+        command = rank_command(launcher, ranks, program, arguments, recover)
+        jobs.append(begin(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
         return jobs[-1]
 
     yield start
@@ -253,7 +170,7 @@ def shell() -> Iterator[Callable[..., Finished]]:
     jobs: list[Job] = []
 
     def run(commands: str, cwd: Path, env: dict[str, str], timeout: float = 60) -> Finished:
-        jobs.append(_start(["bash", "-e", "-c", commands], env, timeout, cwd=cwd))
+        jobs.append(begin(["bash", "-e", "-c", commands], env, timeout, cwd=cwd))
         return jobs[-1].finish()
 
     yield run
@@ -276,7 +193,7 @@ def start_netlab(_hosts_can_be_made: None) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None, timeout: float = 60) -> Job:
-        jobs.append(_start(module_command("gradientflow.cli", ["netlab", *arguments]), env, timeout))
+        jobs.append(begin(module_command("gradientflow.cli", ["netlab", *arguments]), env, timeout))
         return jobs[-1]
 
     yield start
@@ -307,7 +224,7 @@ def netlab_run(launcher: Launcher, start_netlab: Callable[..., Job]) -> Callable
         ranks = hosts * ranks_per_host
         options = ["--hosts", str(hosts), "--ranks-per-host", str(ranks_per_host), "--rate", rate, "--shell"]
         options += ["--link-down", link_down] if link_down is not None else []
-        command = _rank_command(launcher, ranks, program, arguments, recover)
+        command = rank_command(launcher, ranks, program, arguments, recover)
         finished = start_netlab(*options, "--", *command, env=env, timeout=timeout).finish()
         if check and finished.returncode != 0:
             pytest.fail(f"{program} on {ranks} ranks of {hosts} hosts failed: {finished.output}")

@@ -445,10 +445,11 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def test_training_is_right_timed_and_found_out_where_it_is_not(mpirun: Callable[..., Any]) -> None:
+@pytest.mark.checks("bench_train")
+def test_training_is_right_timed_and_found_out_where_it_is_not(check: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    mpirun(2, "bench_train", timeout=120, env={"GRADIENTFLOW_NODE_SIZE": "1"})
+    check(2, env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=120)
 
 
 def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None:

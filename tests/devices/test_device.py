@@ -41,18 +41,20 @@ def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: 
     assert "through_host" in finished.line("paths ")
 
 
+@pytest.mark.checks("device")
 @pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1), (4, 2)])
-def test_tensors_streams_errors_pools_and_timelines(mpirun: Run, device_env: Env, ranks: int, node_size: int) -> None:
+def test_tensors_streams_errors_pools_and_timelines(check: Run, device_env: Env, ranks: int, node_size: int) -> None:
     env = {**device_env, **LATE, "CUDA_EMULATOR_DEVICES": "2", "GRADIENTFLOW_NCCL_LIBRARY": "off"}
-    assert mpirun(ranks, "device", node_size, env=env, timeout=100).stdout.endswith("done\n")
+    check(ranks, node_size, env=env, timeout=100)
 
 
+@pytest.mark.checks("device_cupy")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_cupy(mpirun: Run, cuda_devices: int, ranks: int) -> None:
+def test_cupy(check: Run, cuda_devices: int, ranks: int) -> None:
     if cuda_devices == 0:
         pytest.skip("no CUDA device")
     pytest.importorskip("cupy")
-    assert mpirun(ranks, "device_cupy", timeout=100).stdout.endswith("done\n")
+    check(ranks, timeout=100)
 
 
 # ---- without a device ------------------------------------------------------------------------------------------------

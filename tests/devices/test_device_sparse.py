@@ -12,8 +12,9 @@ DELAYED = {"CUDA_EMULATOR_DELAY": "100", "CUDA_EMULATOR_PROTECT": "0"}
 APART = {"CUDA_EMULATOR_DEVICES": "2", "CUDA_EMULATOR_PEERS": "0"}
 
 
+@pytest.mark.checks("device_sparse")
 @pytest.mark.parametrize(("ranks", "emulated"), [(1, {}), (2, APART), (3, DELAYED)])
 def test_the_same_bits_as_on_the_host(
-    mpirun: Callable[..., Any], device_env: dict[str, str], ranks: int, emulated: Mapping[str, str]
+    check: Callable[..., Any], device_env: dict[str, str], ranks: int, emulated: Mapping[str, str]
 ) -> None:
-    mpirun(ranks, "device_sparse", env={**device_env, **emulated})
+    check(ranks, env={**device_env, **emulated})

@@ -46,30 +46,31 @@ def emulated(emulated_cuda: Path) -> Callable[..., Env]:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+HIERARCHICAL = "check_hierarchical"  # the only one that needs several nodes
+
+
+@pytest.mark.checks("nccl_calls", without=[HIERARCHICAL])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_all_calls(mpirun: Run, emulated: Callable[..., Env], ranks: int) -> None:
-    finished = mpirun(ranks, "nccl_calls", "all", env=emulated(ranks))
-    assert finished.stdout.split() == ["done"] * ranks
+def test_all_calls(check: Run, emulated: Callable[..., Env], ranks: int) -> None:
+    check(ranks, env=emulated(ranks))
 
 
-def test_some_calls_of_five_ranks_on_one_device(mpirun: Run, emulated: Callable[..., Env]) -> None:
-    env = emulated(1, NCCL_MULTI_RANK_GPU_ENABLE="1", CUDA_EMULATOR_DELAY="50")
-    assert mpirun(5, "nccl_calls", "some", env=env).stdout.split() == ["done"] * 5
+@pytest.mark.checks("nccl_calls", "check_moves", "check_not_a_number", "check_wire", "check_streams")
+def test_some_calls_of_five_ranks_on_one_device(check: Run, emulated: Callable[..., Env]) -> None:
+    check(5, env=emulated(1, NCCL_MULTI_RANK_GPU_ENABLE="1", CUDA_EMULATOR_DELAY="50"))
 
 
-def test_the_hierarchical_form(mpirun: Run, emulated: Callable[..., Env]) -> None:
-    env = emulated(5, GRADIENTFLOW_NODE_SIZE="2", CUDA_EMULATOR_PROTECT="1")
-    assert mpirun(5, "nccl_calls", "hierarchical", env=env).stdout.split() == ["done"] * 5
+@pytest.mark.checks("nccl_calls", HIERARCHICAL, "check_wire")
+def test_the_hierarchical_form(check: Run, emulated: Callable[..., Env]) -> None:
+    check(5, env=emulated(5, GRADIENTFLOW_NODE_SIZE="2", CUDA_EMULATOR_PROTECT="1"))
 
 
+@pytest.mark.checks("nccl_calls", without=[HIERARCHICAL])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_real_nccl(mpirun: Run, cuda_devices: int, ranks: int) -> None:
+def test_a_real_nccl(check: Run, cuda_devices: int, ranks: int) -> None:
     if cuda_devices == 0:
         pytest.skip("there is no CUDA device")
-    finished = mpirun(ranks, "nccl_calls", "all", env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
-    if reasons := re.findall(r"^without NCCL: (.+)$", finished.stdout, re.MULTILINE):
-        pytest.skip(reasons[0])
-    assert finished.stdout.split() == ["done"] * ranks
+    check(ranks, "real", env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
 
 
 # ---- where it cannot be used -----------------------------------------------------------------------------------------

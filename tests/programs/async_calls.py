@@ -385,27 +385,8 @@ def check_handles_are_not_made_by_hand(comm: gf.Communicator) -> None:
     assert (comm.allreduce_async(np.ones(3)).wait() == SIZE).all()
 
 
-CHECKS = [
-    check_results,
-    check_it_goes_on_alone,
-    check_wait_with_timeout,
-    check_many_in_flight,
-    check_blocking_calls_in_between,
-    check_dropped_handles,
-    check_errors,
-    check_handles_are_not_made_by_hand,
-    check_closing_waits_for_what_is_under_way,
-    check_no_elements,
-    check_every_call_at_once,
-    check_several_communicators,
-    check_threads_with_communicators_of_their_own,
-    check_threads_on_one_communicator,
-    check_the_interpreter_runs_on,
-    check_a_pool_in_another_thread,
-]
 # GRADIENTFLOW_NODE_SIZE, which the communicators that the checks make follow as well, says how many ranks are a node.
 run_checks(
-    CHECKS,
     [
         {},
         {"inline_bytes": 0, "staging_bytes": 8192, "direct_read_bytes": 100_000},

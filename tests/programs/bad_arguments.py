@@ -293,4 +293,4 @@ def check_starting(comm: gf.Communicator) -> None:
 
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    run_checks([check_collectives, check_calls, check_pools, check_methods, check_starting])
+    run_checks()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support import run_checks
 
 import gradientflow as gf
 from gradientflow.bench.core.session import Outcome
@@ -198,6 +199,4 @@ def check_faults(comm: gf.Communicator) -> None:
         assert sum(remark.startswith("WRONG") for remark in outcome.remarks) == 3
 
 
-with gf.init() as world:
-    for check in (check_timing, check_own_strategies, check_ladder, check_convergence, check_faults):
-        check(world)
+run_checks()

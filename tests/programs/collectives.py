@@ -25,7 +25,9 @@ from support import (
     exact_inputs,
     expected,
     is_defined,
+    nothing,
     run,
+    run_checks,
     same_bits,
     say,
     values_of,
@@ -124,7 +126,7 @@ class Data:
 def both(elements: int, seed: int) -> dict[bool, Data]:
     """Make data for calls of ours (False) and of the MPI library's (True).
 
-    Whether MPI's integer sums wrap around is a question of its own: see check_wrapping.
+    Whether MPI's integer sums wrap around is a question of its own: see wrapping().
     """
     return {over_mpi: Data(elements, seed, overflow=not over_mpi) for over_mpi in (False, True)}
 
@@ -329,7 +331,7 @@ def sizes_between_nodes(settings: dict[str, Any], dtype: str) -> list[int]:
     return sorted(size for size in sizes if size <= SMALL_ELEMENTS)
 
 
-def check_small(choices: random.Random) -> int:
+def small_grid(choices: random.Random) -> int:
     """Run the grid of all collectives, dtypes, ops and sizes inside a node; memory, root and algorithm are drawn."""
     data = both(SMALL_ELEMENTS, 1)
     checked = 0
@@ -343,7 +345,7 @@ def check_small(choices: random.Random) -> int:
     return checked
 
 
-def check_between_nodes(choices: random.Random) -> int:
+def grid_between_nodes(choices: random.Random) -> int:
     """Run the same between nodes of every size; here the sizes are drawn, too."""
     data = both(SMALL_ELEMENTS, 1)
     checked = 0
@@ -364,9 +366,9 @@ def kinds_dtypes_and_ops() -> list[tuple[str, str, str]]:
     return [*reducing, *((kind, dtype, "sum") for kind in MOVING for dtype in DTYPES)]
 
 
-def check_large(choices: random.Random) -> None:
+def check_large() -> None:
     """Run what needs several full-sized slots, and every kind of memory, on a few dtypes."""
-    data = both(LARGE_ELEMENTS, 2)
+    data, choices = both(LARGE_ELEMENTS, 2), random.Random(SIZE)
     for settings in ({}, {"streaming_bytes": 1}, {"direct_read_bytes": 1 << 20}, *LARGE_BETWEEN_NODES):
         with gf.init(config=gf.Config(**settings)) as comm:
             grid = Grid(comm, data, LARGE_ELEMENTS)
@@ -476,9 +478,9 @@ def compare_moves(comm: gf.Communicator) -> None:
         assert same_bits(comm.allgatherv(x[: counts[RANK]], counts, "ring"), together)
 
 
-def check_halves(choices: random.Random) -> None:
+def check_halves() -> None:
     """16-bit floats that do need rounding: accumulated in float32, in rank order, and rounded once."""
-    count = 20_003
+    count, choices = 20_003, random.Random(SIZE)
     for dtype in ("float16", "bfloat16"):
         generator = np.random.default_rng(6)
         values = [generator.standard_normal(count).astype(np.float32) * 10 for _ in range(SIZE)]
@@ -496,7 +498,7 @@ def check_halves(choices: random.Random) -> None:
                         Grid.compare(memory, wanted, f"{op} of {length} {dtype}, {settings}")
 
 
-def check_wrapping(algorithm: str) -> None:
+def wrapping(algorithm: str) -> None:
     """Sums and products of integers wrap around."""
     with gf.init() as comm:
         for dtype in INTEGERS:
@@ -572,22 +574,18 @@ def main() -> None:
     with gf.init() as comm:
         remark = comm.describe()["direct_read"]
     what = sys.argv[1]
-    if what in ("grid", "between"):
-        checked = check_small(choices) if what == "grid" else check_between_nodes(choices)
+    if what == "wrapping":
+        wrapping(sys.argv[2])
+    else:
+        checked = small_grid(choices) if what == "grid" else grid_between_nodes(choices)
         if RANK == 0:
             say("cases", checked)
-    elif what == "wrapping":
-        check_wrapping(sys.argv[2])
-    else:
-        check_large(choices)
-        check_against_mpi()
-        check_halves(choices)
-        check_barrier()
-        check_shapes()
-        check_what_handles_say()
     if RANK == 0:
         say("direct reads:", remark)
 
 
 if __name__ == "__main__":
-    run(main)
+    if sys.argv[1:]:
+        run(main)
+    else:
+        run_checks(around=nothing)

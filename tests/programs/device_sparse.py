@@ -429,18 +429,4 @@ def check_refusals(comm: gf.Communicator) -> None:
     assert sparse.views[0].get().tolist() == [0] * 6  # the memory stays
 
 
-CHECKS = [
-    check_plain,
-    check_thresholds,
-    check_mixed_precision,
-    check_dense_steps,
-    check_lars_at_the_ends_of_float32,
-    check_steps_ahead,
-    check_not_finite,
-    check_abandoned,
-    check_late,
-    check_states,
-    check_refusals,
-]
-
-run_checks(CHECKS)
+run_checks()

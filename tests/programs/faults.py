@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, raises, run, say
+from support import RANK, SIZE, WORLD, nothing, raises, run, run_checks, say
 
 import gradientflow as gf
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, PeerError
@@ -199,7 +199,7 @@ def kill_one_during_calls() -> None:
 # ---- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def leave_by_closing() -> None:
+def check_leave_by_closing() -> None:
     comms = communicators()
     alive.append(wait_and_be_told(comms, "has closed its communicator"))
     if RANK == FAULTY:
@@ -207,16 +207,7 @@ def leave_by_closing() -> None:
             comm.close()
 
 
-def leave_by_ending() -> None:
-    """The program of a rank is at its end, and nothing was closed: the last thing in a job."""
-    kept.extend(communicators())
-    alive.append(wait_and_be_told(kept, "has closed its communicator"))
-
-
-kept: list[gf.Communicator] = []
-
-
-def leave_by_raising() -> None:
+def check_leave_by_raising() -> None:
     comm = gf.init()
     WORLD.Barrier()
     try:
@@ -272,7 +263,7 @@ def late(node_size: int) -> None:
             with raises(CommunicationTimeoutError, "timed out after 1 s", f"rank {RANK}"):
                 make()
             assert 0.9 < time.monotonic() - start < 1 + SOON
-            check_names(comm, named)
+            expect_names(comm, named)
             with raises(CommunicationTimeoutError, "cannot be used any more"):
                 comm.barrier()
         WORLD.Barrier()
@@ -283,7 +274,15 @@ def late(node_size: int) -> None:
         comm.close()
 
 
-def check_names(comm: gf.Communicator, named: str) -> None:
+def check_late() -> None:
+    late(0)
+
+
+def check_late_between_nodes() -> None:
+    late(1)
+
+
+def expect_names(comm: gf.Communicator, named: str) -> None:
     try:
         comm.barrier()
     except CommunicationTimeoutError as error:
@@ -311,7 +310,7 @@ def expect_an_error(make: Callable[[], None], comm: gf.Communicator) -> None:
         raise AssertionError(message)
 
 
-def stopped() -> None:
+def check_stopped() -> None:
     """A rank that is stopped, not dead, is missing too; woken up, it is told."""
     others = WORLD.Split(int(RANK == FAULTY), RANK)
     comm = gf.init(config=gf.Config(timeout=1))
@@ -330,7 +329,7 @@ def stopped() -> None:
     WORLD.Barrier()
 
 
-def absent() -> None:
+def check_absent() -> None:
     """A rank does not come where a communicator is made: it is named, told when it comes, and can join the next try."""
     config = gf.Config(timeout=1)
     what = f"making a communicator of {SIZE} ranks"
@@ -349,7 +348,7 @@ def absent() -> None:
             works(comm)
 
 
-def stopped_while_making() -> None:
+def stop_while_making(node_size: int) -> None:
     """A rank is stopped at any place of the set-up: nobody waits for it for ever."""
     others = WORLD.Split(int(RANK == FAULTY), RANK)
     pid = WORLD.bcast(os.getpid(), FAULTY)
@@ -359,7 +358,7 @@ def stopped_while_making() -> None:
     start = time.monotonic()
     try:
         while time.monotonic() - start < 20:
-            gf.init(config=gf.Config(timeout=1)).close()
+            gf.init(config=gf.Config(timeout=1, node_size=node_size)).close()
     except (CommunicationTimeoutError, PeerError) as error:
         assert time.monotonic() - start < 1 + SOON or RANK == FAULTY, error  # noqa: PT017
     else:
@@ -371,7 +370,15 @@ def stopped_while_making() -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def patient() -> None:
+def check_stopped_while_making() -> None:
+    stop_while_making(0)
+
+
+def check_stopped_while_making_between_nodes() -> None:
+    stop_while_making(1)
+
+
+def check_patient() -> None:
     """No timeout is too long to wait with."""
     for timeout in (1e6, 1e10, 1e15):
         for node_size in (0, 1):
@@ -386,7 +393,7 @@ def patient() -> None:
 # ---- closing and interrupting ----------------------------------------------------------------------------------------
 
 
-def close_during_a_call() -> None:
+def check_close_during_a_call() -> None:
     """close() in another thread lets a call end; leaving by an exception does not."""
     comm = gf.init()
     x = mine(5000)
@@ -428,6 +435,14 @@ def leave_during_a_call(node_size: int) -> None:
     comm.close()
 
 
+def check_leave_during_a_call() -> None:
+    leave_during_a_call(0)
+
+
+def check_leave_during_a_call_between_nodes() -> None:
+    leave_during_a_call(1)
+
+
 def leave_what_is_under_way(node_size: int) -> None:
     """An exception inside `with` does not wait for asynchronous calls that the others never join."""
     comm = gf.init(config=gf.Config(timeout=12, node_size=node_size))
@@ -446,6 +461,14 @@ def leave_what_is_under_way(node_size: int) -> None:
     comm.close()
 
 
+def check_leave_what_is_under_way() -> None:
+    leave_what_is_under_way(0)
+
+
+def check_leave_what_is_under_way_between_nodes() -> None:
+    leave_what_is_under_way(1)
+
+
 def wait_for_ever() -> None:
     """Rank 1 never comes: for tests that end the job from outside."""
     comm = gf.init()
@@ -458,7 +481,7 @@ def wait_for_ever() -> None:
     comm.allreduce(mine())
 
 
-def interrupt() -> None:
+def check_interrupt() -> None:
     """Ctrl-C in a rank that computes; the others wait for it."""
     comm = gf.init()
     WORLD.Barrier()
@@ -473,6 +496,15 @@ def interrupt() -> None:
         assert RANK == FAULTY
 
 
+def leave_by_ending() -> None:
+    """The program of a rank is at its end, and nothing was closed."""
+    kept.extend(communicators())
+    alive.append(wait_and_be_told(kept, "has closed its communicator"))
+
+
+kept: list[gf.Communicator] = []
+
+
 MODES: dict[str, Callable[[], None]] = {
     "kill": lambda: kill_one_of_many_waits("kill"),
     "die": lambda: kill_one_of_many_waits("exit"),
@@ -481,43 +513,28 @@ MODES: dict[str, Callable[[], None]] = {
     "kill_large": lambda: kill_one(LARGE),
     "kill_during_calls": kill_one_during_calls,
     "end": leave_by_ending,
-    "close": leave_by_closing,
-    "raise": leave_by_raising,
-    "absent": absent,
-    "stopped_while_making": stopped_while_making,
-    "late": lambda: late(0),
-    "late_between_nodes": lambda: late(1),
-    "stopped": stopped,
-    "patient": patient,
-    "close_during_a_call": close_during_a_call,
-    "leave_during_a_call": lambda: leave_during_a_call(0),
-    "leave_during_a_call_between_nodes": lambda: leave_during_a_call(1),
-    "leave_async": lambda: leave_what_is_under_way(0),
-    "leave_async_between_nodes": lambda: leave_what_is_under_way(1),
     "wait_for_ever": wait_for_ever,
-    "interrupt": interrupt,
 }
-
-
 DEADLY = ("kill", "die", "kill_during_calls", "kill_between_nodes")
 
 
 def main() -> None:
-    others = WORLD.Split(int(RANK == FAULTY), RANK) if sys.argv[1] in DEADLY else None
-    for mode in sys.argv[1:]:
-        WORLD.Barrier()
-        try:
-            MODES[mode]()
-        except Exception:
-            say(f"rank {RANK} failed in {mode}")
-            raise
+    mode = sys.argv[1]
+    others = WORLD.Split(int(RANK == FAULTY), RANK) if mode in DEADLY else None
+    try:
+        MODES[mode]()
+    except Exception:
+        say(f"rank {RANK} failed in {mode}")
+        raise
     say("survived", RANK)
     if others is not None:
         others.Barrier()  # the launcher may end the job when one leaves like this
         os._exit(0)  # ending MPI without one of its ranks may hang
 
 
-if sys.argv[1] == "crash":
+if not sys.argv[1:]:
+    run_checks(around=nothing)
+elif sys.argv[1] == "crash":
     crash()  # without anything around it
 else:
     run(main)

@@ -116,16 +116,6 @@ def check_a_later_timeout_does_not_tell_what_is_known(comm: gf.Communicator) -> 
     comm.barrier()
 
 
-CHECKS = [
-    check_a_handle_that_goes_after_its_call,
-    check_a_handle_that_goes_before_its_call_has_ended,
-    check_who_waits_is_told_once,
-    check_calls_that_close_ends_are_not_told,
-    check_a_later_timeout_tells,
-    check_a_later_timeout_does_not_tell_what_is_known,
-]
-
-
 def at_exit() -> None:
     """Leave a handle of a call that has failed, and one that nobody keeps."""
     comm = gf.init()
@@ -138,4 +128,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["exit"]:
         run(at_exit)
     else:
-        run_checks(CHECKS)
+        run_checks()

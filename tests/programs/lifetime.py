@@ -410,19 +410,6 @@ def calls_after_finalize() -> None:
         raise AssertionError(message)
 
 
-INSIDE = [
-    check_closing,
-    check_exceptions_in_with,
-    check_what_a_communicator_is_made_from,
-    check_arrays_outlive_communicators,
-    check_communicators_outlive_arrays,
-    check_memory_is_kept_while_it_is_used,
-    check_many_communicators_leave_nothing,
-    check_communicators_between_nodes_leave_nothing,
-    check_much_memory_leaves_nothing,
-    check_many_calls_leave_nothing,
-    check_fork,
-]
 ENDS: dict[str, Callable[[], None]] = {
     "without_closing": end_without_closing,
     "under_way": end_with_what_is_under_way,
@@ -434,7 +421,7 @@ ENDS: dict[str, Callable[[], None]] = {
 
 mode = sys.argv[1]
 if mode == "inside":
-    run_checks(INSIDE)
+    run_checks()
 elif mode == "sys_exit":
     end_by_sys_exit()
 else:

@@ -239,24 +239,11 @@ def check_settings(_: gf.Communicator) -> None:
 
 run_checks(
     [
-        check_counts,
-        check_uneven_counts,
-        check_dtypes,
-        check_ops,
-        check_roots,
-        check_wires,
-        check_kinds,
-        check_order,
-        check_algorithms,
-        check_all_differ,
-        check_tensors_are_untouched,
-    ],
-    [
         {},
         {"inline_bytes": 0, "staging_bytes": 4096},
         {"node_size": 1},
         {"node_size": 2},
         {"node_size": 2, "inline_bytes": 0, "segment_bytes": 1024, "window": 2, "stretch_bytes": 4096},
     ],
+    once=[check_settings],
 )
-run_checks([check_settings])

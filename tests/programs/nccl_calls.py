@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest import SkipTest
 
 import numpy as np
 from support import (
@@ -12,8 +15,8 @@ from support import (
     RANK,
     SIZE,
     STORAGE,
-    WORLD,
     Array,
+    communicator,
     difference,
     exact_inputs,
     expected,
@@ -64,7 +67,7 @@ def assert_is(found: DeviceArray, wanted: Array, dtype: str, op: str, what: str)
         assert same_bits(values, wanted), f"{what}: {difference(values, wanted)}"
 
 
-def reductions(comm: gf.Communicator) -> None:
+def check_reductions(comm: gf.Communicator) -> None:
     for dtype in DTYPES:
         for op in OPS:
             if not is_defined(dtype, op):
@@ -91,7 +94,7 @@ def reductions(comm: gf.Communicator) -> None:
                 assert_is(out, result[bounds], dtype, op, f"reduce_scatter {what}")
 
 
-def moves(comm: gf.Communicator) -> None:
+def check_moves(comm: gf.Communicator) -> None:
     for dtype in DTYPES:
         for count in (0, 1, 37, 20001) if dtype in ("float32", "int8") else (38,):
             what = f"of {count} {dtype}"
@@ -129,7 +132,7 @@ def moves(comm: gf.Communicator) -> None:
                 assert same_bits(from_device(out, dtype), np.concatenate(inputs)), f"allgatherv of {counts} {dtype}"
 
 
-def not_a_number(comm: gf.Communicator) -> None:
+def check_not_a_number(comm: gf.Communicator) -> None:
     """max takes the number where another rank has one, unlike other algorithms."""
     x = np.array([np.nan, RANK, np.nan if RANK == 0 else RANK], np.float32)
     out = asarray(x, DEVICE)
@@ -138,7 +141,7 @@ def not_a_number(comm: gf.Communicator) -> None:
     assert np.array_equal(out.get(), np.array([np.nan, SIZE - 1, last], np.float32), equal_nan=True), out.get()
 
 
-def wire(comm: gf.Communicator) -> None:
+def check_wire(comm: gf.Communicator) -> None:
     """Values that float16 has come through unchanged; what is too large for it becomes infinite, and is counted."""
     for algorithm in ["nccl"] + ["hierarchical"] * (comm.nodes > 1):
         for dtype in ("float16", "bfloat16"):
@@ -167,7 +170,7 @@ def wire(comm: gf.Communicator) -> None:
         assert np.allclose(mean.get(), values, rtol=3e-3), "a mean is divided before it can be too large"
 
 
-def streams(comm: gf.Communicator) -> None:
+def check_streams(comm: gf.Communicator) -> None:
     """Calls in the communicator's own stream and in the default one, without waiting in between."""
     arrays = [asarray(np.full(1000 + k, RANK + k, np.int64), DEVICE) for k in range(80)]
     handles = []
@@ -188,7 +191,7 @@ def streams(comm: gf.Communicator) -> None:
     assert (first.get() == sum(range(SIZE))).all()
 
 
-def two_communicators(comm: gf.Communicator) -> None:
+def check_two_communicators(comm: gf.Communicator) -> None:
     """Calls of two communicators in one stream, half of the time in the other order."""
     half = comm.split(RANK % 2)
     assert half is not None
@@ -201,7 +204,7 @@ def two_communicators(comm: gf.Communicator) -> None:
             assert (part.get() == sum(range(RANK % 2, SIZE, 2))).all()
 
 
-def hierarchical(comm: gf.Communicator) -> None:
+def check_hierarchical(comm: gf.Communicator) -> None:
     """Nodes of different sizes; so a mean cannot be the mean of means."""
     for dtype in DTYPES:
         for op in OPS:
@@ -217,7 +220,7 @@ def hierarchical(comm: gf.Communicator) -> None:
                 assert_is(x, expected(inputs, dtype, op), dtype, op, what)
 
 
-def many_calls(comm: gf.Communicator) -> None:
+def check_many_calls(comm: gf.Communicator) -> None:
     """More than there are events, and all still under way when the communicator is closed."""
     arrays = [asarray(np.full(100, RANK, np.float32), DEVICE) for _ in range(5)]
     for _ in range(40):
@@ -247,6 +250,15 @@ def refusals() -> None:
             assert (x.get() == SIZE * (SIZE + 1) // 2).all()
 
 
+@contextmanager
+def with_nccl(settings: Mapping[str, object]) -> Iterator[tuple[gf.Communicator]]:
+    """Make a communicator, where a real NCCL can be used."""
+    if REASON:
+        raise SkipTest(REASON)
+    with communicator(settings) as given:
+        yield given
+
+
 def without_nccl() -> str:
     """Say why there is no NCCL here."""
     with gf.init() as comm:
@@ -257,24 +269,10 @@ def without_nccl() -> str:
     return ""
 
 
-def main() -> None:
-    mode = sys.argv[1]
-    if mode == "all" and (reason := without_nccl()):
-        say("without NCCL:", reason)
-        return
-    if mode == "refused":
-        refusals()
-        say("done")
-        return
-    checks = {
-        "all": [reductions, moves, not_a_number, wire, streams, two_communicators, many_calls],
-        "some": [moves, not_a_number, wire, streams],
-        "hierarchical": [hierarchical, wire],
-    }
-    run_checks(checks[mode])
-    WORLD.Barrier()
-    say("done")
-
-
 if __name__ == "__main__":
-    run(main)
+    if sys.argv[1:] == ["refused"]:
+        run(refusals)
+        say("done")
+    else:
+        REASON = without_nccl() if sys.argv[1:] == ["real"] else ""
+        run_checks(around=with_nccl)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
+from support import RANK, SIZE, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
 from gradientflow._location import build_info
@@ -50,7 +50,7 @@ def fill(pool: gf.GradientPool, seed: int) -> list[list[np.ndarray]]:
     return values
 
 
-def check_means(pool: gf.GradientPool, values: list[list[np.ndarray]]) -> None:
+def compare_means(pool: gf.GradientPool, values: list[list[np.ndarray]]) -> None:
     """Inside a node the order is that of the ranks; between nodes the sum may be off by a rounding."""
     for view, everybody in zip(pool.views, values, strict=True):
         wanted = expected([np.ascontiguousarray(each).reshape(-1) for each in everybody], str(view.dtype), "mean")
@@ -95,7 +95,7 @@ def check_values(comm: gf.Communicator) -> None:
                 pool.ready(int(index))
             pool.ready()
             pool.wait()
-            check_means(pool, values)
+            compare_means(pool, values)
 
 
 def check_ready(comm: gf.Communicator) -> None:
@@ -164,7 +164,7 @@ def check_order(comm: gf.Communicator) -> None:
                 for index in order:
                     pool.ready(index)
             pool.wait()
-            check_means(pool, values)
+            compare_means(pool, values)
             reports = pool.reports
             assert [report.nbytes for report in reports] == [each.nbytes for each in pool.ranges]
             for before, after in pairwise(reports):  # one after the other, in the order of memory
@@ -369,7 +369,7 @@ def check_several_pools(comm: gf.Communicator) -> None:
         comm.allreduce_async(np.array(1))
     for number in (0, 2, 1) if RANK % 2 else (1, 0, 2):
         pools[number].wait()
-        check_means(pools[number], values[number])
+        compare_means(pools[number], values[number])
     comm.barrier()
     # A view is an array in node memory like any other.
     view = pools[0].views[0]
@@ -487,28 +487,6 @@ def check_memory(comm: gf.Communicator) -> None:
 
 
 run_checks(
-    [
-        check_layout,
-        check_values,
-        check_ready,
-        check_zeros_for_what_is_not_ready,
-        check_order,
-        check_ranges,
-        check_settings_are_checked_first,
-        check_wire,
-        check_abandon,
-        check_a_wait_that_ends_too_early,
-        check_waits_that_race_with_the_end,
-        check_two_threads_that_abandon,
-        check_ranks_that_differ,
-        check_close,
-        check_a_rank_that_closes_its_pool,
-        check_empty_pools,
-        check_several_pools,
-        check_dtypes,
-        check_absurd_sizes,
-    ],
     [{}, {"progress": "thread", "inline_bytes": 0, "streaming_bytes": 1}, {"node_size": 1}],
+    once=[check_views_outlive_everything, check_memory],
 )
-run_checks([check_views_outlive_everything, check_memory])
-assert WORLD.allreduce(1) == SIZE

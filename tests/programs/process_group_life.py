@@ -10,12 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from support import RANK, SIZE, WORLD, raises, run
+from support import RANK, SIZE, WORLD, nothing, raises, run_checks
 
 from gradientflow.errors import (
     ArgumentError,
@@ -45,7 +44,7 @@ def group(*arguments: Any, timeout: float = 30, **options: Any) -> Iterator[Any]
     dist.destroy_process_group()
 
 
-def check_sum() -> None:
+def sum_up() -> None:
     x = torch.full((1000,), float(RANK))
     dist.all_reduce(x)
     assert (x == SIZE * (SIZE - 1) / 2).all()
@@ -67,29 +66,35 @@ def free_port() -> int:
     return found
 
 
-def check_beginnings(folder: Path) -> None:
+def check_beginnings() -> None:
+    with tempfile.TemporaryDirectory() as mine:
+        begin_and_end(WORLD.bcast(mine))
+        WORLD.Barrier()
+
+
+def begin_and_end(folder: str) -> None:
     register()  # PyTorch has called it already
     with group("gradientflow"):
-        check_sum()
+        sum_up()
     with group(backend="cpu:gradientflow"):
-        check_sum()
+        sum_up()
     with group("gradientflow", rank=RANK, world_size=SIZE):
-        check_sum()
+        sum_up()
     with environment(RANK=RANK, WORLD_SIZE=SIZE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port()):
         with group("gradientflow", init_method="env://"):
-            check_sum()
+            sum_up()
         with group("gradientflow"):
-            check_sum()
+            sum_up()
     with environment(MASTER_ADDR="localhost"), group("gradientflow"):
-        check_sum()
+        sum_up()
     with group("gradientflow", f"file://{folder}/file"):
-        check_sum()
+        sum_up()
     with group("gradientflow", f"tcp://127.0.0.1:{free_port()}"):
-        check_sum()
+        sum_up()
     with group("gradientflow", f"tcp://127.0.0.1:{free_port()}?rank={RANK}&world_size={SIZE}"):
-        check_sum()
+        sum_up()
     with group("gradientflow", store=dist.FileStore(f"{folder}/store", SIZE)):
-        check_sum()
+        sum_up()
     with group("gradientflow"):
         for ranks in ([0], [1], [0, 1]):
             inner = dist.new_group(ranks, backend="gradientflow")
@@ -163,8 +168,8 @@ def check_leaving() -> None:
         world.barrier().wait()
 
 
-def leave_untidily() -> None:
-    """End without a word to the process group, with everything under way."""
+def check_the_end_without_a_word() -> None:
+    """Leave the process group with everything under way: the last check, since the job ends so."""
     dist.init_process_group("gradientflow")
     kept = [dist.irecv(torch.zeros(3), 1 - RANK), dist.irecv(torch.zeros(3), tag=4)]
     kept[0].get_future()  # type: ignore[union-attr]
@@ -180,16 +185,6 @@ def leave_untidily() -> None:
     sys.modules["kept"] = kept  # type: ignore[assignment]
 
 
-def main() -> None:
-    for name in VARIABLES:
-        os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory() as folder:
-        check_beginnings(Path(WORLD.bcast(folder)))
-        WORLD.Barrier()
-    check_disagreements()
-    check_timeouts()
-    check_leaving()
-    leave_untidily()
-
-
-run(main)
+for name in VARIABLES:
+    os.environ.pop(name, None)
+run_checks(around=nothing)

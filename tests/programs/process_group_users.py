@@ -7,15 +7,15 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from support import RANK, SIZE, WORLD, raises, run
+from support import RANK, SIZE, raises, run_checks
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -431,33 +431,14 @@ def check_profiler_of_unfinished_works() -> None:
     assert all(call.time_range.end <= later.time_range.start for call in calls)
 
 
-CHECKS = [
-    check_ddp,
-    check_ddp_buffers,
-    check_ddp_unused_parameters,
-    check_ddp_sparse,
-    check_sparse_allreduce,
-    check_ddp_no_sync,
-    check_ddp_join,
-    check_dropped_works,
-    check_ddp_hooks,
-    check_zero,
-    check_fsdp,
-    check_meshes,
-    check_functional,
-    check_compiled,
-    check_profiler,
-    check_profiler_of_unfinished_works,
-]
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")  # PyTorch's about itself
+@contextmanager
+def process_group(_: Mapping[str, object]) -> Iterator[tuple[()]]:
     dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
-    for check in CHECKS:
-        check()
-        WORLD.Barrier()
-    dist.destroy_process_group()
+    try:
+        yield ()
+    finally:
+        dist.destroy_process_group()
 
 
-run(main)
+warnings.simplefilter("ignore")  # PyTorch's about itself
+run_checks(around=process_group)

@@ -223,6 +223,10 @@ def check_the_same_choice(comm: gf.Communicator, steps: int = 300) -> None:
     assert all(np.isfinite(weight).all() for weight in weights)
 
 
+def check_the_same_choice_of_many(comm: gf.Communicator) -> None:
+    check_the_same_choice(comm, 10_000)
+
+
 def check_ties(comm: gf.Communicator) -> None:
     """Of equal norms the lower index wins."""
     pool = gf.SparseGradientPool(comm, [160], density=0.2, momentum=1.0, chunk_size=16)
@@ -849,31 +853,6 @@ def check_time_is_told(comm: gf.Communicator) -> None:
 
 
 run_checks(
-    [
-        check_straight_line,
-        check_nothing_is_lost,
-        check_the_same_choice,
-        check_ties,
-        check_densities,
-        check_not_finite,
-        check_loss_scale,
-        check_master_weights,
-        check_threads,
-        check_timeout,
-        check_abandon,
-        check_state,
-        check_states_that_are_refused,
-        check_settings_that_differ,
-        check_bad_input,
-        check_empty,
-        check_explain,
-        check_chunks_end_with_the_last_tensor,
-        check_lars,
-        check_lars_at_the_ends_of_float32,
-        check_dense_sgd,
-        check_time_is_told,
-    ],
     [{}, {"progress": "thread", "inline_bytes": 0, "streaming_bytes": 1}, {"node_size": 1}],
+    once=[check_the_same_choice_of_many],
 )
-run_checks([lambda comm: check_the_same_choice(comm, 10_000)])
-assert WORLD.allreduce(1) == SIZE

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 from mpi4py import MPI
@@ -47,25 +50,65 @@ def run(main: Callable[[], None]) -> None:
         WORLD.Abort(1)
 
 
-def run_checks(checks: Sequence[Callable[[Communicator], None]], settings: Sequence[Mapping[str, Any]] = ({},)) -> None:
-    """Run every check on a communicator of its own, under each of the settings, also after one has failed.
+@contextmanager
+def communicator(settings: Mapping[str, Any]) -> Iterator[tuple[Communicator]]:
+    """Make a communicator for a check."""
+    with init(config=Config(**settings)) as comm:
+        yield (comm,)
 
-    A rank whose check fails closes its communicator, so that the other ranks do not wait for it.
+
+@contextmanager
+def nothing(_: Mapping[str, Any]) -> Iterator[tuple[()]]:
+    """Make nothing for a check, which makes all itself."""
+    yield ()
+
+
+def run_checks(
+    settings: Sequence[Mapping[str, Any]] = ({},),
+    *,
+    once: Sequence[Callable[..., None]] = (),
+    around: Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Any, ...]]] = communicator,
+) -> None:
+    """Run the checks of the program, the functions check_*, each under all settings, also after one has failed.
+
+    Those in `once` run under no settings. `around` makes what a check is called with: a communicator of its own, unless
+    said otherwise. A rank whose check fails leaves `around`, so that the other ranks do not wait for it. A check may
+    raise SkipTest, on all ranks. pytest names the checks to run, and a file for the outcomes.
     """
+    checks = {
+        name: each
+        for name, each in vars(sys.modules["__main__"]).items()
+        if name.startswith("check_") and inspect.isfunction(each) and each.__module__ == "__main__"
+    }
+    selected = os.environ["CHECKS"].split(",") if "CHECKS" in os.environ else [*checks]
     failures = 0
-    for each in settings:
-        for check in checks:
+    for name, check in checks.items():
+        if name not in selected:
+            continue
+        _tell(begun=name)
+        failure, skipped = "", "" if settings or check in once else f"not with {SIZE} ranks"
+        for each in [{}] if check in once else settings:
             try:
-                with init(config=Config(**each)) as comm:
-                    check(comm)
+                with around(each) as given:
+                    check(*given)
+            except SkipTest as reason:
+                skipped = str(reason)
             except Exception:
-                failures += 1
-                print(
-                    f"rank {RANK}: {check.__name__} with {each}:\n{traceback.format_exc()}", file=sys.stderr, flush=True
-                )
+                text = f"rank {RANK}: {name} with {each}:\n{traceback.format_exc()}\n"
+                print(text, file=sys.stderr, flush=True)
+                failure += text
             WORLD.Barrier()
-    if WORLD.allreduce(failures):
+        failure = "".join(WORLD.allgather(failure))
+        failures += failure != ""
+        _tell(ended=name, failure=failure, skipped=skipped)
+    if failures:
         sys.exit(1)
+
+
+def _tell(**record: str) -> None:
+    if RANK == 0 and (outcomes := os.environ.get("CHECKS_OUTCOMES")):
+        with open(outcomes, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def say(*words: object) -> None:

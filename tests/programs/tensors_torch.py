@@ -117,4 +117,4 @@ def check_node_memory(comm: gf.Communicator) -> None:
         assert np.allclose(parameter.grad.numpy(), total / SIZE, rtol=1e-6, atol=1e-6)
 
 
-run_checks([check_dtypes, check_shapes, check_refusals, check_with_numpy, check_node_memory], [{}, {"node_size": 1}])
+run_checks([{}, {"node_size": 1}])

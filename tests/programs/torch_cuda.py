@@ -8,13 +8,14 @@ import io
 import itertools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from support import RANK, SIZE, WORLD, raises, run, say
+from support import RANK, SIZE, WORLD, communicator, raises, run_checks, say
 from tensor_places import DEVICE, PLACE, address_of, left_on_host, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -428,28 +429,15 @@ def check_timeouts(comm: gf.Communicator) -> None:
     assert (x == SIZE).all()
 
 
-CHECKS = [
-    check_training_is_that_on_the_host,
-    check_whole_numbers_are_exact,
-    check_gradients_that_wait,
-    check_states,
-    check_wrong_places,
-    check_ddp,
-    check_futures,
-    check_nobody_keeps_anything,
-    check_handles,
-    check_streams,
-    check_timeouts,
-]
-
-
-def main() -> None:
+@contextmanager
+def both(settings: Mapping[str, object]) -> Iterator[tuple[gf.Communicator]]:
+    """Make a process group, and a communicator."""
     dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
-    with gf.init() as comm:
-        for check in CHECKS:
-            check(comm)
-            WORLD.Barrier()
-    dist.destroy_process_group()
+    try:
+        with communicator(settings) as given:
+            yield given
+    finally:
+        dist.destroy_process_group()
 
 
-run(main)
+run_checks(around=both)

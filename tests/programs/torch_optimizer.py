@@ -966,39 +966,7 @@ def check_broadcast_optimizer_state(comm: gf.Communicator) -> None:
             gft.broadcast_optimizer_state(other, comm=comm)
 
 
-CHECKS = [
-    check_training_equals_one_process,
-    check_whole_numbers_are_exact,
-    check_wire,
-    check_dtypes_and_layouts,
-    check_accumulation,
-    check_several_losses,
-    check_unused_parameters,
-    check_order,
-    check_checkpointing,
-    check_two_optimizers,
-    check_join,
-    check_clipping_and_gradients_by_hand,
-    check_grad_scaler,
-    check_schedulers_and_hooks,
-    check_state_dict,
-    check_closures,
-    check_parameter_groups_added_later,
-    check_all_ranks_begin_alike,
-    check_ranks_that_begin_with_different_weights,
-    check_exceptions_half_way,
-    check_an_exception_on_one_rank_in_the_first_pass,
-    check_threads,
-    check_parameters_that_nobody_used_stay_without_gradient,
-    check_gradients_by_hand_after_a_pass_without_a_step,
-    check_models_that_change,
-    check_wrong_arguments,
-    check_broadcast_parameters,
-    check_broadcast_optimizer_state,
-]
 SETTINGS = [{}, {"node_size": 1}] if SIZE > 1 else [{}]
 if PLACE != "host":
-    many_pools = check_training_equals_one_process, check_models_that_change
-    CHECKS = [check for check in CHECKS if check not in many_pools]
     SETTINGS = [{}]
-run_checks(CHECKS, SETTINGS)
+run_checks(SETTINGS)

@@ -976,37 +976,7 @@ def check_explain(comm: gf.Communicator) -> None:
         assert len(optimizer.pools) == (SIZE > 1)
 
 
-CHECKS = [
-    check_csc_is_the_algorithm,
-    check_density_one_is_plain_sgd,
-    check_nothing_is_lost,
-    check_fused_sgd_is_torchs,
-    check_unused_parameters,
-    check_lars,
-    check_lars_at_the_ends_of_float32,
-    check_master_weights,
-    check_training_in_16_bits_learns,
-    check_overflow,
-    check_not_finite,
-    check_a_schedule_that_raises,
-    check_a_loss_scale_is_for_one,
-    check_an_exception_on_one_rank,
-    check_grad_scaler,
-    check_resuming_is_exact,
-    check_other_ranks,
-    check_states_of_others,
-    check_broadcast_state,
-    check_wrong_arguments,
-    check_explain,
-]
 SETTINGS: list[dict[str, Any]] = [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE]
 if PLACE != "host":
-    many_steps = (
-        check_csc_is_the_algorithm,
-        check_nothing_is_lost,
-        check_training_in_16_bits_learns,
-        check_resuming_is_exact,
-    )
-    CHECKS = [check for check in CHECKS if check not in many_steps]
     SETTINGS = SETTINGS[:1]
-run_checks(CHECKS, SETTINGS)
+run_checks(SETTINGS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 from support import RANK, SIZE, WORLD, Array, narrow, run_checks, same_bits, widen
@@ -79,7 +79,7 @@ def check_max_and_min_are_rounded_once(comm: gf.Communicator) -> None:
 def check_two_ranks_to_the_bit(comm: gf.Communicator) -> None:
     """What two ranks do is known in every detail: both round, both add, both round the sum."""
     if SIZE != 2:
-        return
+        raise SkipTest("for two ranks")
     for wire, algorithm, count in in_all_ways():
         if algorithm == "ring":  # there the owner of an element does not round its own value
             continue
@@ -186,15 +186,4 @@ def check_inside_a_node_nothing_is_rounded(_: gf.Communicator) -> None:
                 assert nonfinite is None
 
 
-CHECKS: list[Callable[[gf.Communicator], None]] = [
-    check_sums_and_means_are_near,
-    check_max_and_min_are_rounded_once,
-    check_two_ranks_to_the_bit,
-    check_a_mean_does_not_overflow,
-    check_what_is_lost_is_counted,
-    check_counts_of_all_kinds_of_memory,
-    check_nothing_is_known_before_the_end,
-    check_where_nothing_is_rounded_nothing_is_counted,
-]
-run_checks(CHECKS, SETTINGS)
-run_checks([check_inside_a_node_nothing_is_rounded])
+run_checks(SETTINGS, once=[check_inside_a_node_nothing_is_rounded])

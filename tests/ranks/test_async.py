@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("async_calls")
 @pytest.mark.parametrize(
     ("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1), (4, 2), (5, 2), (5, 3)]
 )
-def test_asynchronous_calls_communicators_and_threads(mpirun: Callable[..., Any], ranks: int, node_size: int) -> None:
-    mpirun(ranks, "async_calls", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+def test_asynchronous_calls_communicators_and_threads(check: Callable[..., Any], ranks: int, node_size: int) -> None:
+    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
+@pytest.mark.checks("forgotten")
 @pytest.mark.parametrize("node_size", [0, 1])
-def test_calls_that_fail_while_nobody_waits_are_told(mpirun: Callable[..., Any], node_size: int) -> None:
-    mpirun(2, "forgotten", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+def test_calls_that_fail_while_nobody_waits_are_told(check: Callable[..., Any], node_size: int) -> None:
+    check(2, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
 def test_calls_that_have_failed_are_told_at_exit(mpirun: Callable[..., Any]) -> None:

@@ -28,14 +28,16 @@ def test_the_same_between_nodes_of_every_size(mpirun: Run, ranks: int) -> None:
     assert int(finished.line("cases ")) > 5000
 
 
+@pytest.mark.checks("collectives")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_large_tensors_rounding_barrier_and_mpi_as_oracle(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "collectives", "more", timeout=100)
+def test_large_tensors_rounding_barrier_and_mpi_as_oracle(check: Run, ranks: int) -> None:
+    check(ranks, timeout=100)
 
 
+@pytest.mark.checks("places")
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_ranks_that_keep_their_tensors_in_different_places(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "places", timeout=100)
+def test_ranks_that_keep_their_tensors_in_different_places(check: Run, ranks: int) -> None:
+    check(ranks, timeout=100)
 
 
 @pytest.mark.parametrize(

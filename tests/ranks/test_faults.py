@@ -14,6 +14,27 @@ import pytest
 
 Run = Callable[..., Any]
 
+OF_TWO = [
+    "check_absent",
+    "check_late_between_nodes",
+    "check_leave_during_a_call_between_nodes",
+    "check_leave_what_is_under_way_between_nodes",
+    "check_patient",
+]
+OF_THREE = [
+    "check_leave_by_closing",
+    "check_leave_by_raising",
+    "check_stopped",
+    "check_close_during_a_call",
+    "check_leave_during_a_call",
+    "check_leave_what_is_under_way",
+    "check_interrupt",
+    "check_absent",
+    "check_stopped_while_making",
+    "check_stopped_while_making_between_nodes",
+]
+OF_FIVE = ["check_late", "check_late_between_nodes"]
+
 
 def survivors(finished: Any) -> set[int]:
     """Return the ranks that say that they have seen what they should."""
@@ -73,37 +94,26 @@ def test_an_exception_that_nobody_catches(mpirun: Run) -> None:
     assert survivors(finished) == {0, 2}, finished.output
 
 
+def test_a_program_that_ends_without_closing(mpirun: Run) -> None:
+    assert survivors(mpirun(3, "faults", "end")) == {0, 1, 2}
+
+
 # ---- in order, so many in one job ------------------------------------------------------------------------------------
 
 
-def test_ranks_that_leave_are_stopped_or_interrupted(mpirun: Run) -> None:
-    inside = ["close_during_a_call", "leave_during_a_call", "leave_async", "interrupt"]
-    assert survivors(mpirun(3, "faults", "close", "raise", "stopped", *inside, "end")) == {0, 1, 2}
+@pytest.mark.checks("faults", *OF_TWO)
+def test_closing_being_late_and_patience_of_two_ranks(check: Run) -> None:
+    check(2)
 
 
-def test_late_ranks_are_named_and_told(mpirun: Run) -> None:
-    assert survivors(mpirun(5, "faults", "late")) == {0, 1, 2, 3, 4}
+@pytest.mark.checks("faults", *OF_THREE)
+def test_ranks_that_leave_are_stopped_or_interrupted(check: Run) -> None:
+    check(3)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_that_do_not_come_where_a_communicator_is_made(mpirun: Run, ranks: int) -> None:
-    assert survivors(mpirun(ranks, "faults", "absent")) == set(range(ranks))
-
-
-@pytest.mark.parametrize("node_size", [0, 1])
-def test_a_rank_that_is_stopped_while_communicators_are_made(mpirun: Run, node_size: int) -> None:
-    env = {"GRADIENTFLOW_NODE_SIZE": str(node_size)}
-    assert survivors(mpirun(3, "faults", "stopped_while_making", env=env)) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_late_ranks_between_nodes(mpirun: Run, ranks: int) -> None:
-    assert survivors(mpirun(ranks, "faults", "late_between_nodes")) == set(range(ranks))
-
-
-def test_closing_during_calls_between_nodes(mpirun: Run) -> None:
-    modes = ["leave_during_a_call_between_nodes", "leave_async_between_nodes"]
-    assert survivors(mpirun(2, "faults", *modes)) == {0, 1}
+@pytest.mark.checks("faults", *OF_FIVE)
+def test_late_ranks_are_named_and_told(check: Run) -> None:
+    check(5)
 
 
 # ---- between nodes ---------------------------------------------------------------------------------------------------
@@ -140,10 +150,6 @@ def test_ranks_that_die_between_nodes(mpirun: Run, ranks: int, node_size: int, f
 def test_a_death_that_the_mpi_library_notices(mpirun: Run) -> None:
     finished = mpirun(3, "faults", "kill_between_nodes", recover="ulfm", check=False)
     assert survivors(finished) == {0, 2}, finished.output
-
-
-def test_very_long_timeouts(mpirun: Run) -> None:
-    assert survivors(mpirun(2, "faults", "patient")) == {0, 1}
 
 
 # ---- ended from outside ----------------------------------------------------------------------------------------------

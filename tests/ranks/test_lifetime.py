@@ -16,9 +16,10 @@ from gradientflow.launch import OPEN_MPI, find_launcher, launch_environment
 Run = Callable[..., Any]
 
 
+@pytest.mark.checks("lifetime")
 @pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 2)])
-def test_inside_a_program(mpirun: Run, ranks: int, node_size: int) -> None:
-    mpirun(ranks, "lifetime", "inside", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
+def test_inside_a_program(check: Run, ranks: int, node_size: int) -> None:
+    check(ranks, "inside", env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
 
 
 @pytest.mark.parametrize("node_size", [0, 1])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("mismatch")
 @pytest.mark.parametrize(("ranks", "odd_one"), [(2, 1), (3, 2), (4, 0), (5, 2)])
-def test_different_calls_and_settings(mpirun: Callable[..., Any], ranks: int, odd_one: int) -> None:
+def test_different_calls_and_settings(check: Callable[..., Any], ranks: int, odd_one: int) -> None:
     """Inside a node, between nodes of one rank, and between nodes of two, of which the last may have one."""
-    mpirun(ranks, "mismatch", odd_one)
+    check(ranks, odd_one)

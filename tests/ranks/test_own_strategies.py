@@ -11,9 +11,10 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
+@pytest.mark.checks("own_strategies")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_own_strategies(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "own_strategies", timeout=100)
+def test_own_strategies(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks, timeout=100)
 
 
 @pytest.mark.parametrize("name", ["sign_sgd", "top_k", "local_sgd"])

@@ -10,11 +10,13 @@ import pytest
 Run = Callable[..., Any]
 
 
+@pytest.mark.checks("point_to_point")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_send_and_receive(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "point_to_point")
+def test_send_and_receive(check: Run, ranks: int) -> None:
+    check(ranks)
 
 
+@pytest.mark.checks("parts")
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5])
-def test_parts_of_the_ranks(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "parts")
+def test_parts_of_the_ranks(check: Run, ranks: int) -> None:
+    check(ranks)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("pool")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_the_gradient_pool(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "pool")
+def test_the_gradient_pool(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks)

@@ -20,9 +20,10 @@ core: Any = _core
 NORMS = st.lists(st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0, 1e30)), max_size=60)
 
 
+@pytest.mark.checks("sparse_pool")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_the_sparse_pool(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "sparse_pool")
+def test_the_sparse_pool(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks)
 
 
 @given(norms=NORMS, count=st.integers(0, 70))

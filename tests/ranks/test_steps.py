@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("steps")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 9])
-def test_steps_need_averaged_gradients(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "steps")
+def test_steps_need_averaged_gradients(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks)

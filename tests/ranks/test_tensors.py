@@ -14,14 +14,16 @@ from gradientflow import errors
 Run = Callable[..., Any]
 
 
+@pytest.mark.checks("tensors")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_is_a_tensor(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "tensors")
+def test_what_is_a_tensor(check: Run, ranks: int) -> None:
+    check(ranks)
 
 
+@pytest.mark.checks("tensors_torch")
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_tensors_of_torch(mpirun: Run) -> None:
-    mpirun(2, "tensors_torch")
+def test_tensors_of_torch(check: Run) -> None:
+    check(2)
 
 
 def test_every_exception_is_one_of_ours_and_a_familiar_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("timeline")
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_timelines(mpirun: Callable[..., Any], ranks: int, tmp_path: Path) -> None:
-    mpirun(ranks, "timeline", tmp_path)
+def test_timelines(check: Callable[..., Any], ranks: int, tmp_path: Path) -> None:
+    check(ranks, tmp_path)

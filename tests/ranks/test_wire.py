@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.checks("wire")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_values_range_and_counts(mpirun: Callable[..., Any], ranks: int) -> None:
-    mpirun(ranks, "wire")
+def test_values_range_and_counts(check: Callable[..., Any], ranks: int) -> None:
+    check(ranks)

@@ -19,31 +19,49 @@ on_a_device = pytest.mark.skipif(
 )
 
 
+@pytest.mark.checks("torch_cuda")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_training_on_an_emulated_device(mpirun: Run, emulated_cuda: Path, ranks: int) -> None:
+def test_training_on_an_emulated_device(check: Run, emulated_cuda: Path, ranks: int) -> None:
     """Training is that of the host, bit for bit, though the device takes its time."""
-    mpirun(ranks, "torch_cuda", env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=100)
+    check(ranks, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=100)
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"), [("process_group", "01"), ("torch_optimizer", ""), ("torch_strategies", "")]
+# What needs many pools, or many steps, is left out.
+@pytest.mark.checks("torch_optimizer", without=["check_training_equals_one_process", "check_models_that_change"])
+def test_the_optimizer_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
+    check(2, env=emulated(emulated_cuda), timeout=100)
+
+
+@pytest.mark.checks(
+    "torch_strategies",
+    without=[
+        "check_csc_is_the_algorithm",
+        "check_nothing_is_lost",
+        "check_training_in_16_bits_learns",
+        "check_resuming_is_exact",
+    ],
 )
-def test_all_checks_of_the_host_on_an_emulated_device(
-    mpirun: Run, emulated_cuda: Path, program: str, arguments: str
-) -> None:
-    mpirun(2, program, *arguments, env=emulated(emulated_cuda), timeout=100)
+def test_strategies_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
+    check(2, env=emulated(emulated_cuda), timeout=100)
+
+
+@pytest.mark.checks("process_group")
+def test_the_process_group_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
+    check(2, *"01", env=emulated(emulated_cuda), timeout=100)
 
 
 @on_a_device
+@pytest.mark.checks("torch_cuda")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_training_on_a_device(mpirun: Run, ranks: int) -> None:
-    mpirun(ranks, "torch_cuda", env={"TENSORS_ON": "cuda"}, timeout=200)
+def test_training_on_a_device(check: Run, ranks: int) -> None:
+    check(ranks, env={"TENSORS_ON": "cuda"}, timeout=200)
 
 
 @on_a_device
+@pytest.mark.checks("process_group")
 @pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "0")])
-def test_every_call_on_a_device_gives_what_numpy_gives(mpirun: Run, ranks: int, node_sizes: str) -> None:
-    mpirun(ranks, "process_group", *node_sizes, env={"TENSORS_ON": "cuda"}, timeout=200)
+def test_every_call_on_a_device_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str) -> None:
+    check(ranks, *node_sizes, env={"TENSORS_ON": "cuda"}, timeout=200)
 
 
 @on_a_device

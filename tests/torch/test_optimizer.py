@@ -16,10 +16,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 pytest.importorskip("torch")
 
 
+@pytest.mark.checks("torch_optimizer")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_training_is_that_of_one_process(mpirun: Run, ranks: int) -> None:
+def test_training_is_that_of_one_process(check: Run, ranks: int) -> None:
     """In one node, and between nodes."""
-    mpirun(ranks, "torch_optimizer", timeout=100)
+    check(ranks, timeout=100)
 
 
 def test_examples_train(mpirun: Run) -> None:

@@ -18,19 +18,22 @@ Run = Callable[..., Any]
 RANK_PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
 
+@pytest.mark.checks("process_group")
 @pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "12")])
-def test_every_call_gives_what_numpy_gives(mpirun: Run, ranks: int, node_sizes: str) -> None:
+def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str) -> None:
     """With nodes of all sizes (0: one for all ranks), one after the other in the same processes."""
-    mpirun(ranks, "process_group", *node_sizes)
+    check(ranks, *node_sizes)
 
 
-def test_what_pytorch_builds_on_process_groups(mpirun: Run, tmp_path: Path) -> None:
-    mpirun(2, "process_group_users", tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"})
+@pytest.mark.checks("process_group_users")
+def test_what_pytorch_builds_on_process_groups(check: Run, tmp_path: Path) -> None:
+    check(2, tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"})
 
 
-def test_groups_begin_and_end(mpirun: Run) -> None:
-    finished = mpirun(2, "process_group_life")
-    assert finished.stderr == ""  # though the last group was left open with everything under way
+@pytest.mark.checks("process_group_life")
+def test_groups_begin_and_end(check: Run) -> None:
+    if finished := check(2):
+        assert finished.stderr == ""  # though the last group was left open with everything under way
 
 
 LOADING = """

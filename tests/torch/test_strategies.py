@@ -12,7 +12,8 @@ Run = Callable[..., Any]
 pytest.importorskip("torch")
 
 
+@pytest.mark.checks("torch_strategies")
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_the_core_makes_the_step(mpirun: Run, ranks: int) -> None:
+def test_the_core_makes_the_step(check: Run, ranks: int) -> None:
     """In one node, between nodes, and between nodes of two ranks."""
-    mpirun(ranks, "torch_strategies", timeout=100)
+    check(ranks, timeout=100)

@@ -15,9 +15,10 @@ import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 
+@pytest.mark.checks("bad_arguments")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_parameter_refuses_what_it_does_not_take(mpirun: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
-    mpirun(ranks, "bad_arguments", tmp_path, timeout=120)
+def test_every_parameter_refuses_what_it_does_not_take(check: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
+    check(ranks, tmp_path, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,31 @@
+"""Checks that pass, fail on one rank, are skipped, and end the job: what pytest makes of them."""
+
+from __future__ import annotations
+
+import os
+from unittest import SkipTest
+
+from support import RANK, nothing, run_checks
+
+
+def check_passing() -> None:
+    pass
+
+
+def check_failing_on_one_rank() -> None:
+    assert RANK == 0, "a mistake"
+
+
+def check_skipped() -> None:
+    raise SkipTest("not here")
+
+
+def check_ending() -> None:
+    os._exit(3)
+
+
+def check_behind() -> None:
+    pass
+
+
+run_checks([{"window": 2}], around=nothing)

@@ -1,0 +1,149 @@
+"""Jobs of several processes: started with a mark, ended in time, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, mpirun_command
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
+ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job left: its exit status and what its ranks printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return f"exit status {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+    def line(self, start: str) -> str:
+        """Return the rest of the only line that starts so."""
+        found = [line.removeprefix(start) for line in self.stdout.splitlines() if line.startswith(start)]
+        assert len(found) == 1, f"expected one line that starts with {start!r}\n{self.output}"
+        return found[0].strip()
+
+
+@dataclass
+class Job:
+    """One mpirun or netlab under way, in a session of its own."""
+
+    process: subprocess.Popen[str]
+    tag: str
+    timeout: float
+    folder: tempfile.TemporaryDirectory[str]
+    recover: bool | str = False
+    started: float = field(default_factory=time.monotonic)
+
+    def processes(self) -> list[int]:
+        """List the processes that carry this job's tag: the launcher, the ranks, and whatever they started."""
+        wanted = f"{TAG}={self.tag}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def finish(self) -> Finished:
+        """Wait for the end; kill the job where it takes too long. No process may be left either way."""
+        late = False
+        while True:
+            try:
+                stdout, stderr = self.process.communicate(timeout=1)
+                break
+            except subprocess.TimeoutExpired:
+                # A launcher that goes on after a rank has died sometimes does not notice that the others have ended.
+                launcher_hangs = self.recover and set(self.processes()) <= {self.process.pid}
+                late = not launcher_hangs and time.monotonic() > self.started + self.timeout
+                if late or launcher_hangs:
+                    self.kill()
+        finished = Finished(self.process.returncode, stdout, stderr)
+        deadline = time.monotonic() + ENDING_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        commands = [_command_of(pid) for pid in left]
+        self.close()
+        if late:
+            pytest.fail(f"the job had not ended after {self.timeout} s\n{finished.output}")
+        if left:
+            pytest.fail(f"processes are left after the job: {commands}\n{finished.output}")
+        return finished
+
+    def kill(self) -> None:
+        """Kill what is left: the session of the launcher, and the ranks, which have process groups of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave nothing behind: no process, no pipe, no file of the launcher."""
+        self.kill()
+        self.process.communicate()
+        self.folder.cleanup()
+
+
+def begin(
+    command: list[str],
+    env: dict[str, str] | None,
+    timeout: float,
+    *,
+    recover: bool | str = False,
+    cwd: Path | None = None,
+) -> Job:
+    """Start a command under a tag of its own, without settings of the library from outside."""
+    tag = uuid.uuid4().hex
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
+    folder = tempfile.TemporaryDirectory(prefix="gradientflow-test-", ignore_cleanup_errors=True)
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={SESSION_FOLDER: folder.name, **outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    return Job(process, tag, timeout, folder, recover)
+
+
+def rank_command(
+    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool | str
+) -> list[str]:
+    """Write the command line that starts tests/programs/<program>.py; `recover` as of `start_job`."""
+    command = mpirun_command(launcher, ranks, [sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments)])
+    if recover:
+        if launcher.library != OPEN_MPI:
+            pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
+        command[1:1] = ["--with-ft", "ulfm"] if recover == "ulfm" else ["--enable-recovery"]
+    return command
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return f"{pid}: ended meanwhile"
