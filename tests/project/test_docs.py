@@ -204,6 +204,18 @@ def test_the_line_that_changes_is_that_of_the_example() -> None:
         assert line in example
 
 
+def test_files_that_pages_name_exist() -> None:
+    path = re.compile(r"`((?:kernels|bindings|gradientflow|bench|tests|docs)/[\w/]+\.\w+)`")
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {(page.name, name) for page in pages for name in path.findall(page.read_text(encoding="utf-8"))}
+    assert ("architecture.md", "kernels/collective/between/ring.cpp") in named
+    # From the root, or from tests/; C++ headers as they are installed.
+    places = [(ROOT, ""), (ROOT / "tests", ""), (ROOT / "kernels", "gradientflow/")]
+    assert not {
+        (page, name) for page, name in named if not any((at / name.removeprefix(top)).is_file() for at, top in places)
+    }
+
+
 def test_links_lead_to_pages_and_headings() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     checked = 0
