@@ -207,6 +207,7 @@ def summarise(
         pairs = zip(turns, without, strict=True)
         differences = [np.median(turn.step) - np.median(other.step) for turn, other in pairs]
         exposed = float(np.median(differences)) if period == 1 else median - alone
+    sent = np.average([turn.sent for turn in turns], weights=[len(turn.step) for turn in turns])
     reported = [turn.reported for turn in turns if turn.reported is not None]
     return Figures(
         steps=sum(len(turn.step) for turn in turns),
@@ -217,7 +218,7 @@ def summarise(
         speedup=None if speedup is None else round(speedup, 4),
         exposed_ms=None if exposed is None else round(exposed, 4),
         bookkeeping_ms=None if np.isnan(bookkeeping) else round(bookkeeping, 4),
-        bytes_sent=round(float(np.mean([turn.sent for turn in turns]))) if traffic_known else None,
+        bytes_sent=round(float(sent)) if traffic_known else None,
         bytes_reported=round(float(np.mean(reported))) if reported else None,
     )
 

@@ -267,6 +267,8 @@ class _Course:
         first = self._made.get(contestant.entry, 0)
         untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
         steps = untimed + timed
+        if first and contestant.entry.period > 1:
+            untimed = 0  # a period is timed without gaps, or what happens once in it would count too little or too much
         self._made[contestant.entry] = first + steps
         times, before = np.zeros((steps, 3), np.int64), 0
         bookkeeping = np.full(steps, np.nan)

@@ -449,7 +449,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_training_is_right_timed_and_found_out_where_it_is_not(check: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    check(2, env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=120)
+    check(2, env={"GRADIENTFLOW_NODE_SIZE": "1"}, timeout=100)
 
 
 def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None:

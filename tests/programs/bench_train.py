@@ -149,6 +149,7 @@ def check_own_strategies(comm: gf.Communicator) -> None:
     for result in outcome.results[1:4]:
         assert result.figures is not None
         assert result.figures.bytes_reported is None  # not known of calls that a strategy makes itself
+        assert result.figures.steps == (5 if result.entry.period > 1 else 4)  # a period is timed without gaps
         assert result.record()["settings"] == result.entry.settings
     assert [remark for remark in outcome.remarks if remark.startswith("WRONG: cnn, gradientflow (Lonely)")]
 
