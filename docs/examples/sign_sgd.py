@@ -28,4 +28,4 @@ class Votes(ArraySynchronizer):
     def backward_done(self):
         for index, votes, handle in self.votes:
             handle.wait()
-            self.gradients[index][...] = self.strategy.scale * np.sign(votes)
+            self.gradients[index][...] = self.loss_scale * self.strategy.scale * np.sign(votes)

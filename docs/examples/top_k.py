@@ -26,10 +26,10 @@ class Largest(ArraySynchronizer):
 
     def gradient_ready(self, index, gradient):
         flat, residual = gradient.reshape(-1), self.residuals[index].reshape(-1)
-        residual += flat
+        residual += flat / self.loss_scale
         k = max(1, int(self.strategy.density * flat.size)) if flat.size else 0
         chosen = np.argsort(-np.abs(residual), kind="stable")[:k]
         indices, values = self.comm.allgather(chosen), self.comm.allgather(residual[chosen])
         residual[chosen] = 0
         flat[...] = 0
-        np.add.at(flat, indices.reshape(-1), values.reshape(-1) / self.comm.size)
+        np.add.at(flat, indices.reshape(-1), values.reshape(-1) * (self.loss_scale / self.comm.size))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,13 +30,15 @@ class ArraySynchronizer(Synchronizer):
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
       on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
-      before it; one without a gradient has zeros. What is returned is ignored.
+      before it; one without a gradient has zeros, and so has one that is not finite where there is a loss scale: the
+      iteration is skipped then.
     - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are what the step shall use. It
       returns None, or "written" if it has changed the weights (``layout.weights``) itself.
     - ``after_step()``, ``finish()``, ``begin()``: as in `Synchronizer`.
 
-    ``state_names`` lists the attributes that are kept in checkpoints: numbers, and lists with an array for each tensor,
-    such as residuals.
+    ``state_names`` lists the attributes that are kept in checkpoints: numbers, arrays, and lists of them; a list with
+    an array for each tensor, such as residuals, goes by the names of the tensors. What `gradient_ready` and
+    `backward_done` have changed in them is undone when the iteration is skipped or given up; `begin` leaves them alone.
 
     The communicator is its own. When a rank gives up an iteration, it leaves the communicator: calls of the other ranks
     fail and name that rank, and all of them meet on a new one.
@@ -73,8 +76,13 @@ class ArraySynchronizer(Synchronizer):
             self._memory.append(comm.empty(places.pop(), "uint8"))
             self._offsets.append(places)
         self._lock = threading.RLock()
-        self._is_ready = [False] * len(layout)
+        self._before: dict[str, Any] | None = None  # what was kept before the iteration
+        self._is_ready: list[bool] = []
         self._next = 0  # tensor to be handed over
+        self._begun = False  # the iteration
+        self._failed = False  # a moment of it
+        self._overflowed = False  # a gradient of it, on this rank
+        self._start_next_iteration()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
@@ -105,14 +113,27 @@ class ArraySynchronizer(Synchronizer):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def ready(self, index: int, stream: Any = None) -> None:  # noqa: D102
-        with self._lock:
+        with self._lock, self._in_iteration():
             if self._is_ready[index]:
                 message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
                 raise ArgumentError(message)
             self._is_ready[index] = True
             while self._next < len(self._is_ready) and self._is_ready[self._next]:
-                self.gradient_ready(self._next, self.gradients[self._next])
+                self._hand_over(self._next)
                 self._next += 1
+
+    def _hand_over(self, index: int) -> None:
+        gradient = self.gradients[index]
+        if self.skips_nonfinite and not np.isfinite(gradient).all():
+            self._overflowed = True
+            gradient[...] = 0
+        returned = self.gradient_ready(index, gradient)
+        if returned is not None:
+            message = (
+                f"gradient_ready of {self.strategy.name} returned a {type(returned).__name__}: it returns nothing, and "
+                "changes the gradient in its place"
+            )
+            raise ArgumentTypeError(message)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         for index, is_ready in enumerate(self._is_ready):
@@ -120,20 +141,40 @@ class ArraySynchronizer(Synchronizer):
                 self.ready(index, stream)
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
-        if not all(self._is_ready):
-            self.flush(stream)
-        if len(self.numbers) and self.strategy.gradients == "mean":
-            self.comm.allreduce(self.numbers, "mean")
-        kind = self.backward_done() or "apply"
+        self.flush(stream)
+        with self._in_iteration():
+            kind = self.backward_done() or "apply"
+            if kind not in ("apply", "written"):
+                message = f"backward_done of {self.strategy.name} returned {kind!r}: it returns None or 'written'"
+                raise ArgumentTypeError(message)
+            if self.skips_nonfinite and kind == "apply" and not self._is_finite():
+                self._overflowed = True
+            if self.strategy.gradients == "mean":
+                # Last of all, so that no rank ends an iteration in which another one has failed.
+                status = np.append(self.numbers, float(self._overflowed))
+                self.comm.allreduce(status, "mean")
+                self.numbers[:] = status[:-1]
+                self._overflowed = bool(status[-1])
+        skipped = self._overflowed
         self._start_next_iteration()
-        if kind not in ("apply", "written"):
-            message = f"backward_done of {self.strategy.name} returned {kind!r}: it returns None or 'written'"
-            raise ArgumentTypeError(message)
-        if kind == "apply" and self.skips_nonfinite and not self._is_finite():
+        if skipped and kind == "apply":
+            self.drop(stream)
+        if skipped:
             return Update("skipped")
-        return Update(kind, self._native_updates() if kind == "apply" else ())
+        return self.update() if kind == "apply" else Update(kind)
+
+    def update(self) -> Update:  # noqa: D102
+        return Update("apply", self._native_updates())
+
+    def drop(self, stream: Any = None) -> None:
+        """Forget the last update: what is kept is again as it was before the iteration."""
+        if self._before is not None:
+            self._take(self._before)
+            self._before = None
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        if self._begun:
+            self.drop(stream)
         self._start_next_iteration()
         self.comm._native.close(False)  # calls of the others that need this rank end now
         self.comm = self._new_communicator()
@@ -150,9 +191,25 @@ class ArraySynchronizer(Synchronizer):
         assert communicator is not None  # this rank has a color
         return communicator
 
+    @contextmanager
+    def _in_iteration(self) -> Iterator[None]:
+        """Let a moment of an iteration be the last one if it fails."""
+        if self._failed:
+            message = "the iteration has failed: give it up with zero_grad() or abandon(), and begin a new one"
+            raise ArgumentError(message)
+        if not self._begun:
+            self._begun = True
+            self._before = {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+
     def _start_next_iteration(self) -> None:
         self._is_ready = [False] * len(self.layout)
         self._next = 0
+        self._begun = self._failed = self._overflowed = False
 
     def _is_finite(self) -> bool:
         return all(bool(np.isfinite(gradient).all()) for gradient in self.gradients)
@@ -167,32 +224,37 @@ class ArraySynchronizer(Synchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in `state_names`, of this rank."""
-        return self._state(self.comm.rank, lambda array: array.copy())
+        """Return the attributes in `state_names`, and the weights where they differ between ranks, of this rank."""
+        return self._state(self.comm.rank, np.copy)
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the attributes in `state_names`, with arrays averaged over the ranks. Collective."""
-        return self._state(None, lambda array: self.comm.allreduce(array.copy(), "mean"))
+        """Return the same, with arrays of floats averaged over the ranks, others as on rank 0. Collective."""
+        return self._state(None, self._averaged)
+
+    def _averaged(self, array: npt.NDArray[Any]) -> Any:
+        is_whole = array.dtype.kind in "iub"
+        return self.comm.broadcast(array.copy()) if is_whole else self.comm.allreduce(array.copy(), "mean")
+
+    def _kept(self) -> dict[str, Any]:
+        """Return what a state has, by name."""
+        kept = {name: getattr(self, name) for name in self.state_names}
+        if self.strategy.gradients != "mean" and self.layout.weights:
+            kept["weights"] = list(self.layout.weights)
+        return kept
 
     def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> dict[str, Any]:
-        if not self.state_names:
-            return {}
-        kept = {name: getattr(self, name) for name in self.state_names}
-        return {
-            "names": list(self.layout.names),
-            "rank": rank,
-            "ranks": self.comm.size,
-            **{name: [*map(taken, value)] if isinstance(value, list) else value for name, value in kept.items()},
-        }
+        kept = {name: _mapped(value, taken) for name, value in self._kept().items()}
+        return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **kept} if kept else {}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state has the attributes in `state_names`, and is one of this rank and these tensors."""
-        missing = {"names", "rank", "ranks", *self.state_names} - set(state) if self.state_names else ()
+        kept = self._kept()
+        if not kept:
+            return
+        missing = {"names", "rank", "ranks", *kept} - set(state)
         if missing:
             message = f"this is not the state of {self.strategy.name}: it has no {', '.join(sorted(missing))}"
             raise ArgumentError(message)
-        if not self.state_names:
-            return
         mine, theirs = (self.comm.rank, self.comm.size), (state["rank"], state["ranks"])
         if state["rank"] is not None and mine != theirs:
             message = (
@@ -200,26 +262,74 @@ class ArraySynchronizer(Synchronizer):
                 "rank loads its own, and any rank what consolidated_state_dict() gave"
             )
             raise ArgumentError(message)
-        for name in self.state_names:
-            mine_now = getattr(self, name)
-            if isinstance(mine_now, list) and [np.shape(a) for a in mine_now] != [np.shape(a) for a in state[name]]:
+        if sorted(state["names"]) != sorted(self.layout.names):
+            message = "the state is of another model, whose tensors have other names"
+            raise ArgumentError(message)
+        for name, value in kept.items():
+            if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
                 message = f"the state is of another model: its {name} have other shapes"
                 raise ArgumentError(message)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state, or, without one, with zeros for arrays and numbers."""
+        """Go on from a state; without one, with what the strategy begins with. Collective."""
+        if state is not None:
+            self._take({name: self._in_order(state[name], state["names"]) for name in self._kept()})
+        elif self.state_names:
+            fresh = self.strategy.bind(self._parent, self.layout)
+            self._take({name: getattr(fresh, name) for name in self.state_names})
+            fresh.close()
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the attributes in `state_names` of another one, by the names of tensors."""
         for name in self.state_names:
-            mine = getattr(self, name)
-            if isinstance(mine, list):
-                for index, array in enumerate(mine):
-                    array[...] = 0 if state is None else state[name][index]
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):
+                there = dict(zip(other.layout.names, theirs, strict=True))
+                theirs = [there.get(key, own) for key, own in zip(self.layout.names, mine, strict=True)]
+            self._take({name: theirs})
+
+    def _in_order(self, value: Any, names: Sequence[str]) -> Any:
+        """Return a list with something for each tensor in the order of the layout; anything else as it is."""
+        if not isinstance(value, list) or len(value) != len(names):
+            return value
+        there = dict(zip(names, value, strict=True))
+        return [there[name] for name in self.layout.names]
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Take values for what is kept: arrays in their place, of everything else a copy."""
+        kept = self._kept()
+        for name, value in values.items():
+            mine = kept[name]
+            if isinstance(mine, list) and _shapes(mine) == _shapes(value):
+                for index, (old, new) in enumerate(zip(mine, value, strict=True)):
+                    if isinstance(old, np.ndarray):
+                        old[...] = new
+                    else:
+                        mine[index] = new
+            elif isinstance(mine, np.ndarray) and _shapes(mine) == _shapes(value):
+                mine[...] = value
             else:
-                setattr(self, name, type(mine)(0 if state is None else state[name]))
+                number = isinstance(mine, bool | int | float) and value is not None
+                setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Say the numbers of a state: they are the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
-        return {name: str(value) for name, value in values.items() if not isinstance(value, list)}
+        return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an attribute with a function applied to each of its arrays."""
+    if isinstance(value, np.ndarray):
+        return function(value)
+    return [_mapped(each, function) for each in value] if isinstance(value, list) else value
+
+
+def _shapes(value: Any) -> Any:
+    """Return the shapes of arrays in the form of an attribute."""
+    if isinstance(value, list):
+        return [_shapes(each) for each in value]
+    return value.shape if isinstance(value, np.ndarray) else None
 
 
 __all__ = ["ArraySynchronizer"]

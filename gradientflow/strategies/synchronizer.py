@@ -181,9 +181,13 @@ class Synchronizer(ABC):
         """How each range of gradients went in the last iteration, where that is known."""
         return ()
 
-    @cached_property
+    @property
     def gradients(self) -> tuple[Any, ...]:
         """The gradients, one array a tensor, in their places."""
+        return self._places
+
+    @cached_property
+    def _places(self) -> tuple[Any, ...]:
         arrays: list[Any] = [None] * len(self.layout)
         for group, (_, indices) in enumerate(self.layout.groups):
             for index, array in zip(indices, self._arrays(group), strict=True):

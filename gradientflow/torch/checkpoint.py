@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gradientflow.errors import ArgumentError
+from gradientflow.memory import numpy_dtype
 
 KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
 
@@ -16,6 +17,8 @@ KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
 def with_tensors(state: Any) -> Any:
     """Return a state with tensors in place of arrays."""
     if isinstance(state, np.ndarray):
+        if state.dtype.name == "bfloat16":
+            return torch.from_numpy(state.view(np.int16).copy()).view(torch.bfloat16)
         return torch.from_numpy(np.array(state))
     if isinstance(state, Mapping):
         return {key: with_tensors(value) for key, value in state.items()}
@@ -27,7 +30,10 @@ def with_tensors(state: Any) -> Any:
 def with_arrays(state: Any) -> Any:
     """Return a state with arrays in place of tensors, on the host."""
     if isinstance(state, torch.Tensor):
-        return state.detach().cpu().numpy()
+        on_host = state.detach().cpu()
+        if on_host.dtype is torch.bfloat16:
+            return on_host.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return on_host.numpy()
     if isinstance(state, Mapping):
         return {key: with_arrays(value) for key, value in state.items()}
     if isinstance(state, list | tuple):

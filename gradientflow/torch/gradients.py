@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.memory import numpy_dtype
 from gradientflow.strategies import Layout, Settings, Synchronizer
 
 from . import devices
@@ -233,4 +234,11 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 def _weights(parameter: torch.Tensor) -> Any:
     """Return the elements of a parameter in their place, in a row: as NumPy has them, where it knows the dtype."""
     flat = parameter.detach().as_strided((parameter.numel(),), (1,))
-    return flat.numpy() if devices.is_on_host(flat) and flat.dtype is not torch.bfloat16 else flat
+    if not devices.is_on_host(flat):
+        return flat
+    if flat.dtype is not torch.bfloat16:
+        return flat.numpy()
+    try:
+        return flat.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+    except ArgumentTypeError:
+        return flat

@@ -152,6 +152,111 @@ def check_library_strategies(comm: gf.Communicator) -> None:
             training.ready(3)
 
 
+class Kept(Strategy):
+    """Sums up all gradients, and counts; it begins with something else than zeros."""
+
+    follows_order = True
+    where = ""
+    fails = False
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return Sums(comm, layout, self)
+
+
+class Sums(ArraySynchronizer):
+    strategy: Kept
+    state_names = ("sums", "count", "table", "nothing")
+
+    def __init__(self, comm: gf.Communicator, layout: Layout, strategy: Strategy) -> None:
+        super().__init__(comm, layout, strategy)
+        self.sums = [np.full_like(gradient, 7) for gradient in self.gradients]
+        self.table = np.arange(3)
+        self.nothing: list[Any] = [None] * len(layout)
+        self.count = 5
+
+    def gradient_ready(self, index: int, gradient: Any) -> None:
+        self.sums[index] += gradient / self.loss_scale
+        self.comm.allreduce(gradient, "mean")
+
+    def backward_done(self) -> None:
+        self.count += 1
+        self.table += 1
+        if self.strategy.fails:
+            raise ZeroDivisionError
+
+
+def check_what_is_kept_of_an_iteration_that_is_dropped(comm: gf.Communicator) -> None:
+    """A failure after the last call of the strategy, and gradients that are not finite, on one rank."""
+    strategy = Kept()
+    with ArrayLoop(comm, weights(), strategy, loss_scale="dynamic") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        sums = [np.full_like(weight, 7) for weight in training.weights]
+        for step in range(5):
+            scale = training.loss_scale.value  # type: ignore[union-attr]
+            for index, gradient in enumerate(gradients_of(RANK, step)):
+                training.gradients[index][...] = scale * gradient
+            if step == 1 and RANK == SIZE - 1:
+                training.gradients[2][0, 0] = np.nan
+            strategy.fails = step == 3 and RANK == SIZE - 1
+            for index in (1, 0, 2, 3):
+                training.ready(index)
+            if step == 3:
+                with raises(ZeroDivisionError if strategy.fails else PeerError):
+                    training.wait()
+                with raises(ArgumentError, "the iteration has failed"):
+                    training.wait()
+                strategy.fails = False
+                training.abandon()
+            else:
+                training.wait()
+                assert optimizer.step() == (step != 1)
+            if step not in (1, 3):
+                for total, gradient in zip(sums, gradients_of(RANK, step), strict=True):
+                    total += gradient
+            kept: Any = training.synchronizer
+            assert all(map(np.array_equal, kept.sums, sums))
+            assert kept.count == 5 + (1, 1, 2, 2, 3)[step]
+            assert list(kept.table) == [kept.count - 5, kept.count - 4, kept.count - 3]
+            same_everywhere(comm, training.weights)
+        training.synchronizer.load_state_dict(None)
+        assert all((each == 7).all() for each in kept.sums)
+        assert kept.count == 5
+
+
+def check_a_loss_scale_changes_nothing(comm: gf.Communicator) -> None:
+    for words in ("dense", f"{SIGN}(scale=0.5)", f"{TOP_K}(density=0.1)", f"{LOCAL}(period=2)"):
+        results = []
+        for scale in (None, 256.0):
+            with ArrayLoop(comm, weights(), words, loss_scale=scale) as training:
+                optimizer = SGD(training, training.weights, lr=1.0)
+                for step in range(3):
+                    for index, gradient in enumerate(gradients_of(RANK, step)):
+                        training.gradients[index][...] = (scale or 1) * gradient
+                        training.ready(index)
+                    training.wait()
+                    optimizer.step()
+                results.append(training.weights)
+        assert all(map(np.array_equal, *results)), words
+
+
+def check_uneven_batches_keep_residuals(comm: gf.Communicator) -> None:
+    """The last round, in which no rank has batches, sends nothing that is lost."""
+    with ArrayLoop(comm, weights(), f"{TOP_K}(density=0.1)") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        total = [np.zeros_like(weight) for weight in training.weights]
+        with training.join():
+            for step in range(1 + RANK):
+                run(training, step)
+                optimizer.step()
+        for rank in range(SIZE):
+            for step in range(1 + rank):
+                for each, gradient in zip(total, gradients_of(rank, step), strict=True):
+                    each += gradient
+        left = [comm.allreduce(each.copy(), "sum") for each in training.synchronizer.residuals]
+        for each, weight, residual in zip(total, training.weights, left, strict=True):
+            assert np.allclose(each, residual - SIZE * weight, atol=1e-4)
+
+
 # ---- in PyTorch ------------------------------------------------------------------------------------------------------
 
 
