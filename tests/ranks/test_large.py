@@ -12,6 +12,7 @@ from gradientflow import _core
 NEEDED_GIB = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["node", "ordinary", "between"])
 def test_more_than_32_bits_can_count(mpirun: Callable[..., Any], what: str) -> None:
     if (available := _core.memory()[1] / 2**30) < NEEDED_GIB:

@@ -28,7 +28,7 @@ def test_same_bits_at_every_simd_level_and_in_a_second_run(mpirun: Run) -> None:
     assert len(set(digests.values())) == 1, digests
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_same_bits_between_nodes_and_in_a_second_run(mpirun: Run, ranks: int) -> None:
     """For every algorithm and wire; the second run is at another SIMD level, which must not matter either."""
     digests = {

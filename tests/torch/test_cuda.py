@@ -27,11 +27,13 @@ def test_training_on_an_emulated_device(check: Run, emulated_cuda: Path, ranks: 
 
 
 # What needs many pools, or many steps, is left out.
+@pytest.mark.slow
 @pytest.mark.checks("torch_optimizer", without=["check_training_equals_one_process", "check_models_that_change"])
 def test_the_optimizer_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     check(2, env=emulated(emulated_cuda), timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.checks(
     "torch_strategies",
     without=[

@@ -88,6 +88,7 @@ def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None:
     ours = losses("gradientflow", tmp_path / "ours", 2)
     assert list(ours) == [0, 1]
