@@ -40,8 +40,8 @@ class JobScheduling(LoadScopeScheduling):
         return job_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> JobScheduling:
-    return JobScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> JobScheduling | None:
+    return JobScheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class CheckedJob:
                 break
             if over:
                 pytest.fail(self._why_without(name, begun), pytrace=False)
-            time.sleep(0.01)
+            time.sleep(0.02)
         if ended[name]["failure"]:
             pytest.fail(ended[name]["failure"], pytrace=False)
         finished = self._finish() if name == self._names[-1] else None

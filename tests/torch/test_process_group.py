@@ -22,12 +22,12 @@ RANK_PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 @pytest.mark.parametrize(("ranks", "node_sizes"), [(2, "01"), (3, "12")])
 def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: str) -> None:
     """With nodes of all sizes (0: one for all ranks), one after the other in the same processes."""
-    check(ranks, *node_sizes)
+    check(ranks, *node_sizes, timeout=100)
 
 
 @pytest.mark.checks("process_group_users")
 def test_what_pytorch_builds_on_process_groups(check: Run, tmp_path: Path) -> None:
-    check(2, tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"})
+    check(2, tmp_path, env={"GRADIENTFLOW_NODE_SIZE": "1", "PYTHONWARNINGS": "ignore"}, timeout=100)
 
 
 @pytest.mark.checks("process_group_life")
