@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "../kernels/base/dtype.hpp"
 #include "../kernels/base/error.hpp"
 
 namespace gradientflow::bindings {
@@ -40,7 +41,12 @@ using AlgorithmName =
              "'auto', 'ring', 'hierarchical', 'hierarchical_lanes', 'recursive_doubling', 'shared', 'mpi' or 'nccl'",
              std::string_view>;
 using Wire = Argument<"wire", "None, 'float32', 'float16' or 'bfloat16'", std::optional<std::string_view>>;
+using LabelText = Argument<"label", "text, or None", std::optional<std::string_view>>;
 using Timeout = Argument<"timeout", "a number of seconds, or None", std::optional<double>>;
+
+[[nodiscard]] inline std::optional<DType> dtype_of(const Wire& wire) {
+  return wire.value ? std::optional(dtype_from_name(*wire.value)) : std::nullopt;
+}
 
 // Throws Error(type); Error(value) where a whole number was needed and given.
 [[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);

@@ -7,15 +7,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../kernels/collective/call/call.hpp"
 #include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/engine/calls/request.hpp"
 #include "../kernels/transport/mpi/launcher.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
@@ -29,9 +29,9 @@ namespace py = pybind11;
 using collective::Call;
 using engine::Communicator;
 using engine::Handle;
+using engine::Request;
 using transport::CallKind;
 using transport::Segment;
-using transport::Signature;
 using Root = Rank<"root">;
 using Color = Argument<"color", "a number of 0 or more, at most 2147483647, or None", std::optional<int>>;
 using Key = Argument<"key", "a number from -2147483648 to 2147483647, or None", std::optional<int>>;
@@ -45,132 +45,45 @@ struct BoundCall {
   bool streams_are_known = true;  // of tensors on a device
 };
 
-std::string place_of(const TensorView& tensor) {
-  return tensor.placement ? "on CUDA device " + std::to_string(tensor.placement->device) : "in memory of the host";
-}
-
 void synchronize(const collective::Placement& placement) {
   const WithoutGil release;
   const compute::cuda::UseDevice use(placement.device);
   compute::cuda::runtime().synchronize(placement.stream);
 }
 
-// Where the call is made. Tensors in two streams are brought together by the host, which is rare.
-void place(BoundCall& bound, bool has_input, bool has_output) {
-  const TensorView& known = has_input ? bound.input : bound.output;
-  bound.call.placement = known.placement;
-  bound.call.signature.memory = known.placement ? transport::Memory::device : transport::Memory::host;
-  bound.streams_are_known = known.stream_is_known;
-  if (!has_input || !has_output) {
-    return;
-  }
-  const auto& input = bound.input.placement;
-  const auto& output = bound.output.placement;
-  if (input.has_value() != output.has_value() || (input && input->device != output->device)) {
-    throw Error(ErrorKind::value, "out is " + place_of(bound.output) + ", but the tensor is " + place_of(bound.input));
-  }
-  if (input && input->stream != output->stream) {
-    synchronize(*output);
-    bound.streams_are_known = false;
-  }
-}
-
-void check_output(const TensorView& output, const TensorView& input, std::size_t count, const char* name) {
-  if (output.dtype != input.dtype) {
-    throw Error(ErrorKind::type, std::string(name) + " has dtype " + std::string(name_of(output.dtype)) +
-                                     ", but the input has " + std::string(name_of(input.dtype)));
-  }
-  if (output.count != count) {
-    throw Error(ErrorKind::value, std::string(name) + " has " + std::to_string(output.count) +
-                                      " elements, but the result has " + std::to_string(count));
-  }
-}
-
-bool overlap(const TensorView& a, const TensorView& b) {
-  const std::size_t a_bytes = a.count * size_of(a.dtype);
-  const std::size_t b_bytes = b.count * size_of(b.dtype);
-  return a.data < b.data + b_bytes && b.data < a.data + a_bytes;
-}
-
-// What the caller says about a call, beside the tensors.
-struct Options {
-  std::string_view op;
-  int root;
-  std::string_view algorithm;
-  const std::optional<std::string_view>& wire;  // nothing: the tensor's own dtype
-  const std::vector<std::size_t>& counts;
-};
-
-// Elements of a tensor that has one block for each rank.
-std::size_t block_count(const TensorView& tensor, int ranks, CallKind kind) {
-  const auto number = static_cast<std::size_t>(ranks);
-  if (tensor.count % number != 0) {
-    throw Error(ErrorKind::value, std::string(name_of(kind)) + " needs a tensor of one block for each of the " +
-                                      std::to_string(ranks) + " ranks, but " + std::to_string(tensor.count) +
-                                      " elements do not divide by " + std::to_string(ranks));
-  }
-  return tensor.count / number;
-}
-
-void check_own_count(const Communicator& communicator, const std::vector<std::size_t>& counts, std::size_t own) {
-  const auto rank = static_cast<std::size_t>(communicator.rank());
-  if (counts.size() == static_cast<std::size_t>(communicator.size()) && counts[rank] != own) {
-    throw Error(ErrorKind::value, "counts say " + std::to_string(counts[rank]) + " elements for rank " +
-                                      std::to_string(rank) + ", but its tensor has " + std::to_string(own));
-  }
-}
-
-bool works_in_place(CallKind kind) {
-  return kind == CallKind::allreduce || kind == CallKind::broadcast || kind == CallKind::reduce;
+std::vector<std::size_t> shape_of(py::handle tensor) {
+  const py::object whole = py::hasattr(tensor, "shape")
+                               ? py::reinterpret_borrow<py::object>(tensor)
+                               : py::object(py::memoryview(py::reinterpret_borrow<py::buffer>(tensor)));
+  return whole.attr("shape").cast<std::vector<std::size_t>>();
 }
 
 // `out` is None for calls in place and where a rank gets no result, `x` where a rank puts nothing in.
-BoundCall bind_call(const Communicator& communicator, CallKind kind, const Options& options, py::handle x,
+BoundCall bind_call(const Communicator& communicator, Request request, const LabelText& label, py::handle x,
                     py::handle out) {
-  const int ranks = communicator.size();
-  const bool is_root = options.root == communicator.rank();
-  const bool in_place = out.is_none() && works_in_place(kind);
-  const bool writes_input = in_place && (kind == CallKind::allreduce || is_root != (kind == CallKind::broadcast));
-  const bool gets_result = kind == CallKind::gather || kind == CallKind::reduce ? is_root : true;
-  const bool puts_in = kind != CallKind::scatter || is_root;
+  const bool is_root = request.root == communicator.rank();
+  const bool in_place = out.is_none() && engine::works_in_place(request.kind);
+  const bool puts_in = engine::has_input(request.kind, is_root);
+  const bool gets = engine::has_result(request.kind, is_root);
   BoundCall bound;
-  bound.call.signature = {.root = options.root,
-                          .kind = kind,
-                          .op = reduce_op_from_name(options.op),
-                          .algorithm = transport::algorithm_from_name(options.algorithm)};
-  Signature& signature = bound.call.signature;
   if (puts_in) {
-    bound.input = view_tensor(x, writes_input ? Access::write : Access::read, "the tensor");
+    bound.input = view_tensor(x, in_place && gets ? Access::write : Access::read, "the tensor");
+    request.input = request.output = bound.input;
   }
-  if (!in_place && gets_result) {
-    bound.output = view_tensor(out, Access::write, "out");
+  if (gets && !in_place) {
+    request.output = bound.output = view_tensor(out, Access::write, "out");
   }
-  place(bound, puts_in, !in_place && gets_result);
-  const TensorView& known = puts_in ? bound.input : bound.output;
-  signature.dtype = known.dtype;
-  signature.count = known.count;
-  if (kind == CallKind::alltoall || (kind == CallKind::scatter && is_root)) {
-    signature.count = block_count(known, ranks, kind);
-  } else if (kind == CallKind::allgatherv) {
-    signature.count = std::accumulate(options.counts.begin(), options.counts.end(), std::size_t{0});
-    signature.detail = collective::hash_of(options.counts);
-    bound.call.counts = options.counts;
-    check_own_count(communicator, options.counts, known.count);
+  std::vector<std::size_t> shape;
+  if (label.value) {
+    shape = shape_of(puts_in ? x : out);
+    request.label = engine::Label{*label.value, shape};
   }
-  if (options.wire) {
-    signature.wire = collective::rounding_wire(dtype_from_name(*options.wire), signature.dtype);
-  }
-  bound.call.input = bound.input.data;
-  bound.call.output = in_place && (writes_input || kind == CallKind::broadcast) ? bound.input.data : bound.output.data;
-  if (!in_place && gets_result && puts_in) {
-    check_output(bound.output, bound.input, collective::output_count(signature, ranks, communicator.rank()), "out");
-    if (bound.output.data != bound.input.data && overlap(bound.input, bound.output)) {
-      throw Error(ErrorKind::value, "out overlaps the tensor, without being the same memory");
-    }
-    if (!works_in_place(kind) && bound.input.count > 0 && bound.output.count > 0 &&
-        bound.output.data == bound.input.data) {
-      throw Error(ErrorKind::value, "out must not be the tensor itself in " + std::string(name_of(kind)));
-    }
+  bound.call = make_call(communicator, request);
+  bound.streams_are_known = puts_in ? bound.input.stream_is_known : bound.output.stream_is_known;
+  // Tensors in two streams are brought together by the host, which is rare.
+  if (const auto& other = bound.output.placement; other && other->stream != bound.call.placement->stream) {
+    synchronize(*other);
+    bound.streams_are_known = false;
   }
   return bound;
 }
@@ -203,27 +116,29 @@ py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   return py::make_tuple(communicator.submit(bound.call), bound.input.owner, bound.output.owner);
 }
 
-// Defines `name` and `name_async`.
+void take(Request& request, const Op& op) { request.op = reduce_op_from_name(op.value); }
+void take(Request& request, const Root& root) { request.root = root.value; }
+void take(Request& request, const Wire& wire) { request.wire = dtype_of(wire); }
+void take(Request& request, const Counts& counts) { request.counts = counts.value; }
+
+// Defines `name` and `name_async`: of a tensor, with the `Options` of this kind and those that all kinds have.
+template <class... Options>
 void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls, CallKind kind) {
+  const auto bind = [kind](const Communicator& communicator, py::handle x, const Options&... options,
+                           const AlgorithmName& algorithm, const LabelText& label, py::handle out) {
+    Request request{.kind = kind, .algorithm = transport::algorithm_from_name(algorithm.value)};
+    (take(request, options), ...);
+    return bind_call(communicator, std::move(request), label, x, out);
+  };
   const std::string name(transport::name_of(kind));
-  cls.def(
-      name.c_str(),
-      [kind](Communicator& communicator, py::handle x, const Op& op, const Root& root, const AlgorithmName& algorithm,
-             const Wire& wire, const Counts& counts, py::handle out) {
-        run(communicator,
-            bind_call(communicator, kind, {op.value, root.value, algorithm.value, wire.value, counts.value}, x, out));
-      },
-      py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
-      py::arg("out"));
-  cls.def((name + "_async").c_str(),
-          [kind](Communicator& communicator, py::handle x, const Op& op, const Root& root,
-                 const AlgorithmName& algorithm, const Wire& wire, const Counts& counts, py::handle out) {
-            return submit(communicator,
-                          bind_call(communicator, kind,
-                                    {op.value, root.value, algorithm.value, wire.value, counts.value}, x, out));
-          },
-          py::arg("x"), py::arg("op"), py::arg("root"), py::arg("algorithm"), py::arg("wire"), py::arg("counts"),
-          py::arg("out"));
+  cls.def(name.c_str(), [bind](Communicator& communicator, py::handle x, const Options&... options,
+                               const AlgorithmName& algorithm, const LabelText& label, py::handle out) {
+    run(communicator, bind(communicator, x, options..., algorithm, label, out));
+  });
+  cls.def((name + "_async").c_str(), [bind](Communicator& communicator, py::handle x, const Options&... options,
+                                            const AlgorithmName& algorithm, const LabelText& label, py::handle out) {
+    return submit(communicator, bind(communicator, x, options..., algorithm, label, out));
+  });
 }
 
 void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
@@ -396,16 +311,20 @@ void bind_communicator(py::module_& module) {
       .def("barrier",
            [](Communicator& self) {
              const WithoutGil release;
-             self.run({{.kind = CallKind::barrier}, nullptr, nullptr});
+             self.run(make_call(self, {.kind = CallKind::barrier}));
            })
       .def("barrier_async", [](Communicator& self) {
-        return py::make_tuple(self.submit({{.kind = CallKind::barrier}, nullptr, nullptr}), py::none(), py::none());
+        return py::make_tuple(self.submit(make_call(self, {.kind = CallKind::barrier})), py::none(), py::none());
       });
-  for (const CallKind kind :
-       {CallKind::allreduce, CallKind::broadcast, CallKind::reduce, CallKind::allgather, CallKind::reduce_scatter,
-        CallKind::alltoall, CallKind::gather, CallKind::scatter, CallKind::allgatherv}) {
-    def_collective(communicator, kind);
-  }
+  def_collective<Op, Wire>(communicator, CallKind::allreduce);
+  def_collective<Root>(communicator, CallKind::broadcast);
+  def_collective<Op, Root>(communicator, CallKind::reduce);
+  def_collective<>(communicator, CallKind::allgather);
+  def_collective<Counts>(communicator, CallKind::allgatherv);
+  def_collective<Op>(communicator, CallKind::reduce_scatter);
+  def_collective<>(communicator, CallKind::alltoall);
+  def_collective<Root>(communicator, CallKind::gather);
+  def_collective<Root>(communicator, CallKind::scatter);
   Communicator::watch_forks();
 }
 

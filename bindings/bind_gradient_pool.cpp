@@ -46,14 +46,11 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
                                    const Wire& wire, const AlgorithmName& algorithm, std::optional<int> device,
                                    std::size_t extra) {
   const DType type = dtype_from_name(dtype);
-  GradientPool::Options options{.fusion_threshold = fusion_threshold,
-                                .wire = {},
-                                .algorithm = transport::algorithm_from_name(algorithm.value),
-                                .device = device,
-                                .extra = extra};
-  if (wire.value) {
-    options.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
-  }
+  const GradientPool::Options options{.fusion_threshold = fusion_threshold,
+                                      .wire = dtype_of(wire),
+                                      .algorithm = transport::algorithm_from_name(algorithm.value),
+                                      .device = device,
+                                      .extra = extra};
   const WithoutGil release;
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
@@ -81,8 +78,11 @@ void bind_gradient_pool(py::module_& module) {
           py::call_guard<WithoutGil>())
       .def("offset", &GradientPool::offset, py::arg("tensor"))
       .def(
-          "ready", [](GradientPool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },
-          py::arg("tensor"), py::arg("stream"), py::call_guard<WithoutGil>())
+          "ready",
+          [](GradientPool& pool, const TensorIndex& index, Number stream) {
+            pool.ready(tensor_at(pool, index), stream_of(stream));
+          },
+          py::arg("index"), py::arg("stream"), py::call_guard<WithoutGil>())
       .def(
           "ready_all", [](GradientPool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
           py::call_guard<WithoutGil>())

@@ -37,18 +37,15 @@ std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<s
                                  std::optional<std::size_t> fusion_threshold, const Wire& wire,
                                  const AlgorithmName& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
-  SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
-                                       .wire = {},
-                                       .algorithm = transport::algorithm_from_name(algorithm.value),
-                                       .device = device},
-                              .chunk_size = chunk_size,
-                              .momentum = momentum,
-                              .extra = extra,
-                              .skip_nonfinite = skip_nonfinite,
-                              .first_iteration = first_iteration};
-  if (wire.value) {
-    options.pool.wire = collective::rounding_wire(dtype_from_name(*wire.value), type);
-  }
+  const SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
+                                             .wire = dtype_of(wire),
+                                             .algorithm = transport::algorithm_from_name(algorithm.value),
+                                             .device = device},
+                                    .chunk_size = chunk_size,
+                                    .momentum = momentum,
+                                    .extra = extra,
+                                    .skip_nonfinite = skip_nonfinite,
+                                    .first_iteration = first_iteration};
   const WithoutGil release;
   return std::make_shared<SparsePool>(communicator, counts, type, options);
 }
@@ -135,8 +132,11 @@ void bind_sparse_pool(py::module_& module) {
       .def(
           "zero", [](SparsePool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"), without_gil)
       .def(
-          "ready", [](SparsePool& pool, std::size_t tensor, Number stream) { pool.ready(tensor, stream_of(stream)); },
-          py::arg("tensor"), py::arg("stream"), without_gil)
+          "ready",
+          [](SparsePool& pool, const TensorIndex& index, Number stream) {
+            pool.ready(tensor_at(pool, index), stream_of(stream));
+          },
+          py::arg("index"), py::arg("stream"), without_gil)
       .def(
           "ready_all", [](SparsePool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
           without_gil)

@@ -5,13 +5,23 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "../kernels/engine/memory/pool_memory.hpp"
+#include "argument.hpp"
 
 namespace gradientflow::bindings {
 
 using Number = std::uintptr_t;
+using TensorIndex = Argument<"index", "the number of a tensor", std::ptrdiff_t>;
+
+// As in a list: negative numbers count from the end. What is not in the pool stays so, and the pool refuses it.
+template <class Pool>
+std::size_t tensor_at(Pool& pool, const TensorIndex& index) {
+  const auto number = static_cast<std::ptrdiff_t>(pool.tensors() + (pool.extra().empty() ? 0 : 1));
+  return static_cast<std::size_t>(index.value < 0 && index.value >= -number ? index.value + number : index.value);
+}
 
 // A stream as frameworks give it: CUDA's own number of it.
 inline compute::cuda::Stream stream_of(Number number) {

@@ -12,19 +12,15 @@
 #include <optional>
 
 #include "../kernels/base/dtype.hpp"
-#include "../kernels/collective/call/call.hpp"
+#include "../kernels/engine/calls/request.hpp"
 
 namespace gradientflow::bindings {
 
 enum class Access { read, write };
 
 // While it lives, so does the memory.
-struct TensorView {
-  std::byte* data = nullptr;
-  std::size_t count = 0;
-  DType dtype = DType::uint8;
+struct TensorView : engine::Array {
   pybind11::object owner = pybind11::none();
-  std::optional<collective::Placement> placement = {};  // on a device
   bool stream_is_known = true;
 };
 

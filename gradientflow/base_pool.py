@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,11 +123,6 @@ class BasePool:
             self._array(offset, shape, self.dtype) for offset, shape in zip(self.offsets, self._shapes, strict=True)
         )
 
-    @property
-    def _ready_limit(self) -> int:
-        """One more than the largest index that `ready` takes."""
-        return len(self._shapes) + (len(self.extra) > 0)
-
     def is_ready(self, index: int) -> bool:
         """Tell whether tensor `index` is ready in this iteration."""
         return bool(self._native.is_ready(index))
@@ -158,20 +152,10 @@ class BasePool:
         gradientflow.errors.ClosedError
             If the pool or its communicator is closed.
         """
-        number_of_stream = stream_number(stream)
         if index is None:
-            self._native.ready_all(number_of_stream)
-            return
-        number = self._ready_limit
-        try:
-            index = operator.index(index)
-        except TypeError as error:
-            message = f"a tensor has a whole number, not {index!r}"
-            raise ArgumentTypeError(message) from error
-        if not -number <= index < number:
-            message = f"tensor {index} is not in the pool, which has {number}"
-            raise ArgumentError(message)
-        self._native.ready(index if index >= 0 else index + number, number_of_stream)
+            self._native.ready_all(stream_number(stream))
+        else:
+            self._native.ready(index, stream_number(stream))
 
     def abandon(self, stream: Any = None) -> None:
         """End an iteration that has begun, without its result, for example after an exception.

@@ -165,7 +165,14 @@ class Communicator:
     # ---- collectives ---------------------------------------------------------------------------------------------
 
     def allreduce(
-        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, wire: str | None = None
+        self,
+        x: Any,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        wire: str | None = None,
+        *,
+        label: str | None = None,
     ) -> Any:
         """Reduce `x` over all ranks; every rank gets the result.
 
@@ -185,6 +192,10 @@ class Communicator:
             What the values of a float32 tensor are rounded to where they travel between nodes; by default nothing.
             Sums are computed in float32. A mean is divided before it travels, a sum of many values may overflow
             float16. Inside a node nothing is rounded, unless an algorithm that sends messages is asked for.
+        label : str, optional
+            What `x` is called. It goes into the call together with the shape of `x`: where ranks give different ones,
+            all raise `gradientflow.errors.MismatchError`, which names them, also where the numbers of elements are
+            equal. All ranks give a label or none does.
 
         Returns
         -------
@@ -195,17 +206,24 @@ class Communicator:
         -----
         Ring and hierarchical allreduce: GradientFlow paper, section 2.4; fp16 on the wire: section 2.5.
         """
-        self._native.allreduce(x, op, 0, algorithm, wire, (), out)
+        self._native.allreduce(x, op, wire, algorithm, label, out)
         return x if out is None else out
 
     def allreduce_async(
-        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, wire: str | None = None
+        self,
+        x: Any,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        wire: str | None = None,
+        *,
+        label: str | None = None,
     ) -> Handle:
         """Start `allreduce` in the background. The handle's `nonfinite` counts what did not survive the wire."""
-        native = self._native.allreduce_async(x, op, 0, algorithm, wire, (), out)
+        native = self._native.allreduce_async(x, op, wire, algorithm, label, out)
         return self._started(native, x if out is None else out)
 
-    def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto") -> Any:
+    def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Any:
         """Copy the root's `x` to all ranks, in place.
 
         Parameters
@@ -216,20 +234,31 @@ class Communicator:
             The rank whose values everybody gets.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
 
         Returns
         -------
         array
             `x`.
         """
-        self._native.broadcast(x, "sum", root, algorithm, None, (), None)
+        self._native.broadcast(x, root, algorithm, label, None)
         return x
 
-    def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto") -> Handle:
+    def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Handle:
         """Start `broadcast` in the background."""
-        return self._started(self._native.broadcast_async(x, "sum", root, algorithm, None, (), None), x)
+        return self._started(self._native.broadcast_async(x, root, algorithm, label, None), x)
 
-    def reduce(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
+    ) -> Any:
         """Reduce `x` over all ranks; the root gets the result, in place unless `out` is given.
 
         Parameters
@@ -242,6 +271,8 @@ class Communicator:
             See `allreduce`.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
         out : array, optional
             Where the result goes on the root.
 
@@ -251,16 +282,25 @@ class Communicator:
             On the root `out`, or `x` without it; on the other ranks `x`.
         """
         target = out if self._is_root(root) else None
-        self._native.reduce(x, op, root, algorithm, None, (), target)
+        self._native.reduce(x, op, root, algorithm, label, target)
         return x if target is None else target
 
-    def reduce_async(self, x: Any, root: int = 0, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
+    def reduce_async(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
+    ) -> Handle:
         """Start `reduce` in the background."""
         target = out if self._is_root(root) else None
-        native = self._native.reduce_async(x, op, root, algorithm, None, (), target)
+        native = self._native.reduce_async(x, op, root, algorithm, label, target)
         return self._started(native, x if target is None else target)
 
-    def allgather(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
+    def allgather(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
         """Collect the `x` of all ranks on every rank.
 
         Parameters
@@ -268,6 +308,8 @@ class Communicator:
         x : array
             Same number of elements and dtype on every rank; see `allgatherv` for uneven ones.
         algorithm : {"auto", "ring", "shared", "mpi"}
+            See `allreduce`.
+        label : str, optional
             See `allreduce`.
         out : array, optional
             ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
@@ -278,15 +320,23 @@ class Communicator:
             `out`; the values of rank r are ``out[r]``.
         """
         out = self._stacked(x) if out is None else out
-        self._native.allgather(x, "sum", 0, algorithm, None, (), out)
+        self._native.allgather(x, algorithm, label, out)
         return out
 
-    def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
+    def allgather_async(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Handle:
         """Start `allgather` in the background."""
         out = self._stacked(x) if out is None else out
-        return self._started(self._native.allgather_async(x, "sum", 0, algorithm, None, (), out), out)
+        return self._started(self._native.allgather_async(x, algorithm, label, out), out)
 
-    def allgatherv(self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None) -> Any:
+    def allgatherv(
+        self,
+        x: Any,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
+    ) -> Any:
         """Collect the `x` of all ranks, of different lengths, on every rank.
 
         Parameters
@@ -297,6 +347,8 @@ class Communicator:
             The number of elements of each rank. Without it the ranks exchange their numbers first.
         algorithm : {"auto", "ring", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
         out : array, optional
             As many elements as all ranks have together; by default a new one-dimensional NumPy array.
 
@@ -306,17 +358,25 @@ class Communicator:
             `out`: the flattened values of rank 0, then those of rank 1, and so on.
         """
         counts, out = self._uneven(x, counts, out)
-        self._native.allgatherv(x, "sum", 0, algorithm, None, counts, out)
+        self._native.allgatherv(x, counts, algorithm, label, out)
         return out
 
     def allgatherv_async(
-        self, x: Any, counts: Sequence[int] | None = None, algorithm: str = "auto", out: Any = None
+        self,
+        x: Any,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
     ) -> Handle:
         """Start `allgatherv` in the background. Without `counts` it waits for those of the others first."""
         counts, out = self._uneven(x, counts, out)
-        return self._started(self._native.allgatherv_async(x, "sum", 0, algorithm, None, counts, out), out)
+        return self._started(self._native.allgatherv_async(x, counts, algorithm, label, out), out)
 
-    def reduce_scatter(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Any:
         """Reduce `x` over all ranks; rank r gets block r of the result.
 
         Blocks are cut from the flattened `x`: the first ``x.size % size`` ranks get one element more than the others.
@@ -329,6 +389,8 @@ class Communicator:
             See `allreduce`.
         algorithm : {"auto", "ring", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
         out : array, optional
             As many elements as this rank's block; by default a new one-dimensional NumPy array.
 
@@ -338,15 +400,17 @@ class Communicator:
             `out`.
         """
         out = self._block(x) if out is None else out
-        self._native.reduce_scatter(x, op, 0, algorithm, None, (), out)
+        self._native.reduce_scatter(x, op, algorithm, label, out)
         return out
 
-    def reduce_scatter_async(self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Handle:
+    def reduce_scatter_async(
+        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Handle:
         """Start `reduce_scatter` in the background."""
         out = self._block(x) if out is None else out
-        return self._started(self._native.reduce_scatter_async(x, op, 0, algorithm, None, (), out), out)
+        return self._started(self._native.reduce_scatter_async(x, op, algorithm, label, out), out)
 
-    def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None) -> Any:
+    def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
         """Send block r of `x` to rank r; get a block from every rank.
 
         Parameters
@@ -355,6 +419,8 @@ class Communicator:
             Same number of elements, a multiple of `size`, and dtype on every rank; block r of the flattened `x` goes
             to rank r. Stays as it is.
         algorithm : {"auto", "shared", "mpi"}
+            See `allreduce`.
+        label : str, optional
             See `allreduce`.
         out : array, optional
             As many elements as `x`; by default a new NumPy array of its shape.
@@ -365,15 +431,17 @@ class Communicator:
             `out`: the block from rank 0, then that from rank 1, and so on.
         """
         out = new_like(x, shape_of(x)) if out is None else out
-        self._native.alltoall(x, "sum", 0, algorithm, None, (), out)
+        self._native.alltoall(x, algorithm, label, out)
         return out
 
-    def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None) -> Handle:
+    def alltoall_async(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Handle:
         """Start `alltoall` in the background."""
         out = new_like(x, shape_of(x)) if out is None else out
-        return self._started(self._native.alltoall_async(x, "sum", 0, algorithm, None, (), out), out)
+        return self._started(self._native.alltoall_async(x, algorithm, label, out), out)
 
-    def gather(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
+    def gather(
+        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Any:
         """Collect the `x` of all ranks on the root.
 
         Parameters
@@ -384,6 +452,8 @@ class Communicator:
             The rank that gets them.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
         out : array, optional
             On the root: ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
 
@@ -393,15 +463,19 @@ class Communicator:
             On the root `out`; on the other ranks None.
         """
         out = self._on_root(x, root, out)
-        self._native.gather(x, "sum", root, algorithm, None, (), out)
+        self._native.gather(x, root, algorithm, label, out)
         return out
 
-    def gather_async(self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
+    def gather_async(
+        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Handle:
         """Start `gather` in the background."""
         out = self._on_root(x, root, out)
-        return self._started(self._native.gather_async(x, "sum", root, algorithm, None, (), out), out)
+        return self._started(self._native.gather_async(x, root, algorithm, label, out), out)
 
-    def scatter(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Any:
+    def scatter(
+        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Any:
         """Send block r of the root's `x` to rank r.
 
         Parameters
@@ -413,6 +487,8 @@ class Communicator:
             The rank that has them.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
+        label : str, optional
+            See `allreduce`.
         out : array
             One block. On the root by default a new one-dimensional NumPy array; the other ranks must give it, because
             only the root knows how long a block is.
@@ -423,13 +499,15 @@ class Communicator:
             `out`.
         """
         out = self._received_block(x, root, out)
-        self._native.scatter(x, "sum", root, algorithm, None, (), out)
+        self._native.scatter(x, root, algorithm, label, out)
         return out
 
-    def scatter_async(self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None) -> Handle:
+    def scatter_async(
+        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Handle:
         """Start `scatter` in the background."""
         out = self._received_block(x, root, out)
-        return self._started(self._native.scatter_async(x, "sum", root, algorithm, None, (), out), out)
+        return self._started(self._native.scatter_async(x, root, algorithm, label, out), out)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -3,13 +3,13 @@
 #include <mpi.h>
 
 #include <array>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../base/error.hpp"
 #include "../compute/cuda/runtime.hpp"
+#include "../engine/calls/request.hpp"
 #include "options.hpp"
 #include "status.hpp"
 
@@ -19,7 +19,6 @@ namespace {
 using collective::Call;
 using transport::Algorithm;
 using transport::CallKind;
-using transport::Signature;
 
 // By the numbers that gradientflow.h gives them.
 constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
@@ -53,12 +52,18 @@ struct Options {
   int wire = GF_NO_DTYPE;
   int device = GF_HOST;
   void* stream = nullptr;
+  const char* label = nullptr;
+  const std::size_t* shape = nullptr;
+  std::size_t dimensions = 0;
 };
 static_assert(sizeof(Options) == sizeof(gf_call_options) &&
               offsetof(Options, algorithm) == offsetof(gf_call_options, algorithm) &&
               offsetof(Options, wire) == offsetof(gf_call_options, wire) &&
               offsetof(Options, device) == offsetof(gf_call_options, device) &&
-              offsetof(Options, stream) == offsetof(gf_call_options, stream));
+              offsetof(Options, stream) == offsetof(gf_call_options, stream) &&
+              offsetof(Options, label) == offsetof(gf_call_options, label) &&
+              offsetof(Options, shape) == offsetof(gf_call_options, shape) &&
+              offsetof(Options, dimensions) == offsetof(gf_call_options, dimensions));
 
 // gf_pool_options, the same way.
 struct PoolOptions {
@@ -110,67 +115,17 @@ std::optional<int> device_of(int device) {
   return device;
 }
 
+std::optional<DType> wire_of(int wire) { return wire == GF_NO_DTYPE ? std::nullopt : std::optional(dtype_of(wire)); }
+
 // What both kinds of pools have.
 template <class Given>
-engine::GradientPool::Options pool_options(const Given& options, DType dtype) {
-  engine::GradientPool::Options made{.fusion_threshold = {}, .wire = {}, .algorithm = algorithm_of(options.algorithm)};
+engine::GradientPool::Options pool_options(const Given& options) {
+  engine::GradientPool::Options made{
+      .fusion_threshold = {}, .wire = wire_of(options.wire), .algorithm = algorithm_of(options.algorithm)};
   if (options.fusion_threshold != GF_AUTO_THRESHOLD) {
     made.fusion_threshold = options.fusion_threshold;
   }
-  if (options.wire != GF_NO_DTYPE) {
-    made.wire = collective::rounding_wire(dtype_of(options.wire), dtype);
-  }
   return made;
-}
-
-std::vector<std::size_t> counts_of(const Request& request, int ranks) {
-  const std::size_t* const first = &given(request.counts, "counts");
-  std::vector<std::size_t> counts(first, first + ranks);
-  std::size_t sum = 0;
-  for (const std::size_t count : counts) {
-    check_fits(count, 1);
-    sum += count;
-    check_fits(sum, 1);
-  }
-  return counts;
-}
-
-// An array of this rank, as the caller gave it.
-struct Array {
-  const char* name;
-  const void* data;
-  std::size_t count;
-  std::size_t bytes;
-};
-
-void check_array(const Array& array, const Signature& signature) {
-  if (array.count == 0) {
-    return;
-  }
-  if (array.data == nullptr) {
-    throw Error(ErrorKind::value, std::string(array.name) + " is NULL, but has " + std::to_string(array.count) +
-                                      " elements in " + describe(signature));
-  }
-  if (array.data == MPI_IN_PLACE) {
-    throw Error(ErrorKind::value,
-                std::string(array.name) + " is MPI_IN_PLACE; in place means the same array as input and as output");
-  }
-}
-
-bool overlap(const Array& a, const Array& b) {
-  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
-  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
-  return a.bytes > 0 && b.bytes > 0 && begin_a < begin_b + b.bytes && begin_b < begin_a + a.bytes;
-}
-
-void check_apart(const Array& input, const Array& output, CallKind kind) {
-  const bool may_be_same = kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::broadcast;
-  if (!overlap(input, output) || (may_be_same && input.data == output.data)) {
-    return;
-  }
-  throw Error(ErrorKind::value,
-              "input and output overlap in " + std::string(name_of(kind)) +
-                  (may_be_same ? ", without being the same array" : ", which does not work in place"));
 }
 
 }  // namespace
@@ -182,36 +137,30 @@ DType dtype_of(int dtype) {
   return dtypes.at(static_cast<std::size_t>(dtype - GF_FLOAT16));
 }
 
-void check_fits(std::size_t count, std::size_t element) {
-  if (count > PTRDIFF_MAX / element) {
-    throw Error(ErrorKind::value, std::to_string(count) + " are more elements than memory can hold");
-  }
-}
-
 std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors, std::size_t element) {
-  check_fits(tensors, sizeof *counts);
+  engine::check_fits(tensors, sizeof *counts);
   std::vector<std::size_t> of_each;
   std::size_t sum = 0;
   for (std::size_t i = 0; i < tensors; ++i) {
     of_each.push_back((&given(counts, "counts"))[i]);
-    check_fits(of_each.back(), element);
+    engine::check_fits(of_each.back(), element);
     sum += of_each.back();
-    check_fits(sum, element);
+    engine::check_fits(sum, element);
   }
   return of_each;
 }
 
-engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype) {
+engine::GradientPool::Options make_pool_options(const gf_pool_options* given) {
   const auto options = options_of(PoolOptions(), given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
-  engine::GradientPool::Options made = pool_options(options, dtype);
+  engine::GradientPool::Options made = pool_options(options);
   made.device = device_of(options.device);
   return made;
 }
 
-engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given, DType dtype) {
+engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given) {
   const auto options = options_of(SparsePoolOptions(), given, "gf_sparse_pool_options", "GF_SPARSE_POOL_OPTIONS_INIT");
-  check_fits(options.extra, sizeof(double));
-  return {.pool = pool_options(options, dtype),
+  engine::check_fits(options.extra, sizeof(double));
+  return {.pool = pool_options(options),
           .chunk_size = options.chunk_size,
           .momentum = options.momentum,
           .extra = options.extra,
@@ -219,44 +168,49 @@ engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_option
           .first_iteration = 0};
 }
 
-Call make_call(const engine::Communicator& communicator, const Request& request) {
+Call make_call(const engine::Communicator& communicator, const Arguments& given) {
+  const auto options = options_of(Options(), given.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
+  const DType dtype = dtype_of(given.dtype);
   const int ranks = communicator.size();
-  const auto options = options_of(Options(), request.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
-  Call call;
-  Signature& signature = call.signature;
-  signature = {.count = request.count,
-               .root = request.root,
-               .kind = request.kind,
-               .dtype = dtype_of(request.dtype),
-               .op = op_of(request.op),
-               .algorithm = algorithm_of(options.algorithm)};
-  if (options.wire != GF_NO_DTYPE) {
-    signature.wire = collective::rounding_wire(dtype_of(options.wire), signature.dtype);
+  engine::check_fits(given.count, size_of(dtype) * static_cast<std::size_t>(ranks));
+  engine::Request request{.kind = given.kind,
+                          .op = op_of(given.op),
+                          .root = given.root,
+                          .algorithm = algorithm_of(options.algorithm),
+                          .wire = wire_of(options.wire)};
+  if (options.label != nullptr || options.shape != nullptr) {
+    request.label = {.name = options.label == nullptr ? "" : options.label, .shape = {}};
   }
+  if (options.shape != nullptr) {
+    request.label->shape = {options.shape, options.dimensions};
+  }
+  Call sizes{.signature = {.count = given.count, .root = given.root, .kind = given.kind}};
+  if (given.kind == CallKind::allgatherv) {
+    const std::size_t* const first = &c::given(given.counts, "counts");
+    request.counts.assign(first, first + ranks);
+    sizes.counts = request.counts;
+    sizes.signature.count = collective::displacement(sizes, request.counts.size());
+  }
+  std::optional<collective::Placement> placement;
   if (const auto device = device_of(options.device)) {
-    signature.memory = transport::Memory::device;
-    call.placement = collective::Placement{*device, options.stream};
+    placement = {*device, options.stream};
   }
-  if (request.kind == CallKind::allgatherv) {
-    call.counts = counts_of(request, ranks);
-    signature.count = collective::displacement(call, call.counts.size());
-  }
-  check_fits(signature.count, call.element() * static_cast<std::size_t>(ranks));
-
+  const bool is_broadcast = given.kind == CallKind::broadcast;
   const auto array = [&](const char* name, const void* data, std::size_t count) {
-    return Array{name, count > 0 ? data : nullptr, count, count * call.element()};
+    if (count > 0 && data == nullptr) {
+      throw Error(ErrorKind::value, std::string(is_broadcast ? "data" : name) + " is NULL, but has " +
+                                        std::to_string(count) + " elements in " + std::string(name_of(given.kind)));
+    }
+    if (count > 0 && data == MPI_IN_PLACE) {
+      throw Error(ErrorKind::value,
+                  std::string(name) + " is MPI_IN_PLACE; in place means the same array as input and as output");
+    }
+    auto* const bytes = const_cast<std::byte*>(static_cast<const std::byte*>(data));  // NOLINT(*-const-cast): not ours
+    return engine::Array{count > 0 ? bytes : nullptr, count, dtype, placement};
   };
-  const bool is_broadcast = request.kind == CallKind::broadcast;
-  const Array input =
-      array(is_broadcast ? "data" : "input", request.input, collective::input_count(call, ranks, communicator.rank()));
-  const Array output = array(is_broadcast ? "data" : "output", request.output,
-                             collective::output_count(signature, ranks, communicator.rank()));
-  check_array(input, signature);
-  check_array(output, signature);
-  check_apart(input, output, request.kind);
-  call.input = static_cast<const std::byte*>(input.data);
-  call.output = output.data == nullptr ? nullptr : static_cast<std::byte*>(request.output);
-  return call;
+  request.input = array("input", given.input, collective::input_count(sizes, ranks, communicator.rank()));
+  request.output = array("output", given.output, collective::output_count(sizes.signature, ranks, communicator.rank()));
+  return engine::make_call(communicator, request);
 }
 
 }  // namespace gradientflow::c

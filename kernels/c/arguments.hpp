@@ -15,12 +15,9 @@ namespace gradientflow::c {
 
 [[nodiscard]] DType dtype_of(int dtype);  // a gf_dtype; throws Error(type)
 
-// Throws Error(value) where no memory can hold `count` elements of `element` bytes.
-void check_fits(std::size_t count, std::size_t element);
-
 // One collective call as the functions of gradientflow.h are given it. `counts` is there in allgatherv, instead of
 // `count`. The enums are numbers here: C lets them hold any, C++ does not.
-struct Request {
+struct Arguments {
   transport::CallKind kind = transport::CallKind::barrier;
   const void* input = nullptr;
   void* output = nullptr;
@@ -36,9 +33,9 @@ struct Request {
 [[nodiscard]] std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors,
                                                      std::size_t element);
 
-[[nodiscard]] engine::GradientPool::Options make_pool_options(const gf_pool_options* given, DType dtype);
-[[nodiscard]] engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given, DType dtype);
+[[nodiscard]] engine::GradientPool::Options make_pool_options(const gf_pool_options* given);
+[[nodiscard]] engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given);
 
-[[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Request& request);
+[[nodiscard]] collective::Call make_call(const engine::Communicator& communicator, const Arguments& given);
 
 }  // namespace gradientflow::c

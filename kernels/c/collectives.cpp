@@ -15,19 +15,19 @@ using transport::CallKind;
 constexpr gf_op no_op = GF_SUM;
 constexpr int no_root = 0;
 
-gf_status run(gf_communicator* communicator, const Request& request) {
+gf_status run(gf_communicator* communicator, const Arguments& arguments) {
   return guarded([&] {
     engine::Communicator& engine = *given(communicator, "communicator").engine;
-    engine.run(make_call(engine, request));
+    engine.run(make_call(engine, arguments));
   });
 }
 
-gf_status start(gf_communicator* communicator, const Request& request, gf_handle** handle) {
+gf_status start(gf_communicator* communicator, const Arguments& arguments, gf_handle** handle) {
   return guarded([&] {
     gf_handle*& result = result_of(handle, "handle");
     engine::Communicator& engine = *given(communicator, "communicator").engine;
     auto made = std::make_unique<gf_handle>(gf_handle{nullptr, getpid()});  // before the call is under way
-    made->engine = engine.submit(make_call(engine, request));
+    made->engine = engine.submit(make_call(engine, arguments));
     result = made.release();
   });
 }

@@ -147,10 +147,16 @@ typedef struct gf_call_options {
   int device;     // the CUDA device that has the arrays, the same in all calls of a communicator; or GF_HOST
   void* stream;   // a cudaStream_t of that device. The call sees what was put into it before, and what is put into it
                   // afterwards sees the result; the host does not wait for the device
+  // What the array is called, and its shape of so many dimensions; either or both may be NULL. Where ranks give
+  // different ones the call is GF_ERROR_MISMATCH, also with equal counts. Both are copied; scatter and allgatherv
+  // ignore the shape.
+  const char* label;
+  const size_t* shape;
+  size_t dimensions;
 } gf_call_options;
 
 #define GF_HOST (-1)
-#define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE, GF_HOST, NULL}
+#define GF_CALL_OPTIONS_INIT {sizeof(gf_call_options), GF_ALGORITHM_AUTO, GF_NO_DTYPE, GF_HOST, NULL, NULL, NULL, 0}
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
 // For P ranks an array has this many elements:

@@ -1,5 +1,6 @@
 // Tensors from one rank to another.
 #include "../engine/calls/communicator.hpp"
+#include "../engine/calls/request.hpp"
 #include "arguments.hpp"
 #include "objects.hpp"
 #include "status.hpp"
@@ -10,7 +11,7 @@ namespace {
 // The dtype of a tensor that is there.
 DType check_tensor(const void* data, std::size_t count, int dtype) {
   const DType type = dtype_of(dtype);
-  check_fits(count, size_of(type));
+  engine::check_fits(count, size_of(type));
   if (count > 0) {
     given(static_cast<const char*>(data), "data");
   }

@@ -16,7 +16,7 @@ gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, si
     const gf_communicator& owner = given(communicator, "communicator");
     const gradientflow::DType type = dtype_of(number);
     const auto of_each = tensor_counts(counts, tensors, size_of(type));
-    result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options, type)), nullptr};
+    result = new gf_pool{GradientPool(*owner.engine, of_each, type, make_pool_options(options)), nullptr};
   });
 }
 

@@ -19,7 +19,7 @@ gf_status gf_sparse_pool_create(gf_communicator* communicator, const size_t* cou
     const gf_communicator& owner = given(communicator, "communicator");
     const gradientflow::DType type = dtype_of(number);
     const auto of_each = tensor_counts(counts, tensors, size_of(type));
-    result = new gf_sparse_pool{SparsePool(*owner.engine, of_each, type, make_sparse_pool_options(options, type))};
+    result = new gf_sparse_pool{SparsePool(*owner.engine, of_each, type, make_sparse_pool_options(options))};
   });
 }
 

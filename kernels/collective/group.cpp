@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <string_view>
@@ -160,7 +159,7 @@ Outcome Group::run(const Call& call) {
 }
 
 Outcome Group::serve(const Call& call) {
-  Choice choice = choose(call.signature, false);
+  Choice choice = call.choice ? *call.choice : choose(call.signature, false);
   Outcome outcome{choice.path, {}, {}};
   switch (choice.path) {
     case Path::alone:
@@ -199,16 +198,16 @@ Outcome Group::serve(const Call& call) {
       throw Error(ErrorKind::internal, "a call on tensors of a device came to the collectives of the host");
   }
   if (config_.debug) {
-    report(call.signature, choice);
+    report(call, choice);
   }
   return outcome;
 }
 
-void Group::report(const Signature& signature, const Choice& choice) const {
+void Group::report(const Call& call, const Choice& choice) const {
   if (mpi_.rank() == 0) {
     const bool two_levels = choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes;
     std::ostringstream line;
-    line << "gradientflow: " << describe(signature) << ": " << name_of(choice.path);
+    line << "gradientflow: " << describe(call.signature, call.label) << ": " << name_of(choice.path);
     if (two_levels) {
       line << " with " << name_of(choice.between) << " between nodes";
     }
@@ -299,7 +298,7 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
     output = node_->locate(call.output, output_count(signature, mpi_.size(), mpi_.rank()) * call.element()).first;
   }
   if (topology_.nodes() == 1) {
-    node_->exchange(signature, input, output, {});
+    node_->exchange(signature, input, output, {}, call.label);
     all_idle_ = node_->all_idle();
     messages_->begin(signature, topology_.local());
     return in_node_memory(signature);
@@ -324,24 +323,22 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
     }
   }
   if (verdict == different) {
-    raise_mismatch(signature);
+    raise_mismatch(call);
   }
   all_idle_ = (verdict & idle) != 0;
   return (verdict & mapped) != 0;
 }
 
 // All ranks know that some made another call, so all come here, and tell each other which.
-void Group::raise_mismatch(const Signature& signature) {
-  const std::size_t ranks = everybody_.size();
-  std::byte* const all = work_->scratch.at(0, ranks * sizeof(Signature));
+void Group::raise_mismatch(const Call& call) {
+  const transport::Said mine(call.signature, call.label);
+  std::vector<transport::Said> said(everybody_.size());
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
-  pairwise(everybody, {.signature = {.count = sizeof(Signature), .kind = CallKind::allgather},
-                       .input = reinterpret_cast<const std::byte*>(&signature),
-                       .output = all});
-  std::vector<Signature> signatures(ranks);
-  std::memcpy(signatures.data(), all, ranks * sizeof(Signature));
-  throw transport::mismatch_error(signatures, everybody_);
+  pairwise(everybody, {.signature = {.count = sizeof mine, .kind = CallKind::allgather},
+                       .input = reinterpret_cast<const std::byte*>(&mine),
+                       .output = reinterpret_cast<std::byte*>(said.data())});
+  throw transport::mismatch_error(said, everybody_);
 }
 
 std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choice& choice) {
@@ -469,7 +466,7 @@ void Group::run_inline(const Call& call) {
   const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
   const bool from_root = call.signature.kind == CallKind::broadcast || call.signature.kind == CallKind::scatter;
   const bool sends = !from_root || call.signature.root == mpi_.rank();
-  node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0});
+  node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0}, call.label);
   all_idle_ = node_->all_idle();
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
@@ -496,10 +493,10 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   const auto [input, input_segment] = node_->locate(call.input, bytes);
   const auto [output, output_segment] =
       call.output == call.input ? std::pair(input, input_segment) : node_->locate(call.output, call.bytes());
-  node_->exchange(call.signature, input, output, {});
+  node_->exchange(call.signature, input, output, {}, call.label);
   all_idle_ = node_->all_idle();
   const bool mapped = in_node_memory(call.signature);
-  choice = choose(call.signature, mapped);
+  choice = mapped ? in_one_segment : choice;
   const auto store = call.bytes() >= config_.streaming_bytes ? compute::Store::streaming : compute::Store::cached;
   const bool pulls = call.signature.kind != CallKind::allreduce && call.signature.kind != CallKind::reduce;
   if (choice.path == Path::staged) {
@@ -526,7 +523,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
 
 bool Group::agree_on(const Call& call) {
   mpi_.check_not_finalized();
-  announce({.signature = call.signature, .counts = call.counts}, Along::nothing);
+  announce({.signature = call.signature, .counts = call.counts, .label = call.label}, Along::nothing);
   return all_idle_;
 }
 

@@ -95,7 +95,7 @@ class Group {
   Outcome serve(const Call& call);
   void check_configuration() const;
   void probe_direct_reads();
-  void report(const transport::Signature& signature, const Choice& choice) const;
+  void report(const Call& call, const Choice& choice) const;
   [[nodiscard]] bool in_node_memory(const transport::Signature& signature) const;
   static void run_alone(const Call& call);
   void run_inline(const Call& call);
@@ -114,7 +114,7 @@ class Group {
   void pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands);
   [[nodiscard]] PartialReduction partial_reduction_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
-  [[noreturn]] void raise_mismatch(const transport::Signature& signature);
+  [[noreturn]] void raise_mismatch(const Call& call);
   std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);
   [[nodiscard]] Segments segments() const;
 

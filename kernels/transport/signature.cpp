@@ -12,15 +12,6 @@ constexpr std::array<std::string_view, call_kind_count> kinds = {"barrier",   "a
 constexpr std::array<std::string_view, algorithm_count> algorithms = {
     "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"};
 
-bool has_op(CallKind kind) {
-  return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
-}
-
-bool has_root(CallKind kind) {
-  return kind == CallKind::broadcast || kind == CallKind::reduce || kind == CallKind::gather ||
-         kind == CallKind::scatter;
-}
-
 template <class Choice, std::size_t size>
 Choice from_name(const std::array<std::string_view, size>& names, std::string_view name, const char* what) {
   std::string known;
@@ -38,10 +29,19 @@ Choice from_name(const std::array<std::string_view, size>& names, std::string_vi
 std::string_view name_of(CallKind kind) { return kinds.at(static_cast<std::size_t>(kind)); }
 std::string_view name_of(Algorithm algorithm) { return algorithms.at(static_cast<std::size_t>(algorithm)); }
 
+bool has_op(CallKind kind) {
+  return kind == CallKind::allreduce || kind == CallKind::reduce || kind == CallKind::reduce_scatter;
+}
+
+bool has_root(CallKind kind) {
+  return kind == CallKind::broadcast || kind == CallKind::reduce || kind == CallKind::gather ||
+         kind == CallKind::scatter;
+}
+
 CallKind kind_from_name(std::string_view name) { return from_name<CallKind>(kinds, name, "kind of call"); }
 Algorithm algorithm_from_name(std::string_view name) { return from_name<Algorithm>(algorithms, name, "algorithm"); }
 
-std::string describe(const Signature& signature) {
+std::string describe(const Signature& signature, std::string_view label) {
   std::string text(name_of(signature.kind));
   if (signature.kind == CallKind::barrier && signature.detail != 0) {
     return "averaging a gradient pool";
@@ -56,7 +56,8 @@ std::string describe(const Signature& signature) {
     return text + " of " + std::to_string(signature.count) + " bytes" +
            (signature.memory == Memory::device ? " on CUDA devices" : "");
   }
-  text += " of " + std::to_string(signature.count) + " " + std::string(name_of(signature.dtype));
+  text += " of " + std::string(label) + (label.empty() ? "" : ", ") + std::to_string(signature.count) + " " +
+          std::string(name_of(signature.dtype));
   if (has_op(signature.kind)) {
     text += ", op " + std::string(name_of(signature.op));
   }
@@ -66,12 +67,13 @@ std::string describe(const Signature& signature) {
   if (signature.algorithm != Algorithm::automatic) {
     text += ", algorithm " + std::string(name_of(signature.algorithm));
   }
-  if (signature.kind == CallKind::allgatherv) {
+  if (signature.kind == CallKind::allgatherv && !signature.labelled) {
     text += ", counts of hash " + std::to_string(signature.detail);
   }
-  if (signature.kind == CallKind::allreduce && signature.detail == norms_detail) {
+  const bool is_of_pool = signature.kind == CallKind::allreduce && signature.detail != 0 && !signature.labelled;
+  if (is_of_pool && signature.detail == norms_detail) {
     text += ", norms of a sparse gradient pool";
-  } else if (signature.kind == CallKind::allreduce && signature.detail != 0) {
+  } else if (is_of_pool) {
     text += ", range " + std::to_string(signature.detail - pool_detail(0)) + " of a gradient pool";
   }
   if (signature.wire) {
@@ -84,8 +86,8 @@ std::string describe(const Signature& signature) {
 }
 
 const char* closing_of(const Signature& signature) {
-  const bool is_of_pool =
-      (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier) && signature.detail != 0;
+  const bool is_of_pool = (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier) &&
+                          signature.detail != 0 && !signature.labelled;
   return is_of_pool ? "has closed its gradient pool (or its optimizer or communicator)" : "has closed its communicator";
 }
 
@@ -116,10 +118,14 @@ Error difference_error(std::string_view what, std::span<const std::string> of_ea
   return {ErrorKind::mismatch, text};
 }
 
-Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks) {
+Said::Said(const Signature& of_call, std::string_view its_label) : signature(of_call) {
+  its_label.copy(label.data(), longest_label);
+}
+
+Error mismatch_error(std::span<const Said> said, std::span<const int> ranks) {
   std::vector<std::string> texts;
-  for (const Signature& signature : signatures) {
-    texts.push_back(describe(signature));
+  for (const Said& each : said) {
+    texts.push_back(describe(each.signature, each.label.data()));
   }
   return difference_error("calls", texts, ranks);
 }

@@ -1,6 +1,7 @@
 // What a rank says about a collective call it makes, so that every rank can see that all ranks make the same one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -48,6 +49,9 @@ enum class Memory : std::uint8_t { host, device };
 [[nodiscard]] CallKind kind_from_name(std::string_view name);        // throws Error(value)
 [[nodiscard]] Algorithm algorithm_from_name(std::string_view name);  // throws Error(value)
 
+[[nodiscard]] bool has_op(CallKind kind);
+[[nodiscard]] bool has_root(CallKind kind);
+
 // The part of a call on which all ranks must agree.
 struct Signature {
   std::uint64_t count = 0;  // elements, see collective::Call; bytes for allocate
@@ -59,21 +63,24 @@ struct Signature {
   std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
   Memory memory = Memory::host;
-  bool idle = false;  // this rank adds zeros only: all ranks hear whether all do, and need not agree
+  bool idle : 1 = false;      // this rank adds zeros only: all ranks hear whether all do, and need not agree
+  bool labelled : 1 = false;  // the detail is a hash of the call's label
 
   friend bool operator==(const Signature& a, const Signature& b) {
     return a.count == b.count && a.root == b.root && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
-           a.algorithm == b.algorithm && a.detail == b.detail && a.wire == b.wire && a.memory == b.memory;
+           a.algorithm == b.algorithm && a.detail == b.detail && a.wire == b.wire && a.memory == b.memory &&
+           a.labelled == b.labelled;
   }
 };
+static_assert(sizeof(Signature) == 24);
 
 // The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash
 // of the counts.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
 inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
 
-// "allreduce of 1024 float32, op sum"
-[[nodiscard]] std::string describe(const Signature& signature);
+// "allreduce of 1024 float32, op sum"; with its label "allreduce of 'fc1.weight' (32, 32), 1024 float32, op sum".
+[[nodiscard]] std::string describe(const Signature& signature, std::string_view label = {});
 
 // What a rank has done that others wait for in a call: "has closed its communicator", or its gradient pool.
 [[nodiscard]] const char* closing_of(const Signature& signature);
@@ -85,7 +92,16 @@ inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce o
 [[nodiscard]] Error difference_error(std::string_view what, std::span<const std::string> of_each,
                                      std::span<const int> ranks);
 
-// The same of calls: signatures[i] is that of ranks[i].
-[[nodiscard]] Error mismatch_error(std::span<const Signature> signatures, std::span<const int> ranks);
+// What the ranks tell each other of their calls where these differ.
+struct Said {
+  Said() = default;
+  Said(const Signature& of_call, std::string_view its_label);
+  Signature signature;
+  std::array<char, 192> label{};  // ends with a zero
+};
+inline constexpr std::size_t longest_label = sizeof(Said::label) - 1;
+
+// The same of calls: said[i] is that of ranks[i].
+[[nodiscard]] Error mismatch_error(std::span<const Said> said, std::span<const int> ranks);
 
 }  // namespace gradientflow::transport

@@ -378,6 +378,28 @@ static void different_calls(void) {
   REFUSED(gf_handle_wait(handle, -1), GF_ERROR_MISMATCH, "different calls");
   REFUSED(gf_handle_wait(handle, 1), GF_ERROR_MISMATCH, "different calls");  // as often as it is asked
   gf_handle_free(handle);
+
+  gf_call_options options = GF_CALL_OPTIONS_INIT;
+  const size_t shapes[2][2] = {{2, 3}, {3, 2}};
+  const int odd = gf_rank(communicator) == 0;
+  options.label = odd ? "b" : "a";
+  REFUSED(gf_allreduce(communicator, x, x, 6, GF_FLOAT32, GF_SUM, &options), GF_ERROR_MISMATCH,
+          "rank 0: allreduce of 'b', 6 float32, op sum");
+  options.shape = shapes[odd];
+  options.dimensions = 2;
+  options.label = NULL;
+  REFUSED(gf_allreduce(communicator, x, x, 6, GF_FLOAT32, GF_SUM, &options), GF_ERROR_MISMATCH,
+          "rank 0: allreduce of '' (3, 2), 6 float32, op sum");
+  options.label = "c";
+  OK(gf_scatter(communicator, x, y, 1, GF_FLOAT32, 0, &options));  // the shape does not count
+  OK(gf_allreduce_async(communicator, x, x, 6, GF_FLOAT32, GF_SUM, &options, &handle));
+  options.label = NULL;  // it has been copied
+  REFUSED(gf_handle_wait(handle, -1), GF_ERROR_MISMATCH, "rank 0: allreduce of 'c' (3, 2), 6 float32, op sum");
+  gf_handle_free(handle);
+  REFUSED(gf_allreduce(communicator, x, x, 5, GF_FLOAT32, GF_SUM, &options), GF_ERROR_VALUE,
+          "the shape of the label has 6 elements, but the tensor has 5");
+  options.shape = shapes[0];
+  OK(gf_allreduce(communicator, x, x, 6, GF_FLOAT32, GF_SUM, &options));
 }
 
 static void waits_that_pass(void) {

@@ -11,7 +11,7 @@ import numpy as np
 from support import RANK, SIZE, WORLD, raises, run_checks
 
 import gradientflow as gf
-from gradientflow.errors import MismatchError
+from gradientflow.errors import ArgumentTypeError, MismatchError
 
 Call = Callable[[gf.Communicator], Any]
 
@@ -181,6 +181,63 @@ def check_algorithms(comm: gf.Communicator) -> None:
         for name, other in itertools.pairwise(names):
             calls = [lambda c, n=count, a=each: c.allreduce(x(n), algorithm=a) for each in (name, other)]
             differ_in(comm, calls[0], calls[1], f"algorithm {name}", f"algorithm {other}")
+
+
+def check_labels(comm: gf.Communicator) -> None:
+    """Calls that are alike but for the label or the shape: those of tensors that were swapped."""
+    for count, store in itertools.product((12, 60_000), (np.ones, comm.empty)):
+        calls: dict[str, Callable[[str | None], Any]] = {
+            "allreduce": lambda name, n=count, s=store: comm.allreduce(s(n, "float32"), label=name),
+            "broadcast": lambda name, n=count, s=store: comm.broadcast(s(n, "float32"), 1, label=name),
+            "reduce": lambda name, n=count, s=store: comm.reduce(s(n, "float32"), label=name),
+            "allgather": lambda name, n=count, s=store: comm.allgather(s(n, "float32"), label=name),
+            "reduce_scatter": lambda name, n=count, s=store: comm.reduce_scatter(s(n, "float32"), label=name),
+            "gather": lambda name, n=count, s=store: comm.gather(s(n, "float32"), 1, label=name),
+        }
+        for kind, call in calls.items():
+            call("fc1.weight")  # of all ranks
+            name = "fc2.weight" if RANK == ODD_ONE else "fc1.weight"
+            texts = [f"{kind} of '{each}' ({count},), {count} float32" for each in ("fc1.weight", "fc2.weight")]
+            with raises(MismatchError, f"{OTHERS_NAMED}: {texts[0]}", f"rank {ODD_ONE}: {texts[1]}"):
+                call(name)
+            with raises(MismatchError, f"{OTHERS_NAMED}: {texts[0]}", f"rank {ODD_ONE}: {kind} of {count} float32"):
+                call(None if RANK == ODD_ONE else "fc1.weight")
+            still_works(comm)
+        shape = (count // 4, 4) if RANK == ODD_ONE else (4, count // 4)
+        for label in ("x", "é" * 300):  # of which the end is a hash
+            with raises(MismatchError, f"rank {ODD_ONE}: allreduce of '{label[:80]}", f"{count} float32, op sum"):
+                comm.allreduce(x(count).reshape(shape), label=label)
+        comm.allreduce(x(count).reshape(shape))  # without a label the shape is the rank's own
+        with raises(MismatchError, f"{OTHERS_NAMED}: allreduce of 'x' (4, {count // 4}), {count} float32, op sum"):
+            comm.allreduce_async(x(count).reshape(shape), label="x").wait()
+    own = f"of rank {RANK}"
+    with raises(MismatchError, f"rank {ODD_ONE}: alltoall of 'of rank {ODD_ONE}' ({SIZE},), 1 float32"):
+        comm.alltoall(x(SIZE), label=own)
+    with raises(MismatchError, f"rank {ODD_ONE}: scatter of 'of rank {ODD_ONE}', 1 float32"):
+        comm.scatter(x(SIZE), out=x(1), label=own)
+    counts = list(range(SIZE))
+    with raises(MismatchError, f"rank {ODD_ONE}: allgatherv of 'of rank {ODD_ONE}', counts {str(counts)[1:-1]}, "):
+        comm.allgatherv(x(RANK), counts, label=own)
+    comm.allgatherv(x(RANK), counts, label="of all")
+    comm.scatter(x(SIZE), out=x(1), label="of all")
+    with raises(MismatchError, f"{OTHERS_NAMED}: allocate of 8 bytes", f"rank {ODD_ONE}: allreduce of 'x' (3,)"):
+        comm.allreduce(x(3), label="x") if RANK == ODD_ONE else comm.empty(2)
+    still_works(comm)
+
+
+def check_swapped(comm: gf.Communicator) -> None:
+    """Two tensors of equal size, exchanged by one rank: an error, instead of a sum of one and the other."""
+    names = ["fc1.weight", "fc2.weight"]
+    tensors = {name: np.full((3, 4), float(index)) for index, name in enumerate(names)}
+    order = names[::-1] if RANK == ODD_ONE else names
+    for usual, odd, name in zip(names, names[::-1], order, strict=True):
+        wanted = (f"{OTHERS_NAMED}: allreduce of '{usual}' (3, 4)", f"rank {ODD_ONE}: allreduce of '{odd}' (3, 4)")
+        with raises(MismatchError, *wanted):
+            comm.allreduce(tensors[name], label=name)
+    assert [each.mean() for each in tensors.values()] == [0, 1]
+    for label in (1, b"x"):
+        with raises(ArgumentTypeError, "label is text, or None, not"):
+            comm.allreduce(x(), label=label)
 
 
 def check_all_differ(comm: gf.Communicator) -> None:

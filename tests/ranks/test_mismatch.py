@@ -13,3 +13,9 @@ import pytest
 def test_different_calls_and_settings(check: Callable[..., Any], ranks: int, odd_one: int) -> None:
     """Inside a node, between nodes of one rank, and between nodes of two, of which the last may have one."""
     check(ranks, odd_one)
+
+
+@pytest.mark.checks("doors")
+@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 2)])
+def test_python_and_c_say_the_same(check: Callable[..., Any], ranks: int, node_size: int) -> None:
+    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})

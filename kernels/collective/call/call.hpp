@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "../../base/dtype.hpp"
@@ -14,6 +16,7 @@
 #include "../../compute/kernels.hpp"
 #include "../../transport/signature.hpp"
 #include "partition.hpp"
+#include "path.hpp"
 
 namespace gradientflow::collective {
 
@@ -43,6 +46,8 @@ struct Call {
   std::byte* output = nullptr;
   std::vector<std::size_t> counts = {};     // allgatherv: by rank
   std::optional<Placement> placement = {};  // where signature.memory is a device's
+  std::optional<Choice> choice = {};        // which way it goes, where that has been chosen: a host's ordinary arrays
+  std::string label = {};                   // what else the ranks agree on, by a hash: the caller's label and a shape
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
@@ -115,15 +120,16 @@ struct Call {
   return std::accumulate(call.counts.begin(), call.counts.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
 }
 
-// A number by which ranks find out that their counts differ (FNV-1a).
-[[nodiscard]] inline std::uint32_t hash_of(const std::vector<std::size_t>& counts) {
+// A number by which ranks find out that something differs between them (FNV-1a).
+[[nodiscard]] inline std::uint32_t hash_of(std::span<const std::byte> bytes) {
   std::uint32_t hash = 2166136261U;
-  for (const std::size_t count : counts) {
-    for (std::size_t rest = count, digit = 0; digit < sizeof count; ++digit, rest >>= 8U) {
-      hash = (hash ^ static_cast<std::uint32_t>(rest & 0xffU)) * 16777619U;
-    }
+  for (const std::byte byte : bytes) {
+    hash = (hash ^ static_cast<std::uint32_t>(byte)) * 16777619U;
   }
   return hash;
+}
+[[nodiscard]] inline std::uint32_t hash_of(const std::vector<std::size_t>& counts) {
+  return hash_of(std::as_bytes(std::span(counts)));
 }
 
 // The wire dtype asked for, for a tensor of `dtype`: none where it rounds nothing.

@@ -1,7 +1,6 @@
 #include "selector.hpp"
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <string>
 
@@ -14,26 +13,6 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::array<std::string_view, 19> paths = {"alone",
-                                                    "announcement",
-                                                    "node_memory",
-                                                    "direct",
-                                                    "staged",
-                                                    "agreement",
-                                                    "recursive_doubling",
-                                                    "ring",
-                                                    "hierarchical",
-                                                    "hierarchical_lanes",
-                                                    "binomial",
-                                                    "chain",
-                                                    "pairwise",
-                                                    "mpi",
-                                                    "device_memory",
-                                                    "device_staged",
-                                                    "nccl",
-                                                    "nccl_hierarchical",
-                                                    "through_host"};
-
 constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
 constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here
 
@@ -42,7 +21,7 @@ Choice choose_inside_node(const Situation& s, const Config& config) {
     return {Path::announcement, "small enough for the announcement (inline_bytes)"};
   }
   if (s.in_node_memory) {
-    return {Path::node_memory, "all tensors lie in node memory"};
+    return in_one_segment;
   }
   if (s.direct_read_allowed && s.bytes >= config.direct_read_bytes && s.kind != CallKind::reduce) {
     return {Path::direct, "ordinary arrays, from direct_read_bytes on"};
@@ -122,20 +101,6 @@ void check_serves(const Situation& s, std::initializer_list<CallKind> kinds) {
 
 }  // namespace
 
-std::string_view name_of(Path path) { return paths.at(static_cast<std::size_t>(path)); }
-
-std::string_view name_of(Between between) {
-  switch (between) {
-    case Between::ring:
-      return "a ring";
-    case Between::recursive_doubling:
-      return "recursive doubling";
-    case Between::pairwise:
-      return "pairwise exchange";
-  }
-  return "?";
-}
-
 // With one rank on each node it is recursive doubling itself, in one message a round. With more, the announcements
 // inside the nodes must hold it, too.
 std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
@@ -144,11 +109,6 @@ std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
   }
   const std::size_t limit = std::min(config.segment_bytes, largest_along);
   return nodes == 2 ? limit : std::min(config.doubling_bytes, limit);
-}
-
-bool is_inside_node(Path path) {
-  return path == Path::alone || path == Path::announcement || path == Path::node_memory || path == Path::direct ||
-         path == Path::staged;
 }
 
 Choice select(const Situation& s, const Config& config) {

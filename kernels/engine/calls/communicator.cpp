@@ -44,28 +44,7 @@ int count_forks() {
 // In whose call this thread runs the handlers of signals: that call has the turn, and cannot be waited for here.
 thread_local const Communicator* attending = nullptr;
 
-bool uses_mpi(collective::Path path) { return !collective::is_inside_node(path); }
-
-void check_counts(const collective::Call& call, int ranks) {
-  if (call.counts.size() != static_cast<std::size_t>(ranks)) {
-    throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) + " ranks, not " +
-                                      std::to_string(call.counts.size()));
-  }
-}
-
-void check_wire(const transport::Signature& signature) {
-  if (!signature.wire) {
-    return;
-  }
-  const std::string wire(name_of(*signature.wire));
-  if (signature.kind != CallKind::allreduce) {
-    throw Error(ErrorKind::value, std::string(name_of(signature.kind)) + " has no wire dtype, only allreduce has");
-  }
-  if (signature.dtype != DType::float32 || (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
-    throw Error(ErrorKind::type, "a tensor of " + std::string(name_of(signature.dtype)) + " cannot travel as " + wire +
-                                     ": float32 can, as float16 or bfloat16");
-  }
-}
+bool uses_mpi(const collective::Call& call) { return call.choice && !collective::is_inside_node(call.choice->path); }
 
 }  // namespace
 
@@ -112,38 +91,9 @@ void Communicator::check_open() const {
   check_usable();
 }
 
-void Communicator::check(const collective::Call& call) const {
+void Communicator::admit(const collective::Call& call) const {
   check_process();
-  const transport::Signature& signature = call.signature;
-  switch (signature.kind) {
-    case CallKind::allreduce:
-    case CallKind::reduce_scatter:
-      check_reducible(signature.dtype, signature.op);
-      break;
-    case CallKind::reduce:
-      check_reducible(signature.dtype, signature.op);
-      [[fallthrough]];
-    case CallKind::broadcast:
-    case CallKind::gather:
-    case CallKind::scatter:
-      check_rank(signature.root, "root");
-      break;
-    case CallKind::allgatherv:
-      check_counts(call, size());
-      break;
-    case CallKind::allgather:
-    case CallKind::alltoall:
-    case CallKind::barrier:
-    case CallKind::allocate:
-    case CallKind::split:
-      break;
-  }
-  check_wire(signature);
-  if (call.placement) {
-    check_device(placement_of(call).device);
-    return;
-  }
-  if (uses_mpi(group_->choose(signature, false).path)) {  // throws where the algorithm cannot serve it
+  if (uses_mpi(call)) {
     group_->mpi().check_not_finalized();
   }
 }
@@ -319,7 +269,7 @@ void Communicator::leave_turn() {
 }
 
 collective::Outcome Communicator::run(const collective::Call& call) {
-  check(call);
+  admit(call);
   const auto queued = Times::Clock::now();
   return in_turn([&] { return serve(call, queued).outcome; });
 }
@@ -333,7 +283,7 @@ collective::Outcome Communicator::run_on_device(const collective::Call& call) {
   }
   timeline->begin(placement.stream);
   const collective::Outcome outcome = device_group(placement.device, call).run(call);
-  timeline->end(placement.stream, describe(call.signature),
+  timeline->end(placement.stream, describe(call.signature, call.label),
                 R"("on_device": true, "path": ")" + std::string(name_of(outcome.path)) + "\"");
   return outcome;
 }
@@ -378,7 +328,7 @@ void Communicator::record(const collective::Call& call, const collective::Outcom
   if (timeline == nullptr) {
     return;
   }
-  const std::string name = describe(call.signature);
+  const std::string name = describe(call.signature, call.label);
   timeline->waited(track, name, times.queued, times.started);
   std::string facts = "\"bytes\": " + std::to_string(call.bytes());
   if (failure) {
@@ -542,7 +492,7 @@ std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int 
 }
 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
-  check(call);
+  admit(call);
   if (call.placement) {
     if (size() > 1 && !transport::mpi_thread_multiple()) {
       throw Error(ErrorKind::value, std::string("asynchronous calls on CUDA tensors need MPI_THREAD_MULTIPLE") +
@@ -555,7 +505,7 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
       serve_in_background(call, *after, queued, served);
     });
   }
-  if (uses_mpi(group_->choose(call.signature, false).path) && !transport::mpi_thread_multiple()) {
+  if (uses_mpi(call) && !transport::mpi_thread_multiple()) {
     throw Error(ErrorKind::value, std::string("asynchronous calls between nodes need MPI_THREAD_MULTIPLE") +
                                       transport::thread_level_advice());
   }
@@ -563,7 +513,7 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
 }
 
 std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const StreamMarks& after) {
-  check(call);
+  admit(call);
   return enqueue([this, call, &after, queued = Times::Clock::now()](Served& served) {
     serve_in_background(call, after, queued, served);
   });

@@ -49,13 +49,14 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
-  // Throws what a call of this kind would throw at once: Error(value), Error(type), Error(closed).
-  void check(const collective::Call& call) const;
+  void check_rank(int rank, const char* what) const;  // throws Error(value) where there is none of that number
+  void check_device(int device) const;                // throws Error(value) where another one has been served
   void check_open() const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
-  // Serves the call. The tensors must stay as they are until then. Those on a device may still be at work when it
-  // returns: whatever is put into the call's stream afterwards sees the result.
+  // Serves a call made by make_call (request.hpp), which has checked it. The tensors must stay as they are until then.
+  // Those on a device may still be at work when it returns: whatever is put into the call's stream afterwards sees the
+  // result.
   collective::Outcome run(const collective::Call& call);
 
   // The same in the background. The tensors must stay alive until the handle is done.
@@ -127,7 +128,7 @@ class Communicator {
   };
 
   Communicator(MPI_Comm comm, const Config& config);
-  void check_rank(int rank, const char* what) const;
+  void admit(const collective::Call& call) const;
   void check_usable() const;  // with mutex_ held
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
   [[nodiscard]] Error with_untold_failure(const Error& error) const;
@@ -142,7 +143,6 @@ class Communicator {
   void leave_turn();
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
-  void check_device(int device) const;
   void take_device(int device);
   collective::DeviceGroup& device_group(int device, const collective::Call& call);
   void abort_on_device() noexcept;

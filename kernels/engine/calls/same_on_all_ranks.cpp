@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "request.hpp"
+
 namespace gradientflow::engine {
 
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, std::string description) {
@@ -10,10 +12,9 @@ void check_same_on_all_ranks(Communicator& communicator, const std::string& thin
   description.resize(length, '\0');
   const auto ranks = static_cast<std::size_t>(communicator.size());
   std::string all(ranks * length, '\0');
-  communicator.run({.signature = {.count = length, .kind = transport::CallKind::allgather},
-                    .input = reinterpret_cast<const std::byte*>(description.data()),
-                    .output = reinterpret_cast<std::byte*>(all.data()),
-                    .counts = {}});
+  const auto array = [](std::string& text) { return Array{reinterpret_cast<std::byte*>(text.data()), text.size()}; };
+  communicator.run(make_call(
+      communicator, {.kind = transport::CallKind::allgather, .input = array(description), .output = array(all)}));
   std::vector<std::string> of_each;
   std::vector<int> numbers;
   for (std::size_t r = 0; r < ranks; ++r) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
+#include "../calls/request.hpp"
 #include "../calls/same_on_all_ranks.hpp"
 #include "../memory/layout.hpp"
 
@@ -39,9 +40,11 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       active_(tensors_),
       offsets_(lay_out(with_extra(counts, extra_lie_behind() ? options.extra : 0), dtype)),
       ready_(tensors_, false) {
-  check_reducible(dtype, ReduceOp::mean);
+  if (options.wire) {
+    options_.wire = collective::rounding_wire(*options.wire, dtype);
+  }
   lay_out_ranges();
-  communicator.check(call_for(0));
+  static_cast<void>(make_call_for(communicator, 0));  // throws here what is wrong, before other ranks are waited for
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
   memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, offsets_.back(),
@@ -49,6 +52,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   if (options.device && options.extra > 0) {
     extra_pool_ = std::make_unique<GradientPool>(communicator, std::vector{options.extra}, DType::float64, Options{});
   }
+  make_calls();
   if (progress_ == Progress::caller) {
     slices_ = std::make_unique<collective::PooledSlices>(memory_->on_host(), communicator_->local_size(),
                                                          communicator_->local_rank());
@@ -72,6 +76,13 @@ void GradientPool::lay_out_ranges() {
   marks_.clear();
   for (std::size_t r = 0; options_.device && r < ranges_.size(); ++r) {
     marks_.emplace_back(*options_.device);
+  }
+}
+
+void GradientPool::make_calls() {
+  calls_.clear();
+  for (std::size_t r = 0; r < ranges_.size(); ++r) {
+    calls_.push_back(make_call_for(*communicator_, r));
   }
 }
 
@@ -118,8 +129,11 @@ void GradientPool::limit(std::size_t tensors) {
   if (tensors > tensors_ || ready_count_ > 0) {
     throw Error(ErrorKind::internal, "a pool is limited to more tensors than it has, or in an iteration");
   }
-  active_ = tensors;
-  lay_out_ranges();
+  if (tensors != active_) {
+    active_ = tensors;
+    lay_out_ranges();
+    make_calls();
+  }
 }
 
 // The extra numbers, to where they are averaged.
@@ -160,8 +174,8 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
   {
     const std::lock_guard lock(mutex_);
     if (tensor >= active_) {
-      throw Error(ErrorKind::value,
-                  "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(active_));
+      throw Error(ErrorKind::value, "tensor " + std::to_string(static_cast<std::ptrdiff_t>(tensor)) +
+                                        " is not in the pool, which has " + std::to_string(active_));
     }
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
@@ -226,23 +240,29 @@ void GradientPool::mark(std::size_t tensor, Clock::time_point now, Stream stream
   }
 }
 
+collective::Call GradientPool::make_call_for(const Communicator& communicator, std::size_t range) const {
+  const Array array{
+      .data = memory_ != nullptr && !ranges_.empty() ? data() + offsets_[ranges_[range].begin] : nullptr,
+      .count = ranges_.empty() ? 0 : bytes_of(ranges_[range]) / size_of(dtype_),
+      .dtype = dtype_,
+      .placement = options_.device ? std::optional(collective::Placement{*options_.device, nullptr}) : std::nullopt};
+  collective::Call call = make_call(communicator, {.kind = transport::CallKind::allreduce,
+                                                   .op = ReduceOp::mean,
+                                                   .algorithm = options_.algorithm,
+                                                   .wire = options_.wire,
+                                                   .input = array,
+                                                   .output = array});
+  call.signature.detail = transport::pool_detail(range);
+  return call;
+}
+
 collective::Call GradientPool::call_for(std::size_t range, Stream stream) const {
-  const std::size_t begin = ranges_.empty() ? 0 : offsets_[ranges_[range].begin];
-  const std::size_t size = ranges_.empty() ? 0 : bytes_of(ranges_[range]);
-  std::byte* const memory = memory_ != nullptr ? memory_->data() + begin : nullptr;
-  return {.signature = {.count = size / size_of(dtype_),
-                        .kind = transport::CallKind::allreduce,
-                        .dtype = dtype_,
-                        .op = ReduceOp::mean,
-                        .algorithm = options_.algorithm,
-                        .detail = transport::pool_detail(range),
-                        .wire = options_.wire,
-                        .memory = options_.device ? transport::Memory::device : transport::Memory::host,
-                        .idle = idle_},
-          .input = memory,
-          .output = memory,
-          .counts = {},
-          .placement = options_.device ? std::optional(collective::Placement{*options_.device, stream}) : std::nullopt};
+  collective::Call call = calls_[range];
+  call.signature.idle = idle_;
+  if (call.placement) {
+    call.placement->stream = stream;
+  }
+  return call;
 }
 
 void GradientPool::start_due_ranges() {
@@ -265,7 +285,7 @@ void GradientPool::start_due_ranges() {
 void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducing) {
   while (reducing.owns_lock() && reduced_ < ranges_.size() &&
          slices_->complete_everywhere() > ranges_before_ + reduced_) {
-    const collective::Call call = call_for(reduced_);
+    const collective::Call& call = calls_[reduced_];
     Report report{call.bytes(), {collective::Path::node_memory, {}, 0}, {}, {{}, Clock::now(), {}}};
     slices_->reduce(call, offsets_[ranges_[reduced_].begin]);
     report.times.ended = Clock::now();
@@ -403,11 +423,9 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
 // What is left once all ranges are due on all ranks. Run by the progress thread, so that a rank may wait for this pool
 // while another one waits for something else.
 void GradientPool::finish_slices(collective::Group& group) {
-  const collective::Call meet{
-      .signature = {.kind = transport::CallKind::barrier, .detail = transport::pool_detail(0), .idle = idle_},
-      .input = nullptr,
-      .output = nullptr,
-      .counts = {}};
+  collective::Call meet = make_call(*communicator_, {.kind = transport::CallKind::barrier});
+  meet.signature.detail = transport::pool_detail(0);
+  meet.signature.idle = idle_;
   all_idle_ = group.run(meet).idle;
   reduce_own_slices(std::unique_lock(reducing_));
   group.run(meet);

@@ -141,10 +141,12 @@ class GradientPool {
   void noting_failure(Work work);
   std::optional<Error> start_next_iteration();
   void lay_out_ranges();
+  void make_calls();
   void record_ready(std::size_t tensor, Times::Clock::time_point now, Stream stream) const;
   void mark(std::size_t tensor, Times::Clock::time_point now, Stream stream);  // with mutex_ held, as all that follow
   void start_due_ranges();
   void finish_what_is_left(Stream stream);
+  [[nodiscard]] collective::Call make_call_for(const Communicator& communicator, std::size_t range) const;
   [[nodiscard]] collective::Call call_for(std::size_t range, Stream stream = nullptr) const;
 
   std::shared_ptr<Communicator> communicator_;  // its own
@@ -160,8 +162,9 @@ class GradientPool {
   std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::unique_ptr<PoolMemory> memory_;
   std::vector<TensorRange> ranges_;
-  std::vector<std::size_t> range_of_;  // by tensor
-  std::vector<StreamMarks> marks_;     // by range, on a device: where the streams stood when its tensors became ready
+  std::vector<std::size_t> range_of_;    // by tensor
+  std::vector<collective::Call> calls_;  // by range: checked, and their way chosen
+  std::vector<StreamMarks> marks_;       // by range, on a device: where the streams stood when its tensors became ready
   std::atomic<bool> closed_{false};
 
   std::unique_ptr<collective::PooledSlices> slices_;  // where the callers reduce

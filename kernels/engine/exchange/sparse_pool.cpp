@@ -10,6 +10,7 @@
 
 #include "../../base/text.hpp"
 #include "../../compute/kernels.hpp"
+#include "../calls/request.hpp"
 #include "../calls/same_on_all_ranks.hpp"
 #include "../memory/layout.hpp"
 #include "chunk_selection.hpp"
@@ -101,6 +102,11 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   done_.assign(number, 0);
   own_norms_.assign(number, 0.0);
   norms_.assign(number, 0.0);
+  message_.resize(number + trailer_size + extra_.size());
+  const Array message{reinterpret_cast<std::byte*>(message_.data()), message_.size(), DType::float64};
+  norms_call_ =
+      make_call(*communicator_, {.kind = transport::CallKind::allreduce, .input = message, .output = message});
+  norms_call_.signature.detail = transport::norms_detail;
   left_.resize(number);
   sent_.resize(number);
   std::iota(sent_.begin(), sent_.end(), std::size_t{0});
@@ -162,8 +168,8 @@ void SparsePool::ready(std::size_t tensor, Stream stream) {
     const std::lock_guard lock(mutex_);
     const std::size_t number = tensors() + (extra_.empty() ? 0 : 1);
     if (tensor >= number) {
-      throw Error(ErrorKind::value,
-                  "tensor " + std::to_string(tensor) + " is not in the pool, which has " + std::to_string(number));
+      throw Error(ErrorKind::value, "tensor " + std::to_string(static_cast<std::ptrdiff_t>(tensor)) +
+                                        " is not in the pool, which has " + std::to_string(number));
     }
     if (ready_[tensor]) {
       throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
@@ -393,7 +399,7 @@ void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   if (exchanged_ || exchange_ != nullptr) {
     return;
   }
-  message_.assign(chunks() + trailer_size + extra_.size(), 0.0);
+  std::fill(message_.begin(), message_.end(), 0.0);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] == 0 && done_[chunk] != 0) {
       message_[chunk] = own_norms_[chunk];
@@ -408,22 +414,13 @@ void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   message_[chunks() + 4] = exponent;
   message_[chunks() + 5] = exponent * exponent;
   std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
-  auto* const numbers = reinterpret_cast<std::byte*>(message_.data());
-  const collective::Call call{.signature = {.count = message_.size(),
-                                            .kind = transport::CallKind::allreduce,
-                                            .dtype = DType::float64,
-                                            .op = ReduceOp::sum,
-                                            .detail = transport::norms_detail},
-                              .input = numbers,
-                              .output = numbers,
-                              .counts = {}};
-  exchange_report_ = {call.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
-  exchange_ = send_->submit(call);  // so that not two threads wait for messages
+  exchange_report_ = {norms_call_.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
+  exchange_ = send_->submit(norms_call_);  // so that not two threads wait for messages
   if (exchange_ == nullptr && deadline) {
-    exchange_ = communicator_->submit(call);
+    exchange_ = communicator_->submit(norms_call_);
   }
   if (exchange_ == nullptr) {
-    exchange_report_.outcome = communicator_->run(call);
+    exchange_report_.outcome = communicator_->run(norms_call_);
     exchange_report_.times.ended = Clock::now();
     exchanged_ = true;
   }

@@ -229,6 +229,7 @@ class SparsePool {
   std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
   bool learned_ = false;                  // own norms
   std::vector<double> message_;
+  collective::Call norms_call_;  // sums it
   std::shared_ptr<Handle> exchange_;
   bool exchanged_ = false;
   bool received_ = false;

@@ -68,7 +68,7 @@ struct Offer {
 }  // namespace
 
 Node::Layout::Layout(const Config& config, std::size_t ranks)
-    : payload_bytes(std::max(round_up(config.inline_bytes, cache_line), cache_line)),
+    : payload_bytes(std::max(round_up(config.inline_bytes, cache_line), sizeof(Said::label))),
       staging_bytes(round_up(std::max(config.staging_bytes, ranks * cache_line), page)),
       announcement_stride(sizeof(Announcement) + payload_bytes),
       staging_offset(round_up(sizeof(Flags) + 2 * announcement_stride, page)),
@@ -165,14 +165,25 @@ std::byte* Node::staging(int local, std::size_t slot) const noexcept {
 }
 
 void Node::exchange(const Signature& signature, const Location& input, const Location& output,
-                    std::span<const std::byte> payload) {
-  if (!try_exchange(signature, input, output, payload)) {
-    std::vector<Signature> signatures;
-    for (int local = 0; local < size_; ++local) {
-      signatures.push_back(announcement(local).signature);
-    }
-    throw mismatch_error(signatures, world_ranks_);
+                    std::span<const std::byte> payload, std::string_view label) {
+  if (try_exchange(signature, input, output, payload)) {
+    return;
   }
+  std::vector<Said> said;
+  bool labelled = false;
+  for (int local = 0; local < size_; ++local) {
+    said.emplace_back(announcement(local).signature, "");
+    labelled = labelled || said.back().signature.labelled;
+  }
+  if (labelled) {  // all ranks see that, and tell each other the labels
+    const Said mine(signature, label);
+    static_cast<void>(try_exchange(signature, {}, {}, std::as_bytes(std::span(mine.label))));
+    for (int local = 0; local < size_; ++local) {
+      std::array<char, longest_label + 1>& theirs = said[static_cast<std::size_t>(local)].label;
+      std::memcpy(theirs.data(), this->payload(local), sizeof theirs);
+    }
+  }
+  throw mismatch_error(said, world_ranks_);
 }
 
 bool Node::try_exchange(const Signature& signature, const Location& input, const Location& output,

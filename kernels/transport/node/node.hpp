@@ -26,6 +26,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -98,10 +99,10 @@ class Node {
   [[nodiscard]] std::byte* staging(int local, std::size_t slot) const noexcept;
 
   // Tells the others about a call and waits until all have told theirs. Throws Error(mismatch), on every rank and
-  // before any data moved, where the signatures differ. Afterwards announcement(p) and payload(p) may be read until
-  // this rank's next exchange.
+  // before any data moved, where the signatures differ; the error has this rank's label, and those of the others.
+  // Afterwards announcement(p) and payload(p) may be read until this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
-                std::span<const std::byte> payload);
+                std::span<const std::byte> payload, std::string_view label = {});
   // The same without the comparison: returns whether all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);

@@ -1,0 +1,214 @@
+#include "request.hpp"
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+namespace gradientflow::engine {
+namespace {
+
+using collective::Call;
+using transport::CallKind;
+using transport::Signature;
+
+std::string place_of(const Array& array) {
+  return array.placement ? "on CUDA device " + std::to_string(array.placement->device) : "in memory of the host";
+}
+
+void check_wire(const Signature& signature) {
+  if (!signature.wire) {
+    return;
+  }
+  const std::string wire(name_of(*signature.wire));
+  if (signature.kind != CallKind::allreduce) {
+    throw Error(ErrorKind::value, std::string(name_of(signature.kind)) + " has no wire dtype, only allreduce has");
+  }
+  if (signature.dtype != DType::float32 || (*signature.wire != DType::float16 && *signature.wire != DType::bfloat16)) {
+    throw Error(ErrorKind::type, "a tensor of " + std::string(name_of(signature.dtype)) + " cannot travel as " + wire +
+                                     ": float32 can, as float16 or bfloat16");
+  }
+}
+
+std::size_t sum_of(const std::vector<std::size_t>& counts, std::size_t element) {
+  std::size_t sum = 0;
+  for (const std::size_t count : counts) {
+    check_fits(count, element);
+    sum += count;
+    check_fits(sum, element);
+  }
+  return sum;
+}
+
+// The count of the signature: see collective::Call.
+std::size_t count_of(const Communicator& communicator, const Request& request, const Array& known) {
+  const auto ranks = static_cast<std::size_t>(communicator.size());
+  const auto rank = static_cast<std::size_t>(communicator.rank());
+  const bool is_root = request.root == communicator.rank();
+  if (request.kind == CallKind::allgatherv) {
+    if (request.counts.size() != ranks) {
+      throw Error(ErrorKind::value, "allgatherv needs a count for each of the " + std::to_string(ranks) +
+                                        " ranks, not " + std::to_string(request.counts.size()));
+    }
+    if (request.counts[rank] != known.count) {
+      throw Error(ErrorKind::value, "counts say " + std::to_string(request.counts[rank]) + " elements for rank " +
+                                        std::to_string(rank) + ", but its tensor has " + std::to_string(known.count));
+    }
+    return sum_of(request.counts, size_of(known.dtype));
+  }
+  if (request.kind != CallKind::alltoall && (request.kind != CallKind::scatter || !is_root)) {
+    return known.count;
+  }
+  if (known.count % ranks != 0) {
+    throw Error(ErrorKind::value, std::string(name_of(request.kind)) + " needs a tensor of one block for each of the " +
+                                      std::to_string(ranks) + " ranks, but " + std::to_string(known.count) +
+                                      " elements do not divide by " + std::to_string(ranks));
+  }
+  return known.count / ranks;
+}
+
+bool overlap(const Array& a, const Array& b) {
+  const auto begin_a = reinterpret_cast<std::uintptr_t>(a.data);
+  const auto begin_b = reinterpret_cast<std::uintptr_t>(b.data);
+  return a.count > 0 && b.count > 0 && begin_a < begin_b + b.count * size_of(b.dtype) &&
+         begin_b < begin_a + a.count * size_of(a.dtype);
+}
+
+void check_result(const Request& request, std::size_t count) {
+  const Array& input = request.input;
+  const Array& output = request.output;
+  const auto device = [](const Array& array) { return array.placement ? array.placement->device : -1; };
+  if (device(input) != device(output)) {
+    throw Error(ErrorKind::value, "out is " + place_of(output) + ", but the tensor is " + place_of(input));
+  }
+  if (output.dtype != input.dtype) {
+    throw Error(ErrorKind::type, "out has dtype " + std::string(name_of(output.dtype)) + ", but the input has " +
+                                     std::string(name_of(input.dtype)));
+  }
+  if (output.count != count) {
+    throw Error(ErrorKind::value,
+                "out has " + std::to_string(output.count) + " elements, but the result has " + std::to_string(count));
+  }
+  if (!overlap(input, output)) {
+    return;
+  }
+  if (!works_in_place(request.kind)) {
+    throw Error(ErrorKind::value,
+                "input and output overlap in " + std::string(name_of(request.kind)) + ", which does not work in place");
+  }
+  if (input.data != output.data) {
+    throw Error(ErrorKind::value,
+                "input and output overlap in " + std::string(name_of(request.kind)) + ", without being the same array");
+  }
+}
+
+void check_shape(std::span<const std::size_t> shape, std::size_t count) {
+  std::size_t elements = 1;
+  for (const std::size_t size : shape) {
+    elements *= size;
+  }
+  if (elements != count) {
+    throw Error(ErrorKind::value, "the shape of the label has " + std::to_string(elements) +
+                                      " elements, but the tensor has " + std::to_string(count));
+  }
+}
+
+// "'fc1.weight' (32, 3)". A long one is cut, and ends with a hash of all of it.
+std::string text_of(const Label& label, const Request& request) {
+  std::ostringstream list;
+  const auto add = [&list](std::span<const std::size_t> numbers) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      list << (i == 0 ? "" : ", ") << numbers[i];
+    }
+  };
+  list << "'" << label.name << "'";
+  if (request.kind == CallKind::allgatherv) {
+    list << ", counts ";
+    add(request.counts);
+  } else if (label.shape && request.kind != CallKind::scatter) {
+    check_shape(*label.shape, request.input.count);
+    list << " (";
+    add(*label.shape);
+    list << (label.shape->size() == 1 ? ",)" : ")");
+  }
+  std::string text = list.str();
+  if (text.size() > transport::longest_label) {
+    const std::string end = "... (hash " + std::to_string(collective::hash_of(std::as_bytes(std::span(text)))) + ")";
+    std::size_t length = transport::longest_label - end.size();
+    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0U) == 0x80U) {  // inside a letter of UTF-8
+      --length;
+    }
+    text.resize(length);
+    text += end;
+  }
+  return text;
+}
+
+}  // namespace
+
+bool has_input(CallKind kind, bool is_root) { return kind != CallKind::scatter || is_root; }
+
+bool has_result(CallKind kind, bool is_root) {
+  const bool of_root = kind == CallKind::gather || kind == CallKind::reduce;
+  return of_root ? is_root : kind != CallKind::broadcast || !is_root;
+}
+
+bool works_in_place(CallKind kind) {
+  return kind == CallKind::allreduce || kind == CallKind::broadcast || kind == CallKind::reduce;
+}
+
+void check_fits(std::size_t count, std::size_t element) {
+  if (count > PTRDIFF_MAX / element) {
+    throw Error(ErrorKind::value, std::to_string(count) + " are more elements than memory can hold");
+  }
+}
+
+Call make_call(const Communicator& communicator, const Request& request) {
+  communicator.check_process();
+  if (has_root(request.kind)) {
+    communicator.check_rank(request.root, "root");
+  }
+  const bool is_root = request.root == communicator.rank();
+  const bool puts_in = has_input(request.kind, is_root);
+  const bool gets = has_result(request.kind, is_root);
+  const Array& known = puts_in ? request.input : request.output;
+
+  Call call;
+  Signature& signature = call.signature;
+  signature = {.count = count_of(communicator, request, known),
+               .root = request.root,
+               .kind = request.kind,
+               .dtype = known.dtype,
+               .op = request.op,
+               .algorithm = request.algorithm,
+               .memory = known.placement ? transport::Memory::device : transport::Memory::host};
+  if (has_op(request.kind)) {
+    check_reducible(signature.dtype, signature.op);
+  }
+  if (request.wire) {
+    signature.wire = collective::rounding_wire(*request.wire, signature.dtype);
+    check_wire(signature);
+  }
+  if (puts_in && gets) {
+    check_result(request, collective::output_count(signature, communicator.size(), communicator.rank()));
+  }
+  if (request.kind == CallKind::allgatherv) {
+    call.counts = request.counts;
+    signature.detail = collective::hash_of(request.counts);
+  }
+  if (request.label) {
+    call.label = text_of(*request.label, request);
+    signature.detail = collective::hash_of(std::as_bytes(std::span(call.label)));
+    signature.labelled = true;
+  }
+  call.input = puts_in ? request.input.data : nullptr;
+  call.output = gets || request.kind == CallKind::broadcast ? request.output.data : nullptr;
+  call.placement = known.placement;
+  if (known.placement) {
+    communicator.check_device(known.placement->device);
+  } else {
+    call.choice = communicator.group().choose(signature, false);  // throws where the algorithm cannot serve it
+  }
+  return call;
+}
+
+}  // namespace gradientflow::engine
