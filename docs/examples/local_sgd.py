@@ -26,5 +26,5 @@ class Averaging(ArraySynchronizer):
             self.finish()
 
     def finish(self):
-        for weights in self.layout.weights:
+        for weights in self.weights:
             self.comm.allreduce(weights, "mean")

@@ -10,6 +10,7 @@ import numpy as np
 from gradientflow._location import load_core
 from gradientflow.arguments import mapping, nonnegative, sequence
 from gradientflow.base_pool import BasePool, stream_number
+from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pool import GradientPool
@@ -123,7 +124,8 @@ class _Optimizer:
     def step(self, stream: Any = None) -> bool:
         """Make a step with the gradients for which the pool has waited. Say whether it was made.
 
-        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike.
+        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike. One that a strategy has
+        made by writing the weights counts as made.
 
         On a CUDA device the step is put into a stream, and the host does not wait for it; but it waits for the norms
         that `LARS` needs, and for the count of what is not finite of a dense pool with a loss scale.
@@ -135,7 +137,8 @@ class _Optimizer:
             stream of CuPy or PyTorch; by default the device's default stream.
         """
         number = stream_number(stream)
-        updates, skipped = self._source.updates(stream)
+        updates, kind = self._source.updates(stream)
+        skipped = kind == "skipped"
         setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
         scale = 1.0 if self.loss_scale is None else 1.0 / self.loss_scale.value
         for native, gradients, (_, indices) in zip(self._natives, updates, self._source.groups, strict=bool(updates)):
@@ -182,6 +185,32 @@ class _Optimizer:
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
             self._source.set_scale()
+
+    @property
+    def masters(self) -> dict[int, Any]:
+        """The master weights, by the index of their parameter of 16 bits."""
+        found = {index: self._master(index) for index in range(len(self.parameters))}
+        return {index: master for index, master in found.items() if master.size}
+
+    def round_masters(self) -> None:
+        """Make the parameters of 16 bits what their master weights round to."""
+        for native, place in self._places.values():
+            if state_array(native, "master", place).size:
+                native.round_master(place)
+
+    def follow_weights(self) -> None:
+        """Take master weights from parameters of 16 bits that are not what these round to."""
+        for index, master in self.masters.items():
+            parameter = np.asarray(self.parameters[index]).reshape(-1)
+            np.copyto(master, parameter, where=master.astype(parameter.dtype) != parameter)
+
+    def broadcast_state(self, comm: Communicator, root: int) -> None:
+        """Give all ranks momentum, master weights and the number of steps of one. Collective."""
+        for index in range(len(self.parameters)):
+            comm.broadcast(self._momentum(index), root)
+        for master in self.masters.values():
+            comm.broadcast(master, root)
+        self.steps = int(comm.broadcast(np.array([self.steps]), root)[0])
 
     def _momentum(self, index: int) -> Any:
         native, place = self._places[index]

@@ -9,6 +9,7 @@ from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import Settings
+from gradientflow.strategies.update import Kind
 from gradientflow.training import ArrayLoop, LossScale
 
 Groups = Sequence[tuple[str, Sequence[int]]]
@@ -54,10 +55,11 @@ class OfPool:
         if self.loss_scale is not None:
             self._pool.loss_scale = self.loss_scale.value
 
-    def updates(self, stream: Any) -> tuple[tuple[Any, ...], bool]:
-        """Return what the step shall use, by dtype, and whether it is to be skipped."""
+    def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
+        """Return what the step shall use, by dtype, and whether to apply or to skip it."""
         update = self._pool.update(self._everywhere)
-        return (update,), self.loss_scale is not None and self._pool.has_nonfinite(stream)
+        skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
+        return (update,), "skipped" if skipped else "apply"
 
     def stepped(self, overflowed: bool) -> None:
         """Note a step that was made, or skipped."""
@@ -92,19 +94,19 @@ class OfLoop:
         """Serve an optimizer that is complete."""
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)
-        self._loop.use_settings(settings)
+        self._loop.use_optimizer(optimizer, settings)
 
     def set_scale(self) -> None:
         """Tell the loop how its gradients are scaled."""
         self._loop.set_loss_scale()
 
-    def updates(self, stream: Any) -> tuple[tuple[Any, ...], bool]:
-        """Return what the step shall use, by dtype, and whether it is to be skipped, or is made already."""
+    def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
+        """Return what the step shall use, by dtype, and whether to apply or to skip it, or whether it is made."""
         update = self._loop.update
         if update is None:
             message = "there are no gradients for a step: wait() first, once in each iteration"
             raise ArgumentError(message)
-        return update.gradients, update.kind != "apply" or self._loop.overflowed
+        return update.gradients, "skipped" if self._loop.overflowed else update.kind
 
     def stepped(self, overflowed: bool) -> None:
         """Go on after a step."""

@@ -165,6 +165,10 @@ class ChunkSynchronizer(PoolSynchronizer):
         """What gathering, holding back, scattering and choosing took, in any thread."""
         return float(sum(pool.bookkeeping_seconds for pool in self.pools))
 
+    def check_settings(self) -> None:
+        """Raise unless there is one momentum. Warns where all that is not sent is lost."""
+        self._momentum()
+
     def begin(self) -> None:
         """Tell the pools momentum and loss scale. Warns where all that is not sent is lost."""
         momentum = self._momentum()

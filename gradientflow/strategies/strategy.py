@@ -24,8 +24,9 @@ class Strategy(ABC):
     ----------
     name : str
         In words; by default the name of the class.
-    gradients : {"mean", "local"}
-        What gradients are after a backward pass: the same on all ranks, or the rank's own.
+    gradients : {"mean", "local", "consumed"}
+        What gradients are after a backward pass: the same on all ranks; the rank's own; or sent already, so that
+        clipping, `torch.amp.GradScaler` and closures, which come too late, are refused.
     step : {"any", "core"}
         Who can make the step: any optimizer, or only the core's kernels.
     rate_in_momentum : bool
@@ -49,7 +50,7 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str] = ""
-    gradients: Literal["mean", "local"] = "mean"
+    gradients: Literal["mean", "local", "consumed"] = "mean"
     step: Literal["any", "core"] = "any"
     rate_in_momentum: bool = False
     everywhere: bool = True

@@ -56,6 +56,9 @@ class Synchronizer(ABC):
         How many times too large the gradients are; residuals are kept unscaled. Set between iterations.
     skips_nonfinite : bool
         Whether an iteration with gradients that are not finite is skipped, in place of an error.
+    weights : list of arrays
+        What a strategy writes that writes weights, one flat array a tensor: ``layout.weights``; but master weights of
+        float32 for those of 16 bits, where the core makes the step. They are rounded after `after_step` and `finish`.
     settings : callable
         ``settings(i)`` are the `Settings` of tensor i in the step that comes next.
     residuals : sequence of arrays
@@ -79,6 +82,7 @@ class Synchronizer(ABC):
         self.loss_scale = 1.0
         self.skips_nonfinite = False
         self.settings = _no_settings
+        self.weights: list[Any] = list(layout.weights)
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -99,6 +103,9 @@ class Synchronizer(ABC):
         """Zero the gradients of a dtype that the last update has left, between iterations."""
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:  # noqa: B027
+        """Raise if the settings that the optimizer has now do not go with the strategy."""
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""

@@ -89,6 +89,24 @@ class FusedStep:
             self._natives.append(native)
             self._weights.append(all_weights)
 
+    def masters(self, layout: Layout) -> dict[int, Any]:
+        """Return the master weights of all parameters of 16 bits, by their indices in the layout."""
+        found = {}
+        for (_, indices), all_weights in zip(layout.groups, self._weights, strict=True):
+            for index, weights in zip(indices, all_weights, strict=True):
+                if weights.parameter.dtype is not torch.float32:
+                    self._take_weights(weights)
+                    found[index] = state_array(weights.native, "master", weights.index)
+        return found
+
+    def round_masters(self) -> None:
+        """Make the parameters of 16 bits what their master weights round to."""
+        with torch.no_grad():
+            for weights in self._all():
+                if weights.master is not None:
+                    weights.parameter.copy_(weights.master)
+                    weights.version = weights.parameter._version
+
     def step(self, update: Update, gradient_scale: float, stream: int) -> None:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
         for group in self._optimizer.param_groups:

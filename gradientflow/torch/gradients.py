@@ -198,6 +198,12 @@ class ParameterGradients:
         )
 
     @property
+    def changed(self) -> bool:
+        """Whether a gradient has been set or changed by hand since the last exchange."""
+        versions = zip(self._flat, self._versions, strict=True)
+        return self.replaced or any(known not in (-1, flat._version) for flat, known in versions)
+
+    @property
     def weights_have_moved(self) -> bool:
         """Whether a parameter is no longer where it was when its layout was made."""
         return any(

@@ -250,7 +250,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             except GradientFlowError as caught:
                 error = caught
             self._loop.agree_on_state(own, error)
+            if self.strategy.gradients != "mean":
+                self._check_weights()
             self._loop.load_synchronizer(own)
+            if self._gradients is not None and self.strategy.gradients != "mean":
+                torch.autograd.graph.increment_version(self._gradients.parameters)
         self._load(state_dict, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -297,6 +301,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         loop = self._loop
         if loop is None:
             return self._inner.step() if closure is None else self._inner.step(closure)
+        if self.strategy.gradients == "consumed":
+            self._refuse_late_changes(closure)
         if closure is not None and loop.is_joining:
             message = "step(closure) does not work inside join(): other ranks may be out of batches"
             raise ArgumentError(message)
@@ -329,6 +335,19 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._loop.stepped()
         self._weights_are_written()
 
+    def _refuse_late_changes(self, closure: Callable[[], Any] | None) -> None:
+        """Raise where what has been done to gradients comes after they were sent."""
+        assert self._loop is not None
+        assert self._gradients is not None
+        what = ""
+        if closure is not None:
+            what = "step(closure) does not go with it"
+        elif self._loop.update is not None and self._gradients.changed:
+            what = "gradients that are changed after backward(), as by clipping, do not go with it"
+        if what:
+            message = f"{self.strategy.name} has sent the gradients when backward() returns: {what}"
+            raise ArgumentError(message)
+
     def _check_weights(self) -> None:
         """Raise unless the weights are where the strategy has them."""
         assert self._gradients is not None
@@ -354,9 +373,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             return
         if self.strategy.writes_weights:
             self._check_weights()
-        self._loop.synchronizer.finish()
+        self._loop.finish()
         self._weights_are_written()
-        if self.strategy.gradients == "local":
+        if self.strategy.gradients != "mean":
             for buffer in self._model.buffers():
                 if buffer.is_floating_point() and buffer.is_contiguous():
                     self.comm.allreduce(devices.shared(buffer), "mean")
@@ -623,7 +642,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             "accumulation_steps": str(self.accumulation_steps),
             "strategy": repr(self.strategy),
             "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
-            "loss_scale": repr(self.loss_scale),
+            "loss_scale": repr(self.loss_scale) if self.strategy.gradients == "mean" else str(bool(self.loss_scale)),
             "broadcast": str(self._broadcast),
         }
         require_same(self.comm, "models", {**entries, **settings})
@@ -647,7 +666,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         )
         if before is not None:
             before.close()
-        self._loop.synchronizer.begin()  # which refuses settings that do not go with the strategy
+        self._loop.synchronizer.check_settings()
         self._loop.on_new_order = self._places_are_new
         self._model_at_start = self._model_now()
         self._pooled = {id(parameter) for parameter in trained.values()}
@@ -681,6 +700,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._hooks.append(register(self._hook(self._loop, self._gradients, index)))
         if self._fused_step is not None:
             self._fused_step.lay_out(self._gradients, self._loop.layout)
+            if self.strategy.writes_weights:
+                self._loop.use_masters(self._fused_step.masters(self._loop.layout), self._fused_step.round_masters)
 
     def _detach(self) -> Synchronizer | None:
         """Leave parameters and their gradients to themselves. Return what the strategy was bound to."""

@@ -40,9 +40,10 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     raise MismatchError(message)
 
 
-def raise_together(comm: Communicator, error: GradientFlowError | None) -> None:
+def raise_together(comm: Communicator, error: Exception | None) -> None:
     """Raise on all ranks if any has an error: its own, or what the first rank that has one says. Collective."""
-    texts = _gather(comm, str(error).encode() if error is not None else b"")
+    told = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
+    texts = _gather(comm, told.encode() if error is not None else b"")
     if error is not None:
         raise error
     for rank, text in enumerate(texts):

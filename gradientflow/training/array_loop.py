@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -14,6 +14,23 @@ from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer, Up
 from .agreement import require_same
 from .loop import Loop
 from .loss_scale import LossScale
+
+
+class Optimizer(Protocol):
+    """What the loop needs of an optimizer: those of `gradientflow.optimizers` have it."""
+
+    @property
+    def masters(self) -> Mapping[int, Any]:
+        """Master weights of float32, by the index of the tensor of 16 bits."""
+
+    def round_masters(self) -> None:
+        """Make the weights of 16 bits what the master weights round to."""
+
+    def follow_weights(self) -> None:
+        """Make the master weights follow weights that have been changed."""
+
+    def broadcast_state(self, comm: Communicator, root: int) -> None:
+        """Give all ranks what the optimizer of one keeps. Collective."""
 
 
 class ArrayLoop:
@@ -78,6 +95,7 @@ class ArrayLoop:
         for weight in layout.weights:
             comm.broadcast(weight)
         self._tensors = _Arrays()
+        self._optimizer: Optimizer | None = None
         self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
         self._loop.fix_order()
 
@@ -150,8 +168,8 @@ class ArrayLoop:
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block goes on contributing zeros until all have left it. Then all get the weights of a
-        rank that had the most iterations.
+        A rank that leaves the block goes on contributing zeros until all have left it. Then all get the weights, and
+        the state of the optimizer, of a rank that had the most iterations.
         """
         with self._loop.join():
             yield
@@ -159,10 +177,12 @@ class ArrayLoop:
             if root is not None:
                 for weight in self._loop.layout.weights:
                     self.comm.broadcast(weight, root)
+                if self._optimizer is not None:
+                    self._optimizer.broadcast_state(self.comm, root)
 
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
-        self._loop.synchronizer.finish()
+        self._loop.finish()
 
     def close(self) -> None:
         """Give back memory and communicators. The weights stay as they are."""
@@ -202,11 +222,15 @@ class ArrayLoop:
         self._loop.agree_on_state(state, error)
         self._loop.load_synchronizer(state)
         self._loop.load_loss_scale(state)
+        if self._optimizer is not None:
+            self._optimizer.follow_weights()
 
-    def use_settings(self, settings: Callable[[int], Settings]) -> None:
-        """Take learning rate and the like of each tensor from an optimizer."""
+    def use_optimizer(self, optimizer: Optimizer, settings: Callable[[int], Settings]) -> None:
+        """Take learning rate and the like of each tensor, and master weights, from an optimizer."""
         self._loop.synchronizer.settings = settings
-        self._loop.synchronizer.begin()  # which refuses settings that do not go with the strategy
+        self._loop.synchronizer.check_settings()
+        self._loop.use_masters(optimizer.masters, optimizer.round_masters)
+        self._optimizer = optimizer
 
     def set_loss_scale(self) -> None:
         """Tell the strategy how gradients are scaled now."""
@@ -252,7 +276,8 @@ class _Arrays:
         pass
 
     def settings(self, index: int) -> Settings:
-        return Settings(0.0)
+        message = f"no optimizer has told the settings of tensor {index}: make one of gradientflow.optimizers first"
+        raise ArgumentError(message)
 
 
 __all__ = ["ArrayLoop"]

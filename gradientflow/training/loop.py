@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gradientflow.communicator import Communicator
-from gradientflow.errors import AbandonedError, ArgumentError, GradientFlowError, NonFiniteError
+from gradientflow.errors import AbandonedError, ArgumentError, CommunicationError, GradientFlowError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 
 from .agreement import raise_together, require_same
@@ -87,6 +87,7 @@ class Loop:
         self.update: Update | None = None
         self.unscaled = False
         self.on_new_order: Callable[[], object] = lambda: None
+        self._round_masters: Callable[[], object] = lambda: None
         self._passes = 0  # backward passes since the last step
         self._begun = False  # the iteration
         self._no_sync = False
@@ -106,10 +107,7 @@ class Loop:
         """Make a synchronizer, give it what it has to know, and what another one keeps."""
         numbers = len(layout) + 2 + self.comm.size if self.strategy.gradients == "mean" else 0
         layout = replace(layout, numbers=numbers)
-        synchronizer = self.strategy.bind(self.comm, layout)
-        if not isinstance(synchronizer, Synchronizer):
-            message = f"bind of {self.strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer"
-            raise ArgumentError(message)
+        synchronizer = self._bound(layout)
         synchronizer.settings = self.tensors.settings
         synchronizer.skips_nonfinite = self.loss_scale is not None
         self.layout, self.synchronizer = layout, synchronizer
@@ -121,6 +119,30 @@ class Loop:
         for index in self.tensors.attach(synchronizer):
             self.used[index] = True
         return synchronizer
+
+    def _bound(self, layout: Layout) -> Synchronizer:
+        """Return what `Strategy.bind` makes. Raises on all ranks if it fails on one."""
+        synchronizer: Any = None
+        error: Exception | None = None
+        try:
+            synchronizer = self.strategy.bind(self.comm, layout)
+            if not isinstance(synchronizer, Synchronizer):
+                message = f"bind of {self.strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer"
+                raise ArgumentError(message)
+            if not hasattr(synchronizer, "layout"):
+                message = f"{type(synchronizer).__name__} of {self.strategy.name} does not call super().__init__()"
+                raise ArgumentError(message)
+        except CommunicationError:
+            raise
+        except Exception as caught:
+            error = caught
+        try:
+            raise_together(self.comm, error)
+        except BaseException:
+            if error is None:
+                synchronizer.close(orderly=False)
+            raise
+        return cast("Synchronizer", synchronizer)
 
     # ---- backward passes -----------------------------------------------------------------------------------------
 
@@ -289,10 +311,30 @@ class Loop:
         if self.loss_scale is not None:
             self.loss_scale.update(self._overflowed)
             self.set_loss_scale()
-        self.synchronizer.after_step()
         self.update = None
         self.unscaled = self._overflowed = False
         self._passes = 0
+        self._let_write(self.synchronizer.after_step)
+
+    def finish(self) -> None:
+        """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        self._let_write(self.synchronizer.finish)
+
+    def _let_write(self, moment: Callable[[], object]) -> None:
+        """Let the strategy write weights, and round master weights. If it fails, the other ranks have to be told."""
+        try:
+            moment()
+        except BaseException:
+            self._is_failed = True
+            raise
+        if self.strategy.writes_weights:
+            self._round_masters()
+
+    def use_masters(self, masters: Mapping[int, Any], round_masters: Callable[[], object]) -> None:
+        """Let a strategy write these weights of float32 in place of those of 16 bits, which they are rounded to."""
+        for index, master in masters.items():
+            self.synchronizer.weights[index] = master
+        self._round_masters = round_masters
 
     def set_loss_scale(self) -> None:
         """Tell the synchronizer how gradients are scaled now."""

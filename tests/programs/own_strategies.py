@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 from support import RANK, SIZE, raises, run_checks
@@ -257,6 +259,140 @@ def check_uneven_batches_keep_residuals(comm: gf.Communicator) -> None:
             assert np.allclose(each, residual - SIZE * weight, atol=1e-4)
 
 
+def check_local_sgd_with_master_weights(comm: gf.Communicator) -> None:
+    """Weights of 16 bits are averaged where the step keeps them: in float32, and it goes on from the averages."""
+    small = 2.0**-13  # which a weight of 1 in float16 does not notice
+    with ArrayLoop(comm, [np.ones(3, np.float16)], f"{LOCAL}(period=2)") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for _ in range(6):
+            training.gradients[0][...] = small * (RANK + 1)
+            training.ready(0)
+            training.wait()
+            optimizer.step()
+        mean = np.float32(1 - 6 * small * (SIZE + 1) / 2)
+        assert (training.weights[0] == mean.astype(np.float16)).all(), training.weights
+        assert np.allclose(optimizer.masters[0], mean, rtol=0, atol=1e-6)
+        training.gradients[0][...] = RANK
+        training.ready(0)
+        training.wait()
+        optimizer.step()
+        assert np.allclose(optimizer.masters[0], mean - RANK, rtol=0, atol=1e-6)
+        training.finish()
+        assert (training.weights[0] == np.float16(optimizer.masters[0][0])).all()
+        same_everywhere(comm, [optimizer.masters[0]])
+
+
+def check_training_goes_on_after_join(comm: gf.Communicator) -> None:
+    """Momentum and master weights are those of a rank that had the most iterations."""
+    with ArrayLoop(comm, [np.zeros(40, np.float16), np.zeros(3, np.float32)], "dense") as training:
+        optimizer = SGD(training, training.weights, lr=lambda step: 1 / (1 + step), momentum=0.5)
+        with training.join():
+            for _ in range(1 + 2 * RANK):
+                for gradient in training.gradients:
+                    gradient[...] = RANK + 1
+                training.ready(0)
+                training.ready(1)
+                training.wait()
+                optimizer.step()
+        assert optimizer.steps == 2 * SIZE - 1
+        for _ in range(2):
+            for index, gradient in enumerate(training.gradients):
+                gradient[...] = RANK + 1
+                training.ready(index)
+            training.wait()
+            optimizer.step()
+            same_everywhere(comm, training.weights)
+
+
+class Written(Strategy):
+    """Writes the weights itself, and has a failure on one rank after a step when it is told to."""
+
+    writes_weights = True
+    fails = ""
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        if self.fails == "bind":
+            raise ZeroDivisionError
+        return Writing(comm, layout, self)
+
+
+class Writing(ArraySynchronizer):
+    strategy: Written
+    begun = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def backward_done(self) -> Any:
+        for index, weight in enumerate(self.weights):
+            self.comm.allreduce(self.gradients[index], "mean")
+            weight -= self.settings(index).rate * self.gradients[index].ravel()
+        return "written"
+
+    def after_step(self) -> None:
+        if self.strategy.fails == "after_step":
+            raise ZeroDivisionError
+        self.comm.barrier()
+
+
+def check_a_step_that_the_strategy_makes(comm: gf.Communicator) -> None:
+    """It counts as a step, for a schedule, and may write master weights."""
+    with ArrayLoop(comm, [np.ones(3, np.float16), np.ones(2, np.float32)], Written()) as training:
+        optimizer = SGD(training, training.weights, lr=lambda step: 2.0 ** -(12 + step))
+        for step in range(3):
+            for index, gradient in enumerate(training.gradients):
+                gradient[...] = RANK + 1
+                training.ready(index)
+            assert training.wait().kind == "written"
+            assert optimizer.step()
+            assert optimizer.steps == step + 1
+        expected = np.float32(1 - (SIZE + 1) / 2 * 2.0**-12 * 1.75)
+        assert (training.weights[0] == np.float16(expected)).all(), (training.weights[0], expected)
+        assert np.allclose(training.weights[1], expected, rtol=0, atol=1e-6)
+        assert training.synchronizer.begun == 3  # type: ignore[attr-defined]
+
+
+def check_an_exception_after_a_step(comm: gf.Communicator) -> None:
+    """The others get an error that names the rank when it begins anew, and all go on."""
+    if SIZE == 1:
+        return
+    strategy = Written()
+    with ArrayLoop(comm, weights(), strategy) as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for step in range(3):
+            strategy.fails = "after_step" if step == 1 and RANK == 0 else ""
+            run(training, step)
+            if step == 1:
+                with raises(ZeroDivisionError if RANK == 0 else PeerError, *([] if RANK == 0 else ["rank 0"])):
+                    optimizer.step()
+                training.abandon()
+            else:
+                optimizer.step()
+            same_everywhere(comm, training.weights)
+
+
+def check_an_exception_in_bind(comm: gf.Communicator) -> None:
+    """On one rank: the others are told at once, before or after they have made theirs."""
+    if SIZE == 1:
+        return
+    late = Late()
+    late.fails = RANK == 0
+    with raises(ZeroDivisionError if RANK == 0 else ArgumentError, *([] if RANK == 0 else ["rank 0: ZeroDivision"])):
+        ArrayLoop(comm, weights(), late)
+    with ArrayLoop(comm, weights(), "dense") as training:
+        run(training, 0)
+
+
+class Late(Strategy):
+    fails = False
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        synchronizer = ArraySynchronizer(comm, layout, self)
+        if self.fails:
+            raise ZeroDivisionError
+        return synchronizer
+
+
 # ---- in PyTorch ------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +445,203 @@ def scaled(model: Any, comm: gf.Communicator) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         scaler.scale(model(torch.ones(4, 6)).sum()).backward()
         scaler.step(optimizer)
+
+
+def network(torch: Any) -> Any:
+    torch.set_num_threads(1)
+    torch.manual_seed(RANK)
+    return torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.ReLU(), torch.nn.Linear(12, 1))
+
+
+def backward(model: Any, step: int) -> None:
+    import torch
+
+    dtype = next(model.parameters()).dtype
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * step + RANK)).to(dtype)
+    model(x).square().mean().backward()
+
+
+def check_pytorch_resumes_where_ranks_differ(comm: gf.Communicator) -> None:
+    """With Local SGD a checkpoint has the rank's own weights; a consolidated one those of all."""
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    for dtype in (torch.float32, torch.bfloat16):
+
+        def make(dtype: Any = dtype) -> tuple[Any, Any]:
+            model = network(torch).to(dtype)
+            inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            return model, gft.DistributedOptimizer(inner, model, comm, strategy=f"{LOCAL}(period=4)")
+
+        def go_on(model: Any, optimizer: Any, first: int) -> None:
+            for step in range(first, first + 3):
+                optimizer.zero_grad()
+                backward(model, step)
+                optimizer.step()
+
+        model, optimizer = make()
+        go_on(model, optimizer, 0)
+        state = copy.deepcopy(optimizer.state_dict())
+        whole = copy.deepcopy(optimizer.consolidated_state_dict())
+        go_on(model, optimizer, 3)
+        other, its = make()
+        its.load_state_dict(state)
+        go_on(other, its, 3)
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        its.load_state_dict(whole)
+        same_everywhere(comm, [parameter.detach().float().numpy() for parameter in other.parameters()])
+        optimizer.close()
+        its.close()
+
+
+def check_pytorch_masters_are_averaged(comm: gf.Communicator) -> None:
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    model = network(torch).to(torch.float16)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-5)  # steps of which float16 notices few
+    with gft.DistributedOptimizer(inner, model, comm, strategy=f"{LOCAL}(period=2)", loss_scale=8.0) as optimizer:
+        for step in range(4):
+            optimizer.zero_grad()
+            x = torch.full((2, 6), (RANK + 1) / 8 + step, dtype=torch.float16)
+            optimizer.scale(model(x).sum()).backward()
+            optimizer.step()
+        own = optimizer.state_dict()["gradientflow"]["master_weights"]
+        assert len(own) == 4
+        same_everywhere(comm, [own[name].numpy() for name in sorted(own)])
+        for name, parameter in model.named_parameters():
+            assert torch.equal(own[name].half(), parameter)
+
+
+def check_pytorch_state_goes_along(comm: gf.Communicator) -> None:
+    """To another order, to a group that is added, and into a checkpoint of a model whose order is not known yet."""
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    model = network(torch)
+    rest = list(model[0].parameters())
+    model[0].requires_grad_(requires_grad=False)
+    inner = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with gft.DistributedOptimizer(inner, model, comm, strategy=Kept(), fused=True) as optimizer:
+        sums = {name: 7 + torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+        for step in range(4):
+            if step == 2:
+                model[0].requires_grad_(requires_grad=True)
+                optimizer.add_param_group({"params": rest})
+            optimizer.zero_grad()
+            alone = copy.deepcopy(model)
+            backward(alone, step)
+            for name, parameter in alone.named_parameters():
+                sums[name] += parameter.grad if parameter.grad is not None else 0
+            backward(model, step)
+            optimizer.step()
+            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+        kept: Any = optimizer.synchronizer
+        assert kept.count == 5 + 4
+        for name, total in zip(kept.layout.names, kept.sums, strict=True):
+            assert np.allclose(total, sums[name].numpy(), atol=1e-5), name
+        state = copy.deepcopy(optimizer.state_dict())
+    backwards = network(torch)
+    inner = torch.optim.SGD(backwards[2].parameters(), lr=0.1)
+    inner.add_param_group({"params": list(backwards[0].parameters())})
+    with gft.DistributedOptimizer(inner, backwards, comm, strategy=Kept(), fused=True) as optimizer:
+        optimizer.load_state_dict(state)
+        kept = optimizer.synchronizer
+        for name, total in zip(kept.layout.names, kept.sums, strict=True):
+            assert np.allclose(total, sums[name].numpy(), atol=1e-5), name
+
+
+class Consumed(Strategy):
+    gradients = "consumed"
+    writes_weights = True
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return Consuming(comm, layout, self)
+
+
+class Consuming(ArraySynchronizer):
+    """Sends gradients at once, and writes the weights."""
+
+    def gradient_ready(self, index: int, gradient: Any) -> None:
+        self.comm.allreduce(gradient, "mean")
+        self.weights[index] -= 0.1 * gradient.ravel()
+
+    def backward_done(self) -> Any:
+        return "written"
+
+
+def check_pytorch_what_comes_too_late(comm: gf.Communicator) -> None:
+    """Clipping, closures and GradScaler, where gradients were sent already."""
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    model = network(torch)
+    with gft.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, comm, strategy=Consumed()
+    ) as optimizer:
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+        optimizer.zero_grad()
+        backward(model, 2)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        with raises(ArgumentError, "Consumed has sent the gradients", "clipping"):
+            optimizer.step()
+        optimizer.zero_grad()
+        with raises(ArgumentError, "step(closure)"):
+            optimizer.step(lambda: 0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(model(torch.ones(4, 6)).sum()).backward()
+        with raises(ArgumentError, "GradScaler"):
+            scaler.step(optimizer)
+        with raises(ArgumentError, "join"), optimizer.join():
+            pass
+
+
+def check_pytorch_with_an_exception(comm: gf.Communicator) -> None:
+    """In a backward pass, of the strategy's or of the model's, and after the step."""
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    if SIZE == 1:
+        return
+    model, strategy = network(torch), Failing()
+    with gft.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, comm, strategy=strategy
+    ) as optimizer:
+        for step in range(5):
+            optimizer.zero_grad()
+            strategy.fails = step == 1 and RANK == 0
+            hook = None
+            if step == 3 and RANK == 0:
+                hook = model[0].register_full_backward_pre_hook(lambda *_: 1 / 0)
+            if step in (1, 3):
+                before = [parameter.detach().clone() for parameter in model.parameters()]
+                with raises(ZeroDivisionError if RANK == 0 else PeerError, *([] if RANK == 0 else ["rank 0"])):
+                    backward(model, step)
+                    optimizer.step()
+                if step == 1:
+                    with raises(ArgumentError, "the iteration has failed"):
+                        optimizer.step()
+                optimizer.zero_grad()
+                assert all(map(torch.equal, model.parameters(), before))
+            else:
+                backward(model, step)
+                optimizer.step()
+            if hook is not None:
+                hook.remove()
+            same_everywhere(comm, [parameter.detach().numpy() for parameter in model.parameters()])
+
+
+def torch_or_skip() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise SkipTest("without PyTorch") from None
+    return torch
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
