@@ -68,10 +68,11 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   BoundCall bound;
   if (puts_in) {
     bound.input = view_tensor(x, in_place && gets ? Access::write : Access::read, "the tensor");
-    request.input = request.output = bound.input;
+    request.input = request.output = bound.input.array();
   }
   if (gets && !in_place) {
-    request.output = bound.output = view_tensor(out, Access::write, "out");
+    bound.output = view_tensor(out, Access::write, "out");
+    request.output = bound.output.array();
   }
   std::vector<std::size_t> shape;
   if (label.value) {
@@ -81,7 +82,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   bound.call = make_call(communicator, request);
   bound.streams_are_known = puts_in ? bound.input.stream_is_known : bound.output.stream_is_known;
   // Tensors in two streams are brought together by the host, which is rare.
-  if (const auto& other = bound.output.placement; other && other->stream != bound.call.placement->stream) {
+  if (const auto& other = bound.output.placement; other && other->stream != placement_of(bound.call).stream) {
     synchronize(*other);
     bound.streams_are_known = false;
   }

@@ -20,6 +20,7 @@ enum class Access { read, write };
 
 // While it lives, so does the memory.
 struct TensorView : engine::Array {
+  [[nodiscard]] const engine::Array& array() const { return *this; }
   pybind11::object owner = pybind11::none();
   bool stream_is_known = true;
 };

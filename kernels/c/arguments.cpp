@@ -179,10 +179,11 @@ Call make_call(const engine::Communicator& communicator, const Arguments& given)
                           .algorithm = algorithm_of(options.algorithm),
                           .wire = wire_of(options.wire)};
   if (options.label != nullptr || options.shape != nullptr) {
-    request.label = {.name = options.label == nullptr ? "" : options.label, .shape = {}};
-  }
-  if (options.shape != nullptr) {
-    request.label->shape = {options.shape, options.dimensions};
+    engine::Label label{.name = options.label == nullptr ? "" : options.label, .shape = {}};
+    if (options.shape != nullptr) {
+      label.shape = {options.shape, options.dimensions};
+    }
+    request.label = label;
   }
   Call sizes{.signature = {.count = given.count, .root = given.root, .kind = given.kind}};
   if (given.kind == CallKind::allgatherv) {
