@@ -141,11 +141,12 @@ class TrainSession(Session[str, Any, TrainResult]):
         gradient, kept = contestant.gradient(), self._from_all(contestant.residuals())
         decay = 1.0 if contestant.synchronizer is None else contestant.synchronizer.decay
         right = brought.mean(axis=0, dtype=np.float64)
+        magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
         if decay:
             right -= kept.mean(axis=0, dtype=np.float64) / decay
+            magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # which can be more than was brought
         else:
             right[gradient == 0] = 0
-        magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
         dtype = contestant.entry.sent_dtype or "float32"
         wrong = count_beyond_rounding(gradient, right, magnitudes, self.comm.size, dtype)
         return sum(self.comm.mpi.allgather(wrong))

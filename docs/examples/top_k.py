@@ -22,7 +22,7 @@ class Largest(ArraySynchronizer):
 
     def __init__(self, comm, layout, strategy):
         super().__init__(comm, layout, strategy)
-        self.residuals = [np.zeros_like(gradient) for gradient in self.gradients]
+        self.residuals = [np.zeros(gradient.shape, np.float32) for gradient in self.gradients]
 
     def gradient_ready(self, index, gradient):
         flat, residual = gradient.reshape(-1), self.residuals[index].reshape(-1)

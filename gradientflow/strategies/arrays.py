@@ -54,6 +54,8 @@ class ArraySynchronizer(Synchronizer):
     ------
     gradientflow.errors.ArgumentError
         If the tensors are on a device.
+    gradientflow.errors.ArgumentTypeError
+        If some are of bfloat16, and the package ml_dtypes is not there.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -63,12 +65,12 @@ class ArraySynchronizer(Synchronizer):
         if layout.device != "cpu":
             message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
             raise ArgumentError(message)
+        itemsizes = [numpy_dtype(dtype).itemsize for dtype, _ in layout.groups]
         self._parent = comm
         self.comm = self._new_communicator()
         self._memory: list[npt.NDArray[np.uint8]] = []
         self._offsets: list[list[int]] = []
-        for dtype, indices in layout.groups:
-            itemsize = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+        for itemsize, (_, indices) in zip(itemsizes, layout.groups, strict=True):
             places = [0]
             for index in indices:
                 nbytes = layout.counts[index] * itemsize

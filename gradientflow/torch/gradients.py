@@ -246,5 +246,5 @@ def _weights(parameter: torch.Tensor) -> Any:
         return flat.numpy()
     try:
         return flat.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-    except ArgumentTypeError:
+    except ArgumentTypeError:  # where the package ml_dtypes is not there
         return flat

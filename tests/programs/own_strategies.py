@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -466,7 +467,8 @@ def check_pytorch_resumes_where_ranks_differ(comm: gf.Communicator) -> None:
     torch = torch_or_skip()
     import gradientflow.torch as gft
 
-    for dtype in (torch.float32, torch.bfloat16):
+    has_bfloat16 = importlib.util.find_spec("ml_dtypes") is not None
+    for dtype in (torch.float32, torch.bfloat16) if has_bfloat16 else (torch.float32,):
 
         def make(dtype: Any = dtype) -> tuple[Any, Any]:
             model = network(torch).to(dtype)
