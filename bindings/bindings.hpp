@@ -10,6 +10,7 @@ void bind_config(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_machine(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
+void bind_mailbox(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
 void bind_sparse_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   bind_device(module);
   bind_machine(module);
   bind_communicator(module);
+  bind_mailbox(module);
   bind_gradient_pool(module);
   bind_sparse_pool(module);
   bind_optimizer(module);

@@ -109,6 +109,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
 PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"]
@@ -118,7 +119,10 @@ PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | 
 }
 PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
-PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {"gradientflow.optimizers"}
+PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
+    "gradientflow.optimizers",
+    "gradientflow.mailbox",
+}
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] - {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.

@@ -85,6 +85,11 @@ void Communicator::check_process() const {
   }
 }
 
+bool Communicator::is_alive(int rank) const {
+  const int local = group_->node().local_rank_of(rank);
+  return local < 0 || group_->node().is_alive(local);
+}
+
 void Communicator::check_open() const {
   check_process();
   const std::lock_guard lock(mutex_);

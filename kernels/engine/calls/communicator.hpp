@@ -52,6 +52,8 @@ class Communicator {
   void check_rank(int rank, const char* what) const;  // throws Error(value) where there is none of that number
   void check_device(int device) const;                // throws Error(value) where another one has been served
   void check_open() const;
+  // Whether the process of a rank lives, as far as that is known without asking MPI: of this node.
+  [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
   // Serves a call made by make_call (request.hpp), which has checked it. The tensors must stay as they are until then.

@@ -29,7 +29,8 @@ namespace gradientflow::transport {
 enum class Purpose : std::uint8_t { agreement, data, user, roll_call, leave };
 
 // The tag of a message. It fits into the 15 bits that every MPI library has (MPI_TAG_UB is at least 32767): 3 for the
-// purpose, 12 for the number of the call.
+// purpose, 12 for the number of the call, which wraps around. That mixes nothing up: messages with one tag are received
+// in the order in which they were sent, and a call that leaves messages behind breaks the communicator.
 class Tag {
  public:
   Tag(Purpose purpose, std::uint32_t call) : call_(call), purpose_(purpose) {}

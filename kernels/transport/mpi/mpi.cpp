@@ -29,7 +29,8 @@ bool is_process_failure(int code) {
 #endif
 }
 
-// The ranks of `comm` whose processes have failed, as far as the library tells.
+}  // namespace
+
 std::vector<int> failed_ranks([[maybe_unused]] MPI_Comm comm) {
   std::vector<int> ranks;
 #ifdef OMPI_HAVE_MPIX_COMM_GET_FAILED
@@ -52,7 +53,11 @@ std::vector<int> failed_ranks([[maybe_unused]] MPI_Comm comm) {
   return ranks;
 }
 
-}  // namespace
+void acknowledge_failures([[maybe_unused]] MPI_Comm comm) noexcept {
+#ifdef OMPI_HAVE_MPIX_COMM_GET_FAILED
+  MPIX_Comm_failure_ack(comm);
+#endif
+}
 
 void check_mpi(int code, std::string_view what, MPI_Comm comm) {
   if (code == MPI_SUCCESS) {
@@ -82,6 +87,12 @@ MpiCommunicator::MpiCommunicator(MPI_Comm original, double timeout) : timeout_(t
   }
   comm_ = duplicate(original);
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+MpiCommunicator::MpiCommunicator(MPI_Comm own) : comm_(own), timeout_(0) {
+  check_mpi(MPI_Comm_rank(own, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(own, &size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 // Whoever gives up says so in a second roll call, which all ranks that come make: so each of them makes the same calls

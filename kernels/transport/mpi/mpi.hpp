@@ -19,6 +19,11 @@ namespace gradientflow::transport {
 // have failed, Error(peer) that names them, if the library tells which.
 void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
 
+// The ranks of `comm` whose processes have failed, as far as the library tells. Where it does, it refuses receives from
+// any rank until the failures have been acknowledged.
+[[nodiscard]] std::vector<int> failed_ranks(MPI_Comm comm);
+void acknowledge_failures(MPI_Comm comm) noexcept;
+
 // So many ranks may all exchange messages with each other, where that makes an error clearer.
 inline constexpr int few_ranks = 64;
 
@@ -31,6 +36,9 @@ class MpiCommunicator {
   // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
   // leave `original` as it was. With many ranks nobody is named.
   MpiCommunicator(MPI_Comm original, double timeout);
+
+  // Takes `own` over, which is freed in the end. Not collective; it is not for calls that wait for other ranks.
+  explicit MpiCommunicator(MPI_Comm own);
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   ~MpiCommunicator();
@@ -53,6 +61,9 @@ class MpiCommunicator {
     awaited_ = std::move(ranks);
     awaited_tag_ = tag;
   }
+
+  // Has it never freed, for what MPI still has of it.
+  void keep() noexcept { stuck_.store(true); }
 
   // Whether a request was given up: MPI may still read and write its buffers.
   [[nodiscard]] bool stuck() const noexcept { return stuck_.load(); }

@@ -1,0 +1,243 @@
+// gradientflow._core.Mailbox, Letter and Arrival: messages by the address of their memory. See gradientflow/mailbox.py.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/transport/messages/mailbox.hpp"
+#include "argument.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using transport::Arrival;
+using transport::Letter;
+using transport::Mailbox;
+using transport::Tags;
+using Clock = Mailbox::Clock;
+using Tag = Argument<"tag", "a whole number", std::int64_t>;
+
+constexpr auto between_signals = std::chrono::milliseconds(50);
+
+// Python objects that no letter needs any more. Letters end in any thread, with or without Python's lock, and perhaps
+// after the interpreter has: the objects are let go by the main thread, or by the next one that comes by.
+class Unneeded {
+ public:
+  void add(PyObject* object) {
+    const std::lock_guard lock(mutex_);
+    objects_.push_back(object);
+  }
+  void let_go() {
+    std::vector<PyObject*> objects;
+    {
+      const std::lock_guard lock(mutex_);
+      objects.swap(objects_);
+    }
+    for (PyObject* const object : objects) {
+      Py_DECREF(object);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
+
+Unneeded& unneeded() {
+  static auto* const all = new Unneeded;  // NOLINT(*-owning-memory): lives as long as any thread
+  return *all;
+}
+
+void drop(PyObject* object) {
+  unneeded().add(object);
+  if (Py_IsInitialized() != 0) {
+    const auto let_go = [](void*) {
+      unneeded().let_go();
+      return 0;
+    };
+    Py_AddPendingCall(let_go, nullptr);  // where it refuses, the next letter does it
+  }
+}
+
+Mailbox::Owner owner_of(const py::object& object) {
+  unneeded().let_go();
+  PyObject* const held = py::object(object).release().ptr();
+  return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
+}
+
+void* pointer(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+Mailbox::Deadline after(std::optional<double> seconds) {
+  if (!seconds) {
+    return std::nullopt;
+  }
+  if (std::isnan(*seconds)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
+}
+
+// Waits in steps, between which the main thread attends to signals: step(deadline) says whether there is no more to
+// wait for. Returns whether there was not before the time was over.
+template <class Step>
+bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
+  while (true) {
+    const auto soon = Clock::now() + between_signals;
+    const bool is_last = deadline && *deadline <= soon;
+    if (step(is_last ? *deadline : soon)) {
+      return true;
+    }
+    if (is_last) {
+      return false;
+    }
+    attend_to_signals();
+  }
+}
+
+// A letter and its mailbox.
+struct BoundLetter {
+  std::shared_ptr<Mailbox> mailbox;
+  std::shared_ptr<Letter> letter;
+};
+
+bool done(const BoundLetter& self) {
+  if (!self.letter->ended()) {
+    const WithoutGil release;
+    self.mailbox->poll();
+  }
+  return self.letter->ended();
+}
+
+bool ended_by(const BoundLetter& self, const Timeout& timeout) {
+  const WithoutGil release;
+  return wait_in_steps(after(timeout.value),
+                       [&](Clock::time_point until) { return self.mailbox->ended_by(*self.letter, until); });
+}
+
+void wait(const BoundLetter& self, const Timeout& timeout) {
+  if (ended_by(self, timeout)) {
+    self.letter->check();
+  } else {
+    throw self.mailbox->timeout_error(*self.letter, timeout.value.value_or(0.0));
+  }
+}
+
+// In a thread of the core's. At the end of the interpreter, Python ends such a thread where it asks for the lock, by an
+// exception that must not be caught and forgotten: see WithoutGil.
+void call_back(PyObject* callback) {
+  try {
+    const py::gil_scoped_acquire gil;
+    const auto called = py::reinterpret_steal<py::object>(callback);
+    try {
+      called();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a callback of a message");
+    }
+  } catch (...) {
+    while (true) {
+      pause();
+    }
+  }
+}
+
+std::shared_ptr<Mailbox> make(const std::shared_ptr<engine::Communicator>& communicator,
+                              std::uintptr_t mpi_comm_address, std::string name) {
+  const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
+  return Mailbox::make(std::make_unique<transport::MpiCommunicator>(comm), std::move(name),
+                       [communicator](int rank) { return communicator->is_alive(rank); });
+}
+
+}  // namespace
+
+void bind_mailbox(py::module_& module) {
+  py::class_<Tags>(module, "Tags")
+      .def(
+          "at", [](const Tags& self, const Tag& number) { return self.at(number.value); }, py::arg("number"))
+      .def_readonly("count", &Tags::count);
+
+  py::class_<Arrival>(module, "Arrival")
+      .def_property_readonly("source", [](const Arrival& self) { return self.envelope().source; })
+      .def_property_readonly("tag", [](const Arrival& self) { return self.envelope().tag; })
+      .def_property_readonly("nbytes", [](const Arrival& self) { return self.envelope().bytes; });
+
+  py::class_<BoundLetter>(module, "Letter")
+      .def_property_readonly("done", &done)
+      .def_property_readonly("device_done", &done)
+      .def_property_readonly("source", [](const BoundLetter& self) { return self.letter->envelope().source; })
+      .def("wait", &wait, py::arg("timeout") = py::none())
+      .def("ended_by", &ended_by, py::arg("timeout") = py::none())
+      .def(
+          "cancel", [](const BoundLetter& self) { return self.mailbox->cancel(self.letter); },
+          py::call_guard<WithoutGil>())
+      .def(
+          "when_ended",
+          [](const BoundLetter& self, const py::object& callback) {
+            PyObject* const held = py::object(callback).release().ptr();
+            const WithoutGil release;
+            self.mailbox->when_ended(self.letter, [held] { call_back(held); });
+          },
+          py::arg("callback"));
+
+  py::class_<Mailbox, std::shared_ptr<Mailbox>>(module, "Mailbox")
+      .def(py::init(&make), py::arg("communicator"), py::arg("mpi_comm_address"), py::arg("name"))
+      .def("draw", &Mailbox::draw, py::arg("count"))
+      .def("draw_rest", &Mailbox::draw_rest)
+      .def(
+          "send",
+          [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
+             const Rank<"dest">& to, const Tag& tag) {
+            Mailbox::Owner held = owner_of(owner);
+            const WithoutGil release;
+            return BoundLetter{self, self->send(to.value, tag.value, pointer(address), nbytes, std::move(held))};
+          },
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("dest"), py::arg("tag"))
+      .def(
+          "receive",
+          [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
+             std::optional<int> from, const Tag& tag) {
+            Mailbox::Owner held = owner_of(owner);
+            const WithoutGil release;
+            return BoundLetter{self, self->receive(from.value_or(Mailbox::any_source), tag.value, pointer(address),
+                                                   nbytes, std::move(held))};
+          },
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"))
+      .def(
+          "next",
+          [](Mailbox& self, const Tags& tags, std::optional<int> from, const Timeout& timeout) {
+            const WithoutGil release;
+            std::unique_ptr<Arrival> found;
+            wait_in_steps(after(timeout.value), [&](Clock::time_point until) {
+              found = self.next(from.value_or(Mailbox::any_source), tags, until);
+              return found != nullptr;
+            });
+            return found;
+          },
+          py::arg("tags"), py::arg("source") = py::none(), py::arg("timeout") = py::none())
+      .def(
+          "take",
+          [](const std::shared_ptr<Mailbox>& self, Arrival& arrival, std::uintptr_t address, const py::object& owner) {
+            Mailbox::Owner held = owner_of(owner);
+            const WithoutGil release;
+            return BoundLetter{self, self->receive(arrival, pointer(address), std::move(held))};
+          },
+          py::arg("arrival"), py::arg("address"), py::arg("owner"))
+      .def("close", &Mailbox::close, py::arg("orderly"), py::call_guard<WithoutGil>());
+}
+
+}  // namespace gradientflow::bindings

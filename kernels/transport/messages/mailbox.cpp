@@ -1,0 +1,745 @@
+#include "mailbox.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <condition_variable>
+#include <thread>
+#include <utility>
+
+#include "../../base/text.hpp"
+#include "../mpi/patience.hpp"
+#include "../mpi/retirement.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto shortest_nap = 20us;
+constexpr auto longest_nap = 5ms;
+constexpr auto leave_time = 1s;  // for what is on its way when a mailbox is closed
+constexpr int drawn_at_once = 256;
+constexpr std::size_t told_in_errors = 3;
+
+constexpr int fewest_tags = 32768;  // that every MPI library offers
+constexpr std::size_t block_bytes = std::size_t{1} << 20;
+
+// `bytes` bytes as MPI counts them, in an int: from 2 GiB on, one element of a type made of blocks.
+class Extent {
+ public:
+  explicit Extent(std::size_t bytes) {
+    if (bytes <= INT_MAX) {
+      count_ = static_cast<int>(bytes);
+      return;
+    }
+    MPI_Datatype block = MPI_DATATYPE_NULL;
+    check_mpi(MPI_Type_contiguous(static_cast<int>(block_bytes), MPI_BYTE, &block), "MPI_Type_contiguous");
+    const std::size_t blocks = bytes / block_bytes;
+    const int lengths[] = {static_cast<int>(blocks), static_cast<int>(bytes % block_bytes)};
+    const MPI_Aint places[] = {0, static_cast<MPI_Aint>(blocks * block_bytes)};
+    const MPI_Datatype types[] = {block, MPI_BYTE};
+    check_mpi(MPI_Type_create_struct(2, lengths, places, types, &type_), "MPI_Type_create_struct");
+    MPI_Type_free(&block);
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+    count_ = 1;
+  }
+  Extent(const Extent&) = delete;
+  Extent& operator=(const Extent&) = delete;
+  ~Extent() {
+    if (type_ != MPI_BYTE) {
+      MPI_Type_free(&type_);  // once MPI is done with it
+    }
+  }
+  [[nodiscard]] int count() const noexcept { return count_; }
+  [[nodiscard]] MPI_Datatype type() const noexcept { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_BYTE;
+  int count_ = 0;
+};
+
+Envelope envelope_of(const MPI_Status& status) {
+  MPI_Count bytes = 0;
+  MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+  return {status.MPI_SOURCE, status.MPI_TAG, static_cast<std::size_t>(bytes)};
+}
+
+std::string rank_text(int rank) { return rank < 0 ? "any rank" : "rank " + std::to_string(rank); }
+
+bool is_from(const Envelope& envelope, int rank) { return rank == Mailbox::any_source || rank == envelope.source; }
+
+int highest_tag(MPI_Comm comm) {
+  int* highest = nullptr;
+  int known = 0;
+  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &known), "MPI_Comm_get_attr");
+  return known != 0 ? *highest : fewest_tags - 1;
+}
+
+}  // namespace
+
+int Tags::at(std::int64_t number) const {
+  if (number < 0 || number >= count) {
+    throw Error(ErrorKind::value,
+                "tag " + std::to_string(number) + " is not between 0 and " + std::to_string(count - 1));
+  }
+  return first + static_cast<int>(number);
+}
+
+void Letter::check() const {
+  if (error_) {
+    throw Error(*error_);
+  }
+}
+
+std::string Letter::what() const {
+  return (kind_ == Kind::send ? "the send to " : "the receive from ") + rank_text(peer_) + " with tag " +
+         std::to_string(tag_);
+}
+
+// What a mailbox's thread sleeps on: beyond the mailbox, which may be destroyed meanwhile, by a callback for example.
+class Mailbox::Alarm {
+ public:
+  // For so long, or until it rings; while nothing is pending, until it rings.
+  void sleep(std::chrono::nanoseconds nap) {
+    std::unique_lock lock(mutex_);
+    const auto is_over = [this] { return has_rung_; };
+    if (is_idle_) {
+      rings_.wait(lock, is_over);
+    } else {
+      rings_.wait_for(lock, nap, is_over);
+    }
+    has_rung_ = false;
+  }
+  void ring() {
+    const std::lock_guard lock(mutex_);
+    has_rung_ = true;
+    is_idle_ = false;
+    rings_.notify_one();
+  }
+  // Both with the mailbox's mutex_ held. The second costs nothing while the thread only naps.
+  void rest() noexcept { is_idle_ = true; }
+  void ring_if_idle() {
+    if (is_idle_) {
+      ring();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable rings_;
+  std::atomic<bool> is_idle_{false};
+  bool has_rung_ = false;
+};
+
+std::shared_ptr<Mailbox> Mailbox::make(std::unique_ptr<MpiCommunicator> ranks, std::string name,
+                                       std::function<bool(int)> is_alive) {
+  if (!mpi_thread_multiple()) {
+    throw Error(ErrorKind::value, name + " needs an MPI that several threads may call" + thread_level_advice());
+  }
+  std::shared_ptr<Mailbox> made(new Mailbox(std::move(ranks), std::move(name), std::move(is_alive)));
+  made->self_ = made;
+  return made;
+}
+
+Mailbox::Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive)
+    : mpi_(std::move(ranks)),
+      name_(std::move(name)),
+      is_alive_(std::move(is_alive)),
+      process_(getpid()),
+      notice_tag_(highest_tag(mpi_->get())),
+      alarm_(std::make_shared<Alarm>()),
+      tags_left_(notice_tag_),
+      words_(static_cast<std::size_t>(mpi_->size())),
+      acquainted_(words_.size()) {}
+
+// In a forked process MPI must not be called, and its thread is not there.
+Mailbox::~Mailbox() {
+  if (is_forked()) {
+    static_cast<void>(mpi_.release());
+    return;
+  }
+  close(false);
+  std::vector<int> awaited;
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank() && words_[static_cast<std::size_t>(r)].state == State::open) {
+      awaited.push_back(r);
+    }
+  }
+  // Messages that have been drawn and not received would stay with MPI, and many ranks do not tell everybody.
+  if (!arrived_.empty() || taken_ > 0 || size() > few_ranks) {
+    mpi_->keep();
+  }
+  mpi_->await_last_messages(std::move(awaited), notice_tag_);
+}
+
+bool Mailbox::is_forked() const noexcept { return getpid() != process_; }
+
+void Mailbox::check_usable() const {
+  if (is_forked()) {
+    throw Error(ErrorKind::closed, name_ + " belongs to the process that this one was forked from");
+  }
+  if (closed_) {
+    throw Error(ErrorKind::closed, name_ + " has been closed");
+  }
+  mpi_->check_not_finalized();
+}
+
+std::shared_ptr<Letter> Mailbox::make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+                                             Owner owner) const {
+  check_usable();
+  const int first = kind == Letter::Kind::send ? 0 : any_source;
+  if (peer < first || peer >= size()) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " does not exist: the ranks of " + name_ +
+                                      " are 0 to " + std::to_string(size() - 1));
+  }
+  auto letter = std::make_shared<Letter>();
+  letter->kind_ = kind;
+  letter->peer_ = peer;
+  letter->tag_ = Tags{0, notice_tag_}.at(tag);
+  letter->bytes_ = bytes;
+  letter->owner_ = std::move(owner);
+  return letter;
+}
+
+Tags Mailbox::draw(std::int64_t count) {
+  const std::lock_guard lock(mutex_);
+  if (count < 1 || count > tags_left_) {
+    throw Error(ErrorKind::value, std::to_string(count) + " tags cannot be drawn: there are " +
+                                      std::to_string(tags_left_) + " left of the " + std::to_string(notice_tag_) +
+                                      " that the MPI library offers");
+  }
+  tags_left_ -= static_cast<int>(count);
+  return {tags_left_, static_cast<int>(count)};
+}
+
+Tags Mailbox::draw_rest() {
+  const std::lock_guard lock(mutex_);
+  return {0, std::exchange(tags_left_, 0)};
+}
+
+std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner) {
+  std::unique_lock lock(mutex_);
+  auto letter = make_letter(Letter::Kind::send, to, tag, bytes, std::move(owner));
+  acquainted_[static_cast<std::size_t>(to)] = true;
+  if (const auto error = loss(to, letter->what())) {
+    end(letter, error);
+  } else {
+    const Extent extent(bytes);
+    mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, letter->tag_, mpi_->get(), &letter->request_),
+                "MPI_Isend");
+    start(letter);
+  }
+  finish(lock);
+  return letter;
+}
+
+std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner) {
+  std::unique_lock lock(mutex_);
+  auto letter = make_letter(Letter::Kind::receive, from, tag, bytes, std::move(owner));
+  letter->data_ = data;
+  if (from >= 0) {
+    acquainted_[static_cast<std::size_t>(from)] = true;
+  }
+  progress(false);
+  const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& arrival) {
+    return arrival->envelope_.tag == letter->tag_ && is_from(arrival->envelope_, from);
+  });
+  if (found != arrived_.end()) {
+    const std::unique_ptr<Arrival> arrival = std::move(*found);
+    arrived_.erase(found);
+    begin(letter, arrival->envelope_, arrival->message_);
+  } else if (const auto error = loss(from, letter->what())) {
+    end(letter, error);
+  } else {
+    posted_.push_back(letter);
+    wake_thread();
+  }
+  finish(lock);
+  return letter;
+}
+
+std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
+  std::unique_ptr<Arrival> arrival;
+  std::optional<Error> error;
+  wait_until(deadline, [&] {
+    const std::lock_guard lock(mutex_);
+    check_usable();
+    const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) {
+      return tags.has(each->envelope_.tag) && is_from(each->envelope_, from);
+    });
+    if (found != arrived_.end()) {
+      arrival = std::move(*found);
+      arrived_.erase(found);
+      ++taken_;
+    } else {
+      error = loss(from, "the receive of a message from " + rank_text(from));
+    }
+    return arrival != nullptr || error.has_value();
+  });
+  if (error) {
+    throw Error(*error);
+  }
+  return arrival;
+}
+
+std::shared_ptr<Letter> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
+  std::unique_lock lock(mutex_);
+  const Envelope& envelope = arrival.envelope_;
+  auto letter = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
+  letter->data_ = data;
+  if (arrival.message_ == MPI_MESSAGE_NULL) {
+    throw Error(ErrorKind::value, "the message has been received already");
+  }
+  --taken_;
+  begin(letter, arrival.envelope_, arrival.message_);
+  finish(lock);
+  return letter;
+}
+
+// What MPI has done at once is not worth the thread's while.
+void Mailbox::start(const std::shared_ptr<Letter>& letter) {
+  if (!test(letter)) {
+    in_flight_.push_back(letter);
+    wake_thread();
+  }
+}
+
+void Mailbox::begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message) {
+  letter->envelope_ = envelope;
+  if (envelope.bytes != letter->bytes_) {
+    try {
+      discard(envelope, message);
+    } catch (const std::bad_alloc&) {
+      ++taken_;  // MPI keeps it
+    }
+    end(letter,
+        Error(ErrorKind::mismatch, letter->what() + " of " + std::to_string(letter->bytes_) + " bytes on rank " +
+                                       std::to_string(rank()) + " met a message of " + std::to_string(envelope.bytes) +
+                                       " from rank " + std::to_string(envelope.source)));
+    return;
+  }
+  try {
+    const Extent extent(envelope.bytes);
+    mpi_->check(MPI_Imrecv(letter->data_, extent.count(), extent.type(), &message, &letter->request_), "MPI_Imrecv");
+    start(letter);
+  } catch (const Error& error) {
+    end(letter, error);
+  }
+}
+
+// Its sender waits for somebody to take it.
+void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
+  auto memory = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(envelope.bytes, 1));
+  auto unwanted = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
+  unwanted->data_ = memory.get();
+  begin(unwanted, envelope, message);
+}
+
+void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
+  acquainted_[static_cast<std::size_t>(envelope.source)] = true;
+  if (envelope.tag == notice_tag_) {
+    State state = State::failed;
+    mpi_->check(MPI_Mrecv(&state, static_cast<int>(sizeof state), MPI_BYTE, &message, MPI_STATUS_IGNORE),
+                "MPI_Mrecv of a notice");
+    note(envelope.source, state);
+    return;
+  }
+  const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& letter) {
+    return letter->tag_ == envelope.tag && is_from(envelope, letter->peer_);
+  });
+  if (found != posted_.end()) {
+    const std::shared_ptr<Letter> letter = *found;
+    posted_.erase(found);
+    begin(letter, envelope, message);
+    return;
+  }
+  auto arrival = std::make_unique<Arrival>();
+  arrival->envelope_ = envelope;
+  arrival->message_ = message;
+  arrived_.push_back(std::move(arrival));
+}
+
+void Mailbox::end(const std::shared_ptr<Letter>& letter, std::optional<Error> error) {
+  letter->error_ = std::move(error);
+  letter->ended_.store(true, std::memory_order_release);
+  if (letter->then_) {
+    callbacks_.push_back(std::exchange(letter->then_, nullptr));
+  }
+  ended_.push_back(letter);
+}
+
+// What belongs to letters that have ended is let go, and their callbacks are run, where no lock is held.
+void Mailbox::finish(std::unique_lock<std::mutex>& lock) {
+  std::vector<Owner> owners;
+  owners.reserve(ended_.size());
+  for (const auto& letter : std::exchange(ended_, {})) {
+    owners.push_back(std::move(letter->owner_));
+  }
+  const bool has_callbacks = !callbacks_.empty();
+  lock.unlock();
+  if (has_callbacks) {
+    alarm_->ring();
+  }
+}
+
+bool Mailbox::test(const std::shared_ptr<Letter>& letter) {
+  int done = 0;
+  const int code = MPI_Test(&letter->request_, &done, MPI_STATUS_IGNORE);
+  if (code == MPI_SUCCESS) {
+    if (done != 0) {
+      end(letter);
+    }
+    return done != 0;
+  }
+  try {
+    mpi_->check(code, letter->what());
+  } catch (const Error& error) {
+    end(letter, error);
+  }
+  return true;
+}
+
+// Tests what is in flight, and draws what has come. `look`: for ranks that are lost, too. Returns whether anything has
+// happened.
+bool Mailbox::progress(bool look) {
+  if (closed_ && in_flight_.empty()) {
+    return false;
+  }
+  if (mpi_->finalized()) {
+    end_all(Error(ErrorKind::closed, "MPI has been finalized on rank " + std::to_string(rank())));
+    return true;
+  }
+  const std::size_t before = in_flight_.size();
+  std::erase_if(in_flight_, [this](const auto& letter) { return test(letter); });
+  try {
+    const bool drawn = !closed_ && draw_messages();
+    if (look && !closed_) {
+      look_out();
+    }
+    return drawn || in_flight_.size() != before;
+  } catch (const Error& error) {
+    end_all(error);
+    return true;
+  }
+}
+
+bool Mailbox::draw_messages() {
+  for (int drawn = 0; drawn < drawn_at_once; ++drawn) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    const int code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_->get(), &there, &message, &status);
+    if (code != MPI_SUCCESS) {
+      note_failure(code);
+      return true;
+    }
+    if (there == 0) {
+      return drawn > 0;
+    }
+    deliver(envelope_of(status), message);
+  }
+  return true;
+}
+
+// MPI tells of ranks that have died whenever it is asked about any rank, until that is acknowledged.
+void Mailbox::note_failure(int code) {
+  bool is_news = false;
+  for (const int r : failed_ranks(mpi_->get())) {
+    is_news = is_news || words_[static_cast<std::size_t>(r)].state == State::open;
+    note(r, State::died);
+  }
+  acknowledge_failures(mpi_->get());
+  if (is_news) {
+    return;
+  }
+  try {
+    mpi_->check(code, "MPI_Improbe");
+  } catch (const Error& error) {
+    end_all(error);
+  }
+}
+
+void Mailbox::note(int rank, State state) {
+  Word& word = words_[static_cast<std::size_t>(rank)];
+  if (word.state != State::open || rank == this->rank()) {
+    return;
+  }
+  word = {state, Clock::now()};
+  ++lost_;
+  end_posted_in_vain();
+}
+
+// All that a rank has sent has been drawn before its notice, or before it was found dead.
+void Mailbox::end_posted_in_vain() {
+  std::erase_if(posted_, [this](const auto& letter) {
+    auto error = loss(letter->peer_, letter->what());
+    if (!error) {
+      return false;
+    }
+    end(letter, std::move(error));
+    return true;
+  });
+}
+
+void Mailbox::end_all(const Error& error) {
+  for (auto* const letters : {&posted_, &in_flight_}) {
+    for (const auto& letter : std::exchange(*letters, {})) {
+      const bool is_mpi_done = letter->request_ == MPI_REQUEST_NULL;
+      if (!is_mpi_done) {
+        finish_later(std::move(letter->owner_), {letter->request_});
+      }
+      end(letter, error);
+    }
+  }
+}
+
+// Why rank `peer`, or all others, cannot take part any more.
+std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
+  if (lost_ == 0 || (peer == any_source && lost_ < size() - 1)) {
+    return std::nullopt;
+  }
+  const auto ending = [&] { return " while rank " + std::to_string(rank()) + " waited in " + what; };
+  if (peer == any_source) {
+    return Error(ErrorKind::peer, "all other ranks have closed " + name_ + ", given up or died" + ending());
+  }
+  switch (words_[static_cast<std::size_t>(peer)].state) {
+    case State::open:
+      return std::nullopt;
+    case State::closed:
+      return Error(ErrorKind::peer, rank_text(peer) + " has closed " + name_ + ending());
+    case State::failed:
+      return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
+    case State::died:
+      return Error(ErrorKind::peer, rank_text(peer) + " has died" + ending());
+  }
+  return std::nullopt;
+}
+
+// Ranks of this host that have died; and what was on its way to or from those that have left a while ago. What a rank
+// has sent before it closed may still be arriving, however long that takes.
+void Mailbox::look_out() {
+  for (int r = 0; r < size(); ++r) {
+    if (words_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
+      while (draw_messages()) {  // what it has sent
+      }
+      note(r, State::died);
+    }
+  }
+  if (lost_ == 0) {
+    return;
+  }
+  const auto now = Clock::now();
+  std::erase_if(in_flight_, [&](const auto& letter) {
+    const int peer = letter->kind_ == Letter::Kind::send ? letter->peer_ : letter->envelope_.source;
+    const Word& word = words_[static_cast<std::size_t>(peer)];
+    const bool may_come = word.state == State::closed && letter->kind_ == Letter::Kind::receive;
+    if (word.state == State::open || may_come || now - word.since < leave_time) {
+      return false;
+    }
+    finish_later(std::move(letter->owner_), {letter->request_});
+    end(letter, loss(peer, letter->what()));
+    return true;
+  });
+}
+
+void Mailbox::attend(bool look) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return;  // another thread does it
+  }
+  progress(look);
+  finish(lock);
+}
+
+void Mailbox::poll() {
+  if (!is_forked()) {
+    attend(false);
+  }
+}
+
+template <class Done>
+bool Mailbox::wait_until(const Deadline& deadline, Done done) {
+  if (is_forked()) {
+    check_usable();
+  }
+  const auto leave = [](std::atomic<int>* waiters) { --*waiters; };
+  ++waiters_;
+  const std::unique_ptr<std::atomic<int>, decltype(leave)> waiter(&waiters_, leave);
+  Patience patience(1e9);
+  bool look = false;
+  while (!done()) {
+    attend(look);
+    if (done()) {
+      return true;
+    }
+    if (deadline && Clock::now() >= *deadline) {
+      return false;
+    }
+    look = patience.pause();
+  }
+  return true;
+}
+
+bool Mailbox::ended_by(const Letter& letter, const Deadline& deadline) {
+  return wait_until(deadline, [&] { return letter.ended(); });
+}
+
+void Mailbox::wait(const Letter& letter, std::optional<double> seconds) {
+  Deadline deadline;
+  if (seconds) {
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
+  }
+  if (!ended_by(letter, deadline)) {
+    throw timeout_error(letter, *seconds);
+  }
+  letter.check();
+}
+
+Error Mailbox::timeout_error(const Letter& letter, double seconds) const {
+  std::string text = letter.what() + " was not done within " + format_number(seconds) + " s on rank " +
+                     std::to_string(rank()) + "; it goes on";
+  const std::lock_guard lock(mutex_);
+  if (letter.kind_ == Letter::Kind::receive && !arrived_.empty()) {
+    text += ". Nobody has asked for ";
+    for (std::size_t i = 0; i < std::min(arrived_.size(), told_in_errors); ++i) {
+      const Envelope& envelope = arrived_[i]->envelope_;
+      text += (i > 0 ? ", " : "") + std::to_string(envelope.bytes) + " bytes from " + rank_text(envelope.source) +
+              " with tag " + std::to_string(envelope.tag);
+    }
+    text += arrived_.size() > told_in_errors ? ", ..." : "";
+  }
+  return {ErrorKind::timeout, text};
+}
+
+Error Mailbox::given_up(const Letter& letter, const std::string& why) {
+  return {ErrorKind::closed, letter.what() + " was given up: " + why};
+}
+
+bool Mailbox::cancel(const std::shared_ptr<Letter>& letter) {
+  std::unique_lock lock(mutex_);
+  const bool is_posted = std::erase(posted_, letter) > 0;
+  if (is_posted) {
+    end(letter, given_up(*letter, "it has been cancelled"));
+  }
+  finish(lock);
+  return is_posted;
+}
+
+void Mailbox::when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then) {
+  std::unique_lock lock(mutex_);
+  if (letter->ended()) {
+    if (!closed_) {
+      callbacks_.push_back(std::move(then));
+      wake_thread();
+      finish(lock);
+      return;
+    }
+    lock.unlock();
+    then();
+    return;
+  }
+  letter->then_ = std::move(then);
+}
+
+void Mailbox::wake_thread() {
+  if (!has_thread_) {
+    std::thread([mailbox = self_, alarm = alarm_] { carry(mailbox, alarm); }).detach();
+    has_thread_ = true;
+  }
+  alarm_->ring_if_idle();
+}
+
+// It holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait for its
+// end.
+void Mailbox::carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
+  std::chrono::nanoseconds nap = shortest_nap;
+  const auto carry_on = [&] {
+    const std::shared_ptr<Mailbox> self = mailbox.lock();
+    try {
+      return self != nullptr && self->carry_on(nap);
+    } catch (const std::bad_alloc&) {  // another time
+      return true;
+    }
+  };
+  while (carry_on()) {
+    alarm->sleep(nap);
+  }
+}
+
+// Returns whether it has to be called again, after a nap.
+bool Mailbox::carry_on(std::chrono::nanoseconds& nap) {
+  std::unique_lock lock(mutex_);
+  if (closed_) {
+    return false;
+  }
+  const bool moved = progress(nap == longest_nap);
+  const auto callbacks = std::exchange(callbacks_, {});
+  const bool is_pending = !posted_.empty() || !in_flight_.empty() || !callbacks.empty();
+  if (is_pending && waiters_ == 0) {
+    nap = moved ? shortest_nap : std::min<std::chrono::nanoseconds>(nap * 5 / 4, longest_nap);
+  } else if (is_pending || moved || nap != longest_nap) {
+    nap = longest_nap;  // before it rests: messages that are soon done, one after the other, would wake it each time
+  } else {
+    alarm_->rest();
+    nap = shortest_nap;
+  }
+  finish(lock);
+  for (const auto& callback : callbacks) {
+    callback();
+  }
+  return true;
+}
+
+void Mailbox::tell(State state) {
+  auto notice = std::make_shared<const State>(state);
+  std::vector<MPI_Request> requests;
+  for (int r = 0; r < size(); ++r) {
+    const bool knows = size() <= few_ranks || acquainted_[static_cast<std::size_t>(r)];
+    if (r != rank() && knows && words_[static_cast<std::size_t>(r)].state != State::died) {
+      MPI_Isend(notice.get(), static_cast<int>(sizeof state), MPI_BYTE, r, notice_tag_, mpi_->get(),
+                &requests.emplace_back(MPI_REQUEST_NULL));
+    }
+  }
+  finish_later(std::move(notice), std::move(requests));
+}
+
+void Mailbox::close(bool orderly) noexcept {
+  if (is_forked()) {
+    return;
+  }
+  try {
+    std::unique_lock lock(mutex_);
+    if (std::exchange(closed_, true)) {
+      return;
+    }
+    const std::string why = name_ + " has been closed";
+    for (const auto& letter : std::exchange(posted_, {})) {
+      end(letter, given_up(*letter, why));
+    }
+    const auto deadline = Clock::now() + leave_time;
+    while (progress(false), orderly && !in_flight_.empty() && Clock::now() < deadline) {
+      lock.unlock();
+      std::this_thread::sleep_for(1ms);
+      lock.lock();
+    }
+    for (const auto& letter : std::exchange(in_flight_, {})) {
+      finish_later(std::move(letter->owner_), {letter->request_});
+      end(letter, given_up(*letter, why));
+    }
+    if (!mpi_->finalized()) {
+      tell(orderly ? State::closed : State::failed);
+    }
+    const auto callbacks = std::exchange(callbacks_, {});
+    finish(lock);
+    alarm_->ring();
+    for (const auto& callback : callbacks) {
+      callback();
+    }
+  } catch (const std::exception&) {  // without memory, the others find out when their time is up
+  }
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,226 @@
+// Messages that may come from anybody at any time, on an MPI communicator of their own.
+//
+// Every message that arrives is drawn from MPI as soon as somebody looks (MPI_Improbe, from any rank, with any tag), so
+// that its source, tag and size are known before it is received. It goes to the oldest receive that was posted for it,
+// or waits until one is posted, or until next() asks for it. So MPI never has a receive that would have to be
+// cancelled, a message of another size than expected is an error that names both sizes, and the last message of a rank,
+// its notice that it has closed, comes after everything else that it has sent.
+//
+// Between two ranks, messages with one tag are received in the order in which they were sent.
+//
+// Whoever waits carries all messages of the mailbox on; while nobody does, a thread does so, in naps of up to 5 ms. The
+// thread starts with the first message that is not done at once, and sleeps while nothing is pending.
+//
+// Inside a node, too, MPI carries the messages: its own way through shared memory is as fast as a direct read with a
+// handshake. docs/architecture.md has the figures.
+#pragma once
+
+#include <mpi.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../../base/error.hpp"
+#include "../mpi/mpi.hpp"
+
+namespace gradientflow::transport {
+
+class Mailbox;
+
+// What is known of a message before it is received.
+struct Envelope {
+  int source = -1;
+  int tag = -1;
+  std::size_t bytes = 0;
+};
+
+// A range of a mailbox's tags, for one purpose.
+struct Tags {
+  int first = 0;
+  int count = 0;
+
+  // The tag with this number of the range. Throws Error(value) where it has none.
+  [[nodiscard]] int at(std::int64_t number) const;
+  [[nodiscard]] bool has(int tag) const noexcept { return tag >= first && tag - first < count; }
+};
+
+// A send or receive, under way or ended. It goes on, and keeps the owner of its memory, whether it is held or not.
+class Letter {
+ public:
+  // Whether it has ended, well or badly. Asks nobody: see Mailbox::poll.
+  [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+
+  // Once it has ended: throws the error that it ended with, if it did. Error(mismatch): a message of another size came,
+  // and is gone. Error(peer): the other rank has closed its mailbox, given up, or died. Error(closed): this one has.
+  void check() const;
+
+  // Of a receive, once it has ended: what came.
+  [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
+
+ private:
+  friend class Mailbox;
+  enum class Kind : std::uint8_t { send, receive };
+  [[nodiscard]] std::string what() const;
+
+  Kind kind_ = Kind::send;
+  int peer_ = -1;
+  int tag_ = 0;
+  void* data_ = nullptr;  // of a receive
+  std::size_t bytes_ = 0;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  std::shared_ptr<const void> owner_;
+  Envelope envelope_;
+  std::optional<Error> error_;
+  std::function<void()> then_;
+  std::atomic<bool> ended_{false};
+};
+
+// A message that has been taken out of a mailbox, to be received once there is memory for it.
+class Arrival {
+ public:
+  [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
+
+ private:
+  friend class Mailbox;
+  Envelope envelope_;
+  MPI_Message message_ = MPI_MESSAGE_NULL;
+};
+
+// For any thread.
+class Mailbox {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = std::optional<Clock::time_point>;
+  using Owner = std::shared_ptr<const void>;  // of memory: lives until MPI is done with it, perhaps for ever
+  static constexpr int any_source = -1;
+
+  // Not collective. `ranks`: for this mailbox alone. `name`: what has been closed then, in errors. `is_alive`: whether
+  // the process of a rank lives, as far as that is known otherwise than by MPI; called by any thread. Throws
+  // Error(value) where MPI cannot be called from several threads.
+  static std::shared_ptr<Mailbox> make(std::unique_ptr<MpiCommunicator> ranks, std::string name,
+                                       std::function<bool(int rank)> is_alive);
+  ~Mailbox();  // closes it as one that gives up
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // Tags that nobody else has, from the upper end of those that MPI offers; the second: all that are left. All ranks
+  // draw alike. Throws Error(value) where there are not so many.
+  [[nodiscard]] Tags draw(std::int64_t count);
+  [[nodiscard]] Tags draw_rest();
+
+  // Starts to send `bytes` bytes, which must stay as they are until the letter has ended. Throws Error(value),
+  // Error(closed), Error(mpi).
+  [[nodiscard]] std::shared_ptr<Letter> send(int to, std::int64_t tag, const void* data, std::size_t bytes,
+                                             Owner owner);
+
+  // Starts to receive a message of exactly `bytes` bytes from rank `from`, or from any. Throws as `send` does.
+  [[nodiscard]] std::shared_ptr<Letter> receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner);
+
+  // The oldest message that no receive was posted for, from a rank or any, with a tag of these: taken out of the
+  // mailbox, to be received with `receive`. Nothing where none has come until the deadline. Throws Error(peer) where
+  // none can come any more, Error(closed).
+  [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
+  [[nodiscard]] std::shared_ptr<Letter> receive(Arrival& arrival, void* data, Owner owner);
+
+  // Waits until the letter has ended, or the time has come: says which.
+  [[nodiscard]] bool ended_by(const Letter& letter, const Deadline& deadline);
+
+  // Waits and throws as Letter::check does; Error(timeout) if `seconds` pass first. The letter then goes on, and can be
+  // waited for again.
+  void wait(const Letter& letter, std::optional<double> seconds = {});
+
+  // What `wait` throws then.
+  [[nodiscard]] Error timeout_error(const Letter& letter, double seconds) const;
+
+  // Carries messages on, without waiting.
+  void poll();
+
+  // Ends a receive whose message has not come, with Error(closed). Returns whether that was so.
+  bool cancel(const std::shared_ptr<Letter>& letter);
+
+  // Calls `then` once the letter has ended, in the mailbox's thread, or in the one that closes it. Once for a letter.
+  void when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then);
+
+  // Gives up receives. `orderly`: waits a moment for what is on its way, and tells the others that this rank has
+  // closed, otherwise that it has given up. Closing twice is harmless. Not collective.
+  void close(bool orderly) noexcept;
+
+  [[nodiscard]] int rank() const noexcept { return mpi_->rank(); }
+  [[nodiscard]] int size() const noexcept { return mpi_->size(); }
+
+ private:
+  enum class State : std::int32_t { open, closed, failed, died };
+
+  struct Word {  // of another rank
+    State state = State::open;
+    Clock::time_point since{};
+  };
+
+  class Alarm;  // wakes the thread
+
+  Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive);
+  [[nodiscard]] bool is_forked() const noexcept;
+  void check_usable() const;
+  [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+                                                    Owner owner) const;
+
+  // All with mutex_ held.
+  void start(const std::shared_ptr<Letter>& letter);
+  void begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
+  void discard(const Envelope& envelope, MPI_Message& message);
+  void deliver(const Envelope& envelope, MPI_Message& message);
+  void end(const std::shared_ptr<Letter>& letter, std::optional<Error> error = {});
+  [[nodiscard]] static Error given_up(const Letter& letter, const std::string& why);
+  [[nodiscard]] bool test(const std::shared_ptr<Letter>& letter);
+  bool progress(bool look);
+  bool draw_messages();
+  void look_out();
+  void note_failure(int code);
+  void note(int rank, State state);
+  void end_posted_in_vain();
+  void end_all(const Error& error);
+  [[nodiscard]] std::optional<Error> loss(int peer, const std::string& what) const;
+  void tell(State state);
+  void attend(bool look);
+  template <class Done>
+  bool wait_until(const Deadline& deadline, Done done);
+  void finish(std::unique_lock<std::mutex>& lock);
+  void wake_thread();
+  [[nodiscard]] bool carry_on(std::chrono::nanoseconds& nap);
+  static void carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
+
+  std::unique_ptr<MpiCommunicator> mpi_;
+  std::string name_;
+  std::function<bool(int)> is_alive_;
+  pid_t process_;
+  int notice_tag_;
+  std::weak_ptr<Mailbox> self_;
+  std::shared_ptr<Alarm> alarm_;
+
+  mutable std::mutex mutex_;
+  int tags_left_;
+  std::vector<std::shared_ptr<Letter>> posted_;     // receives whose message has not come, the oldest first
+  std::deque<std::unique_ptr<Arrival>> arrived_;    // messages that nobody has asked for, the oldest first
+  std::vector<std::shared_ptr<Letter>> in_flight_;  // what MPI works on
+  std::vector<std::shared_ptr<Letter>> ended_;      // since the last finish()
+  std::vector<std::function<void()>> callbacks_;    // of those that have ended
+  std::size_t taken_ = 0;                           // arrivals that have not been received
+  std::vector<Word> words_;                         // by rank
+  std::vector<bool> acquainted_;                    // by rank: messages have passed, or are awaited
+  int lost_ = 0;                                    // ranks that are no longer open
+  bool has_thread_ = false;
+  bool closed_ = false;
+  std::atomic<int> waiters_{0};
+};
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,463 @@
+"""Messages through mailboxes: any source, many tags, unknown sizes, threads, closing, ranks that die."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, WORLD, raises, run, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import ArgumentError, ClosedError, CommunicationTimeoutError, MismatchError, PeerError
+from gradientflow.mailbox import Letter, Mailbox, Tags, make_mailbox
+
+RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+SIZES = [0, 1, 7, 4096, 70_000, 1_000_003]
+LATE = 30.0  # seconds after which something hangs
+
+
+class Box:
+    """A mailbox for arrays of bytes."""
+
+    def __init__(self, comm: gf.Communicator) -> None:
+        self.native: Mailbox = make_mailbox(comm, WORLD.Dup(), "the mailbox")
+        self.inner: Tags = self.native.draw(5)
+        self.tags: Tags = self.native.draw_rest()
+
+    def send(self, x: np.ndarray, dest: int, tag: int) -> Letter:
+        return self.native.send(x.ctypes.data, x.nbytes, x, dest, self.tags.at(tag))
+
+    def receive(self, x: np.ndarray, source: int | None, tag: int) -> Letter:
+        return self.native.receive(x.ctypes.data, x.nbytes, x, source, self.tags.at(tag))
+
+
+@contextmanager
+def box(comm: gf.Communicator) -> Iterator[Box]:
+    made = Box(comm)
+    yield made
+    made.native.close(True)
+
+
+def pattern(size: int, *key: int) -> np.ndarray:
+    return np.random.default_rng(key).integers(0, 256, size, np.uint8)
+
+
+def empty(size: int) -> np.ndarray:
+    return np.full(size, 77, np.uint8)
+
+
+# ---- what arrives ----------------------------------------------------------------------------------------------------
+
+
+def check_any_order(comm: gf.Communicator) -> None:
+    """Many messages at once; odd tags are received from the rank that sends, even ones from any."""
+    for seed in range(4):
+        plan = random.Random(seed)
+        size_of = {tag: plan.choice(SIZES) for tag in range(40)}
+        messages = [(plan.randrange(SIZE), plan.randrange(SIZE), plan.randrange(40)) for _ in range(60 * SIZE)]
+        own = random.Random(seed * 100 + RANK)
+        with box(comm) as mail:
+            sends = [m for m in messages if m[0] == RANK]  # in this order, which counts for one tag
+            receives = [m for m in messages if m[1] == RANK]
+            own.shuffle(receives)
+            actions: list[tuple[str, Any]] = [("send", m) for m in sends] + [("receive", m) for m in receives]
+            slots = [kind for kind, _ in actions]
+            own.shuffle(slots)
+            queues = {"send": iter(sends), "receive": iter(receives)}
+            sent: Counter[Any] = Counter()
+            expected: list[tuple[Letter, np.ndarray, int]] = []
+            sending = []
+            for kind in slots:
+                source, dest, tag = message = next(queues[kind])
+                if kind == "send":
+                    data = pattern(size_of[tag], *message, sent[message])
+                    sending.append(mail.send(data, dest, tag))
+                    sent[message] += 1
+                else:
+                    x = empty(size_of[tag])
+                    expected.append((mail.receive(x, source if tag % 2 else None, tag), x, tag))
+            got: Counter[Any] = Counter()
+            for letter, x, tag in expected:
+                letter.wait(LATE)
+                message = (letter.source, RANK, tag)
+                assert (x == pattern(size_of[tag], *message, got[message])).all(), (seed, message)
+                got[message] += 1
+            assert got == Counter(receives)
+            for letter in sending:
+                letter.wait(LATE)
+                assert letter.done
+            WORLD.Barrier()
+
+
+def check_unknown_sizes(comm: gf.Communicator) -> None:
+    """Rank 0 serves whoever sends, without a receive posted before, as a server does."""
+    plan = random.Random(5)
+    messages = [(plan.randrange(SIZE), plan.randrange(3), plan.choice(SIZES)) for _ in range(30 * SIZE)]
+    with box(comm) as mail:
+        sending = [
+            mail.native.send(data.ctypes.data, data.nbytes, data, 0, mail.inner.at(tag))
+            for i, (source, tag, size) in enumerate(messages)
+            if source == RANK
+            for data in [pattern(size, i)]
+        ]
+        if RANK == 0:
+            mail.send(empty(3), 0, 1)  # with another tag
+            left = list(enumerate(messages))
+            while left:
+                arrival = mail.native.next(mail.inner, timeout=LATE)
+                assert arrival is not None
+                i, (source, tag, size) = next(
+                    entry
+                    for entry in left
+                    if (entry[1][0], mail.inner.at(entry[1][1])) == (arrival.source, arrival.tag)
+                )
+                assert arrival.nbytes == size
+                x = empty(size)
+                letter = mail.native.take(arrival, x.ctypes.data, x)
+                letter.wait(LATE)
+                assert letter.source == source
+                assert (x == pattern(size, i)).all()
+                left.remove((i, (source, tag, size)))
+                with raises(ArgumentError, "has been received already"):
+                    mail.native.take(arrival, x.ctypes.data, x)
+            begin = time.monotonic()
+            assert mail.native.next(mail.inner, source=SIZE - 1, timeout=0.05) is None
+            assert 0.05 <= time.monotonic() - begin < LATE
+            other = mail.native.next(mail.tags, timeout=LATE)
+            assert other is not None
+            assert other.nbytes == 3
+        for letter in sending:
+            letter.wait(LATE)
+        WORLD.Barrier()
+
+
+def check_wrong_length(comm: gf.Communicator) -> None:
+    """Shorter and longer ones; both are gone, and what comes after them arrives."""
+    with box(comm) as mail:
+        x = empty(12)
+        for size in (8, 16, 3_000_000):
+            mail.send(empty(size), RIGHT, 4)
+            letter = mail.receive(x, LEFT, 4)
+            wanted = f"the receive from rank {LEFT} with tag 4 of 12 bytes on rank {RANK}", f"{size} from rank {LEFT}"
+            with raises(MismatchError, *wanted):
+                letter.wait(LATE)
+            assert (x == 77).all()
+        sending = mail.send(pattern(12, RANK), RIGHT, 4)
+        mail.receive(x, None, 4).wait(LATE)
+        assert (x == pattern(12, LEFT)).all()
+        sending.wait(LATE)
+        WORLD.Barrier()
+
+
+def check_timeouts(comm: gf.Communicator) -> None:
+    with box(comm) as mail:
+        x = empty(100)
+        letter = mail.receive(x, LEFT, 0)
+        wanted = f"the receive from rank {LEFT} with tag 0 was not done within 0.05 s on rank {RANK}; it goes on"
+        for _ in range(2):
+            with raises(CommunicationTimeoutError, wanted):
+                letter.wait(0.05)
+        with raises(CommunicationTimeoutError, "was not done within 0 s"):
+            letter.wait(0)
+        assert not letter.ended_by(0.01)
+        assert not letter.done
+        with raises(ArgumentError, "timeout is not a number"):
+            letter.wait(float("nan"))
+        WORLD.Barrier()
+        mail.send(empty(3), RIGHT, 9)
+        time.sleep(0.1)
+        WORLD.Barrier()
+        with raises(CommunicationTimeoutError, f"Nobody has asked for 3 bytes from rank {LEFT} with tag 9"):
+            letter.wait(0.05)
+        WORLD.Barrier()
+        mail.send(pattern(100, RANK), RIGHT, 0)
+        letter.wait(LATE)
+        letter.wait(0)
+        assert (x == pattern(100, LEFT)).all()
+        WORLD.Barrier()
+
+
+def check_cancel(comm: gf.Communicator) -> None:
+    """A receive that is given up takes nothing from those after it."""
+    with box(comm) as mail:
+        x, y = empty(3), empty(3)
+        first, second = mail.receive(x, LEFT, 0), mail.receive(y, None, 0)
+        assert first.cancel()
+        assert first.done
+        with raises(ClosedError, f"the receive from rank {LEFT} with tag 0 was given up: it has been cancelled"):
+            first.wait()
+        WORLD.Barrier()
+        mail.send(pattern(3, RANK), RIGHT, 0)
+        second.wait(LATE)
+        assert (y == pattern(3, LEFT)).all()
+        assert (x == 77).all()
+        assert not first.cancel()
+        assert not second.cancel()
+        WORLD.Barrier()
+
+
+def check_nobody_waits(comm: gf.Communicator) -> None:
+    """Large messages arrive although no rank asks, and nobody keeps their memory or letters."""
+    with box(comm) as mail:
+        x = empty(5_000_000)
+        done = threading.Event()
+        letter = mail.receive(x, LEFT, 1)
+        letter.when_ended(done.set)
+        data = pattern(5_000_000, RANK)
+        kept = weakref.ref(data)
+        mail.send(data, RIGHT, 1)
+        del data
+        assert done.wait(LATE)
+        assert letter.done
+        assert (x == pattern(5_000_000, LEFT)).all()
+        begin = time.monotonic()
+        while kept() is not None:
+            assert time.monotonic() - begin < LATE, "the memory of a message that has been sent is kept"
+            time.sleep(0.01)
+        later = threading.Event()
+        letter.when_ended(later.set)  # which it has
+        assert later.wait(LATE)
+        WORLD.Barrier()
+
+
+def check_threads(comm: gf.Communicator) -> None:
+    """Several threads wait in one mailbox, others in mailboxes of their own."""
+    with box(comm) as shared, box(comm) as first, box(comm) as second:
+        failures: list[BaseException] = []
+
+        def exchange(mail: Box, tag: int) -> None:
+            try:
+                for turn in range(30):
+                    size = SIZES[turn % 5]
+                    x = empty(size)
+                    letter = mail.receive(x, LEFT, tag)
+                    sending = mail.send(pattern(size, RANK, tag, turn), RIGHT, tag)
+                    letter.wait(LATE)
+                    sending.wait(LATE)
+                    assert (x == pattern(size, LEFT, tag, turn)).all()
+            except BaseException as error:
+                failures.append(error)
+
+        boxes = [shared, shared, shared, first, second]
+        threads = [threading.Thread(target=exchange, args=[mail, i], daemon=True) for i, mail in enumerate(boxes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LATE)
+            assert not thread.is_alive(), "a thread hangs"
+        assert not failures, failures
+        WORLD.Barrier()
+
+
+def check_tags(comm: gf.Communicator) -> None:
+    with box(comm) as mail:
+        assert mail.inner.count == 5
+        assert mail.tags.count >= 32767 - 5
+        places = {mail.inner.at(i) for i in range(5)}
+        assert len(places) == 5
+        assert not places & {mail.tags.at(0), mail.tags.at(mail.tags.count - 1)}
+        highest = mail.tags.count - 1
+        for wrong in (-1, highest + 1, 1 << 40, 1 << 80):
+            with raises(ArgumentError, "tag"):
+                mail.tags.at(wrong)
+            with raises(ArgumentError, "tag"):
+                mail.native.send(0, 0, None, RIGHT, wrong if wrong != highest + 1 else wrong + 10)
+        with raises(ArgumentError, "1 tags cannot be drawn: there are 0 left"):
+            mail.native.draw(1)
+        with raises(ArgumentError, f"rank {SIZE} does not exist", f"0 to {SIZE - 1}"):
+            mail.send(empty(1), SIZE, 0)
+        x, y = empty(1), empty(1)
+        letters = [mail.receive(x, LEFT, 0), mail.receive(y, LEFT, highest)]
+        mail.send(np.full(1, 2, np.uint8), RIGHT, highest)
+        mail.send(np.full(1, 1, np.uint8), RIGHT, 0)
+        for letter in letters:
+            letter.wait(LATE)
+        assert (x[0], y[0]) == (1, 2)
+        WORLD.Barrier()
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def check_closing(comm: gf.Communicator) -> None:
+    """One rank after the other closes; those that wait for it hear of it, what it has sent before arrives."""
+    for orderly in (True, False):
+        mail = Box(comm)
+        x, y = empty(10), empty(10)
+        before, after = mail.receive(x, LEFT, 1), mail.receive(y, LEFT, 1)
+        own = mail.receive(empty(1), RANK, 2)
+        heard = threading.Event()
+        after.when_ended(heard.set)
+        mail.send(pattern(10, RANK), RIGHT, 1)
+        before.wait(LATE)
+        assert (x == pattern(10, LEFT)).all()
+        WORLD.Barrier()
+        if RANK == 0:
+            if SIZE > 1:
+                time.sleep(0.05)
+            mail.native.close(orderly)
+        elif RANK == 1:
+            how = "rank 0 has closed the mailbox" if orderly else "rank 0 has given up"
+            with raises(PeerError, f"{how} while rank 1 waited in the receive from rank 0 with tag 1"):
+                after.wait(LATE)
+            with raises(PeerError, how):
+                mail.receive(x, 0, 3).wait(LATE)
+            with raises(PeerError, how, "the send to rank 0 with tag 3"):
+                mail.send(x, 0, 3).wait(LATE)
+            if SIZE == 2:
+                with raises(PeerError, "all other ranks have closed the mailbox"):
+                    mail.receive(x, None, 3).wait(LATE)
+            else:
+                assert not mail.receive(x, None, 3).ended_by(0.1)
+        WORLD.Barrier()
+        mail.native.close(orderly)
+        mail.native.close(orderly)
+        assert after.done  # for rank LEFT, or this one, has closed
+        with suppress(ClosedError, PeerError):
+            after.wait(0)
+            raise AssertionError("no error")
+        with raises(ClosedError, f"the receive from rank {RANK} with tag 2 was given up: the mailbox has been closed"):
+            own.wait()
+        assert heard.wait(LATE)
+        with raises(ClosedError, "the mailbox has been closed"):
+            mail.send(x, RIGHT, 1)
+        with raises(ClosedError, "the mailbox has been closed"):
+            mail.native.next(mail.tags, timeout=0)
+        WORLD.Barrier()
+
+
+def check_untaken(comm: gf.Communicator) -> None:
+    """Nobody takes a large message: its sender hears of it, and mailboxes that come next are not disturbed."""
+    for turn in range(3):
+        mail = Box(comm)
+        small, large = mail.send(empty(5), RIGHT, 0), mail.send(empty(9_000_000), RIGHT, 0)
+        small.wait(LATE)
+        WORLD.Barrier()
+        if RANK == 0 and SIZE > 1:
+            mail.native.close(True)
+        elif RANK == SIZE - 1 and SIZE > 1:
+            with raises(PeerError, "rank 0 has closed the mailbox"):
+                large.wait(LATE)
+        WORLD.Barrier()
+        if turn < 2:
+            mail.native.close(turn == 0)
+            assert large.done
+        del mail, small, large
+        gc.collect()
+    with box(comm) as mail:
+        x = empty(1000)
+        letter = mail.receive(x, None, 0)
+        sending = mail.send(pattern(1000, RANK), RIGHT, 0)
+        letter.wait(LATE)
+        sending.wait(LATE)
+        assert (x == pattern(1000, LEFT)).all()
+        WORLD.Barrier()
+
+
+def check_callbacks_that_close(comm: gf.Communicator) -> None:
+    mail = Box(comm)
+    closed = threading.Event()
+
+    def close() -> None:
+        mail.native.close(True)
+        closed.set()
+
+    letter = mail.receive(empty(3), LEFT, 0)
+    mail.send(empty(3), RIGHT, 0)
+    letter.when_ended(close)
+    assert closed.wait(LATE)
+    with raises(ClosedError, "has been closed"):
+        mail.send(empty(3), RIGHT, 0)
+    WORLD.Barrier()
+
+
+def large() -> None:
+    """Too long for a number of 32 bits, of known and of unknown length."""
+    size = (1 << 31) + 5
+    with gf.init() as comm, box(comm) as mail:
+        x = np.empty(size if RANK < 2 else 0, np.uint8)
+        for turn in (0, 1):
+            if turn == RANK:
+                x[:] = 3 + turn
+                x[-1] = 9
+                mail.send(x, 1 - turn, 0).wait(LATE)
+            elif 1 - turn == RANK:
+                x[:] = 0
+                if turn == 0:
+                    mail.receive(x, None, 0).wait(LATE)
+                else:
+                    arrival = mail.native.next(mail.tags, timeout=LATE)
+                    assert arrival is not None
+                    assert arrival.nbytes == size
+                    mail.native.take(arrival, x.ctypes.data, x).wait(LATE)
+                assert (x[:-1] == 3 + turn).all()
+                assert x[-1] == 9
+            WORLD.Barrier()
+
+
+def death(how: str) -> None:
+    """The last rank dies; the others wait for it, with all that is under way."""
+    with gf.init() as comm:
+        mail = Box(comm)
+        x = empty(9_000_000)
+        kept = mail.send(x, SIZE - 1, 5)
+        WORLD.Barrier()
+        if RANK == SIZE - 1:
+            mail.send(empty(4), 0, 6)
+            time.sleep(0.1)
+            os._exit(1) if how == "exit" else os.kill(os.getpid(), 9)
+        y = empty(4)
+        if RANK == 0:
+            mail.receive(y, SIZE - 1, 6).wait(LATE)  # what it has sent before
+        with raises(PeerError, f"rank {SIZE - 1} has died"):
+            mail.receive(y, SIZE - 1, 6).wait(LATE)
+        with raises(PeerError, f"rank {SIZE - 1} has died"):
+            kept.wait(LATE)
+        others = SIZE - 1
+        letter = mail.receive(y, None, 7)
+        mail.send(empty(4), (RANK + 1) % others, 7)
+        letter.wait(LATE)  # the others go on
+        mail.native.close(False)
+        print(f"rank {RANK} has heard", flush=True)
+        time.sleep(1)
+        os._exit(0)
+
+
+def leave_open() -> None:
+    """End with everything under way, in another order on every rank."""
+    comm = gf.init()
+    boxes = [Box(comm) for _ in range(3)]
+    kept = [mail.receive(empty(5), source, 1) for mail in boxes for source in (None, LEFT)]
+    for letter in kept:
+        letter.when_ended(lambda: None)
+    kept += [mail.send(empty(3_000_000), RIGHT, 2) for mail in boxes]
+    time.sleep(0.1 * (RANK % 3))
+    if RANK % 2:
+        comm.close()
+    del boxes[RANK % 3 :]
+    sys.modules["kept"] = kept  # type: ignore[assignment]
+
+
+def main() -> None:
+    what = sys.argv[1] if len(sys.argv) > 1 else "checks"
+    if what == "checks":
+        run_checks()
+    elif what == "large":
+        large()
+    elif what == "leave":
+        leave_open()
+    else:
+        death(what)
+
+
+run(main)

@@ -1,0 +1,40 @@
+"""Messages that may come from anybody at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gradientflow import _core
+
+Run = Callable[..., Any]
+
+NEEDED_GIB = 6
+
+
+@pytest.mark.checks("mailbox")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_messages_of_a_mailbox(check: Run, ranks: int) -> None:
+    check(ranks)
+
+
+def test_a_message_of_more_than_2_gib(mpirun: Run) -> None:
+    if (available := _core.memory()[1] / 2**30) < NEEDED_GIB:
+        pytest.skip(f"needs {NEEDED_GIB} GiB of memory, {available:.1f} are available")
+    mpirun(2, "mailbox", "large", timeout=90)
+
+
+@pytest.mark.parametrize("recover", [True, "ulfm"])
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_rank_that_dies_is_named(mpirun: Run, how: str, recover: bool | str) -> None:
+    finished = mpirun(3, "mailbox", how, recover=recover, check=False)
+    for rank in (0, 1):
+        assert f"rank {rank} has heard" in finished.stdout, finished.output
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_program_may_end_with_mailboxes_open(mpirun: Run, ranks: int) -> None:
+    finished = mpirun(ranks, "mailbox", "leave")
+    assert finished.stderr == ""
