@@ -12,21 +12,27 @@ from collections.abc import Sequence
 
 import torch
 
-from gradientflow.errors import CommunicationTimeoutError
+from gradientflow.errors import CommunicationTimeoutError, PeerError
+from gradientflow.mailbox import Mailbox, Tags
 
 from . import devices
-from .messages import Mailbox
 
 
-def monitored_barrier(mailbox: Mailbox, rank: int, size: int, number: int, limit: float) -> None:
+def monitored_barrier(
+    mailbox: Mailbox, tags: Tags, rank: int, world_ranks: Sequence[int], number: int, limit: float
+) -> None:
     """Wait until all ranks are here.
 
     Parameters
     ----------
     mailbox : Mailbox
         The messages of the group.
-    rank, size : int
-        This rank, and the number of ranks.
+    tags : Tags
+        One of them is for barriers.
+    rank : int
+        This rank.
+    world_ranks : sequence of int
+        The rank in the world of each rank of the group.
     number : int
         How many barriers there have been, this one included.
     limit : float
@@ -37,9 +43,10 @@ def monitored_barrier(mailbox: Mailbox, rank: int, size: int, number: int, limit
     gradientflow.errors.CommunicationTimeoutError
         On the ranks that came, if others did not.
     """
-    missing = _missing(mailbox, size, number, limit) if rank == 0 else _told(mailbox, size, number, limit)
+    wait = _missing if rank == 0 else _told
+    missing = wait(mailbox, tags, len(world_ranks), number, limit)
     if missing:
-        names = [str(mailbox.common.world_ranks[each]) for each in (rank, *missing)]
+        names = [str(world_ranks[each]) for each in (rank, *missing)]
         message = (
             f"[Rank {names[0]}]: Timed out in monitored_barrier: {'Rank' if len(missing) == 1 else 'Ranks'} "
             f"{', '.join(names[1:])} failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
@@ -47,37 +54,40 @@ def monitored_barrier(mailbox: Mailbox, rank: int, size: int, number: int, limit
         raise CommunicationTimeoutError(message)
 
 
-def _missing(mailbox: Mailbox, size: int, number: int, limit: float) -> Sequence[int]:
+def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
     """Wait for the other ranks, and answer those that come; return the others."""
     deadline = time.monotonic() + limit
-    tag = mailbox.barrier_tag
-    arrived = {rank: torch.zeros(1, dtype=torch.int64, device=devices.HOST) for rank in range(1, size)}
-    messages = {rank: mailbox.receive(bell, rank, tag) for rank, bell in arrived.items()}
-    missing = []
-    for rank, bell in arrived.items():
-        while messages[rank].came_by(deadline) and bell.item() != number:
-            messages[rank] = mailbox.receive(bell, rank, tag)
-        if bell.item() != number:
-            messages[rank].cancel()
-            missing.append(rank)
-    answer = torch.zeros(2 + size, dtype=torch.int64, device=devices.HOST)
+    missing = [rank for rank in range(1, size) if not _come(mailbox, tags, rank, number, deadline, _words(1))]
+    answer = _words(2 + size)
     answer[: 2 + len(missing)] = torch.tensor([number, len(missing), *missing], device=devices.HOST)
-    for rank in arrived:
-        if rank not in missing:
-            mailbox.send(answer, rank, tag)
+    for rank in set(range(1, size)).difference(missing):
+        mailbox.send(answer.data_ptr(), answer.nbytes, answer, rank, tags.at(0))
     return missing
 
 
-def _told(mailbox: Mailbox, size: int, number: int, limit: float) -> Sequence[int]:
+def _told(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
     """Tell rank 0 that this rank is here; return who is missing, as rank 0 says, or rank 0 itself."""
     deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for as long
-    tag = mailbox.barrier_tag
-    mailbox.send(torch.tensor([number], device=devices.HOST), 0, tag)
-    answer = torch.zeros(2 + size, dtype=torch.int64, device=devices.HOST)
-    while answer[0].item() != number:
-        message = mailbox.receive(answer, 0, tag)
-        if not message.came_by(deadline):
-            message.cancel()
-            return [0]
+    bell, answer = _words(1), _words(2 + size)
+    bell[0] = number
+    mailbox.send(bell.data_ptr(), bell.nbytes, bell, 0, tags.at(0))
+    if not _come(mailbox, tags, 0, number, deadline, answer):
+        return [0]
     missing: list[int] = answer[2 : 2 + int(answer[1])].tolist()
     return missing
+
+
+def _come(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
+    """Wait for what a rank says in this barrier, and drop what it has said in earlier ones; tell whether it came."""
+    try:
+        while (arrival := mailbox.next(tags, rank, max(0.0, deadline - time.monotonic()))) is not None:
+            mailbox.take(arrival, message.data_ptr(), message).wait()
+            if message[0].item() == number:
+                return True
+    except PeerError:  # it has left
+        pass
+    return False
+
+
+def _words(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int64, device=devices.HOST)

@@ -20,10 +20,10 @@ from torch.distributed.constants import default_pg_timeout
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError, MismatchError
+from gradientflow.mailbox import Letter, make_mailbox
 
 from . import devices
 from .ddp_hooks import serve_builtin_hook
-from .messages import Mailbox, Message, MessageWork
 from .monitored_barrier import monitored_barrier
 from .names import BACKEND
 from .profiling import recorded
@@ -45,7 +45,7 @@ from .tensors import (
     side_by_side,
     together,
 )
-from .work import CollectiveWork, Common, FutureThread, Work, seconds, untraced
+from .work import CollectiveWork, Common, FutureThread, MessageWork, Work, seconds, untraced
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # has the options of all calls
@@ -92,7 +92,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Collectives go to a `gradientflow.Communicator` of the group's own, on the memory of the tensors where it is
     contiguous, on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts,
-    are MPI's non-blocking sends and receives, of copies on the host where the tensors are on a device.
+    go through a mailbox, as copies on the host where the tensors are on a device.
 
     Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
     ``torch.distributed.ProcessGroup``.
@@ -127,7 +127,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
         self._common = Common(_world_ranks(mpi), own_timeout=self._settings != Config())
         self._thread = FutureThread(f"gradientflow futures {name}", self._common)
-        self._mailbox = Mailbox(mpi, f"gradientflow messages {name}", self._common)
+        self._mailbox = make_mailbox(self._communicator, mpi, "the process group")
+        self._barrier_tags = self._mailbox.draw(1)
+        self._alltoall_tags = self._mailbox.draw(2)  # of calls from callbacks, and of all others
+        self._tags = self._mailbox.draw_rest()  # of users
         _open.add(self)
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -531,8 +534,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         ]
         memories = [output if is_plain(output) else plain_like(output) for output in outputs]
         self._calls += 1
-        messages: list[Message] = []
-        tag = self._mailbox.alltoall_tags[self._thread.is_current]
+        tag = self._alltoall_tags.at(0 if self._thread.is_current else 1)
         others = [(self._rank + step) % self._size for step in range(1, self._size)]
         stream = devices.current_stream(devices.device_of(outputs[0]))
         if stream is not None:
@@ -541,8 +543,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             ]
             for rank, copy in zip(others, devices.to_host([sources[rank] for rank in others]), strict=True):
                 sources[rank] = copy
-        messages += [self._mailbox.receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
-        messages += [self._mailbox.send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
+        letters = [self._post_receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
+        letters += [self._post_send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
 
         def store() -> None:
             memories[self._rank].copy_(sources[self._rank].view(memories[self._rank].shape))
@@ -552,10 +554,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if finish is not None:
                 finish()
 
-        if not messages:
+        if not letters:
             store()
         limit = self._limit_of(options, messages=True)
-        return CollectiveWork(self._thread, results, messages, [store], limit, stream)
+        return CollectiveWork(self._thread, results, letters, [store], limit, stream)
 
     # ---- synchronisation -----------------------------------------------------------------------------------------
 
@@ -585,18 +587,20 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         limit = (timeout if timeout is not None and timeout >= timedelta(0) else self._timeout).total_seconds()
         self._barriers += 1
-        monitored_barrier(self._mailbox, self._rank, self._size, self._barriers, limit)
+        monitored_barrier(
+            self._mailbox, self._barrier_tags, self._rank, self._common.world_ranks, self._barriers, limit
+        )
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
 
     @recorded("send")
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Start to send a tensor to a rank."""
-        self._mailbox.check_tag(tag)
+        tag = self._tags.at(tag)
         self._check_rank(dst)
         tensor = checked(only(tensors, "send"))
-        message = self._mailbox.send(devices.to_host([plain(tensor)])[0], dst, tag)
-        return MessageWork(tensor, self._mailbox, message, [], self._timeout.total_seconds())
+        letter = self._post_send(devices.to_host([plain(tensor)])[0], dst, tag)
+        return MessageWork(self._common, tensor, letter, [], self._timeout.total_seconds())
 
     @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -610,7 +614,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Work:
-        self._mailbox.check_tag(tag)
+        tag = self._tags.at(tag)
         tensor = checked(only(tensors, "recv"))
         stream = devices.current_stream(devices.device_of(tensor))
         if stream is None:
@@ -618,9 +622,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         else:
             memory = devices.host_like(tensor)
             store = partial(tensor.copy_, memory, non_blocking=True)
-        message = self._mailbox.receive(memory, src, tag)
+        letter = self._post_receive(memory, src, tag)
         finish = [] if store is None else [store]
-        return MessageWork(tensor, self._mailbox, message, finish, self._timeout.total_seconds(), stream)
+        return MessageWork(self._common, tensor, letter, finish, self._timeout.total_seconds(), stream)
+
+    def _post_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Letter:
+        """Start to send a plain tensor of the host."""
+        return self._mailbox.send(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
+
+    def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> Letter:
+        """Start to receive into a plain tensor of the host, from a rank or from any."""
+        return self._mailbox.receive(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

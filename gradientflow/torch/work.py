@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError
+from gradientflow.mailbox import Letter
 
 from . import devices
 
@@ -26,6 +27,7 @@ _Future: Any = torch.futures.Future
 T = TypeVar("T")
 
 _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+\b)*")
+_AT_ONCE = timedelta(microseconds=1)
 _MOST_KEPT = 64  # works that nobody has waited for
 _MOST_KEPT_BYTES = 1 << 20  # of their results
 
@@ -39,7 +41,7 @@ def untraced(cls: type[T]) -> type[T]:
 
 
 class Call(Protocol):
-    """A call under way: a handle of the core, or a message."""
+    """A call under way: a handle of the core, or a letter of a mailbox."""
 
     @property
     def done(self) -> bool:
@@ -421,6 +423,52 @@ class CollectiveWork(Work):
     def _value(self) -> list[torch.Tensor]:
         self.wait()
         return self._outputs
+
+
+@untraced
+class MessageWork(Work):
+    """A message between two ranks as a work.
+
+    Its future is completed by the thread of the mailbox: works of a group are waited for one after the other, and a
+    message may come at any time.
+    """
+
+    def __init__(
+        self,
+        common: Common,
+        tensor: torch.Tensor,
+        letter: Letter,
+        finish: Sequence[Callable[[], object]],
+        limit: float,
+        stream: devices.Stream = None,
+    ) -> None:
+        super().__init__(common, [tensor], [letter], finish, limit, stream)
+        self._letter = letter
+
+    def source_rank(self) -> int:
+        """Return the rank in the group from which the message came."""
+        return self._letter.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a future whose value is a list of the tensor."""
+        self._claimed = True
+        with self._lock:
+            known, future = self._future, self._future or _Future(devices=devices.for_future(self._device))
+            self._future = future
+        if known is None:
+            self._letter.when_ended(self._settle)
+        return future
+
+    def _settle(self) -> None:
+        """Complete the future as the message has ended."""
+        with devices.within(self._stream):
+            try:
+                self.wait(_AT_ONCE)
+                self._future.set_result(self._outputs)
+            except Exception as error:
+                self._future.set_exception(error)
 
 
 def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:

@@ -516,7 +516,7 @@ def check_messages() -> None:
     assert not work.is_completed()
     dist.barrier()
     dist.send(torch.zeros(2), NEXT)
-    with raises(MismatchError, "of 12 bytes met a message of 8 from rank"):
+    with raises(MismatchError, "of 12 bytes on rank", "met a message of 8 from rank"):
         work.wait()
 
 

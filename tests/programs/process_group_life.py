@@ -158,11 +158,14 @@ def check_leaving() -> None:
                 dist.all_reduce(torch.zeros(3))
         else:
             world.abort()
-    with raises(ClosedError, "was given up"):
-        receiving.wait()
-    with raises(ClosedError, "was given up"):
-        future.wait()
-    with raises(ClosedError, "has been destroyed"):
+    for waiting in (receiving, future):
+        if RANK == 0:
+            with raises(PeerError, "rank 1 has given up while rank 0 waited in the receive from rank 1"):
+                waiting.wait()
+        else:
+            with raises(ClosedError, "was given up: the process group has been closed"):
+                waiting.wait()
+    with raises(ClosedError, "the process group has been closed"):
         world.send([torch.zeros(1)], 1 - RANK)
     with raises(ClosedError):
         world.barrier().wait()
