@@ -65,6 +65,13 @@ class ArraySynchronizer(Synchronizer):
         if layout.device != "cpu":
             message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
             raise ArgumentError(message)
+        reserved = {"names", "rank", "ranks"}.intersection(self.state_names)
+        if isinstance(self.state_names, str) or reserved:
+            message = (
+                f"state_names of {type(self).__name__} are {self.state_names!r}: what is needed is a tuple of names of "
+                "attributes, other than names, rank and ranks"
+            )
+            raise ArgumentError(message)
         itemsizes = [numpy_dtype(dtype).itemsize for dtype, _ in layout.groups]
         self._parent = comm
         self.comm = self._new_communicator()

@@ -722,9 +722,55 @@ class SaysSomething(Strategy):
         return WrongWord(comm, layout, self)
 
 
+class Hollow(ArraySynchronizer):
+    def __init__(self) -> None:
+        pass
+
+
+class Without(Strategy):
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return Hollow()
+
+
+class Misnamed(Strategy):
+    def __init__(self, names: Any) -> None:
+        self.names = names
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        class Named(ArraySynchronizer):
+            state_names = self.names
+
+        return Named(comm, layout, self)
+
+
+class Careless(Strategy):
+    """Does not write gradients in their place."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return Misplacing(comm, layout, self)
+
+
+class Misplacing(ArraySynchronizer):
+    strategy: Careless
+
+    def gradient_ready(self, index: int, gradient: Any) -> Any:
+        if self.strategy.what == "returns":
+            return gradient / 2
+        if self.strategy.what == "replaces":
+            self.gradients = (gradient / 2,)  # type: ignore[misc]
+        gradient[...] = np.zeros(gradient.size + 2)
+        return None
+
+
 def check_bad_strategies(comm: gf.Communicator) -> None:
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: ArrayLoop(comm, weights(), NoSynchronizer()), "bind of NoSynchronizer returned a str"),
+        (lambda: ArrayLoop(comm, weights(), Without()), "Hollow of Without does not call super().__init__()"),
+        (lambda: ArrayLoop(comm, weights(), Misnamed("steps")), "state_names of Named are 'steps': what is needed"),
+        (lambda: ArrayLoop(comm, weights(), Misnamed(("rank",))), "other than names, rank and ranks"),
         (lambda: ArrayLoop(comm, [], "dense"), "no weights"),
         (lambda: ArrayLoop(comm, [3.0], "dense"), "weight 0 is a float"),
         (lambda: ArrayLoop(comm, weights(), "nothing.py:Mine"), "cannot be read"),
@@ -736,6 +782,13 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
             make()
     with raises(ArgumentTypeError, "the strategy is a Dense"):
         ArrayLoop(comm, weights(), Dense)  # type: ignore[arg-type]
+    with raises(TypeError, "bind"):
+        type("Unbound", (Strategy,), {})()
+    for what in ("returns", "replaces", "of another shape"):
+        with ArrayLoop(comm, weights(), Careless(what)) as training:
+            with raises({"returns": ArgumentTypeError, "replaces": AttributeError}.get(what, ValueError)):
+                run(training, 0)
+            training.abandon()
     with ArrayLoop(comm, weights(), SaysSomething()) as training, raises(ArgumentTypeError, "'done'", "'written'"):
         run(training, 0)
     if SIZE > 1:
