@@ -61,19 +61,19 @@ py::array_t<std::size_t> spans(const SparsePool& pool) {
   return pairs;
 }
 
-Floats held(const SparsePool& pool) {
+Floats residual(const SparsePool& pool) {
   Floats numbers(static_cast<py::ssize_t>(pool.elements()));
-  pool.copy_held({numbers.mutable_data(), pool.elements()});
+  pool.copy_residuals({numbers.mutable_data(), pool.elements()});
   return numbers;
 }
 
-void replace_held(SparsePool& pool, const Floats& held, Number stream) {
-  pool.replace_held({held.data(), static_cast<std::size_t>(held.size())}, stream_of(stream));
+void set_residuals(SparsePool& pool, const Floats& residual, Number stream) {
+  pool.set_residuals({residual.data(), static_cast<std::size_t>(residual.size())}, stream_of(stream));
 }
 
-void restore(SparsePool& pool, const Floats& held, const std::vector<std::uint8_t>& important,
+void restore(SparsePool& pool, const Floats& residual, const std::vector<std::uint8_t>& important,
              std::uint64_t iteration) {
-  const std::span<const float> numbers{held.data(), static_cast<std::size_t>(held.size())};
+  const std::span<const float> numbers{residual.data(), static_cast<std::size_t>(residual.size())};
   const WithoutGil release;
   pool.restore(numbers, important, iteration);
 }
@@ -123,9 +123,9 @@ void bind_sparse_pool(py::module_& module) {
       .def_property("momentum", &SparsePool::momentum, &SparsePool::set_momentum)
       .def_property("skip_nonfinite", &SparsePool::skip_nonfinite, &SparsePool::set_skip_nonfinite)
       .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
-      .def_property_readonly("held", &held)
-      .def("replace_held", &replace_held, py::arg("held"), py::arg("stream"))
-      .def("restore", &restore, py::arg("held"), py::arg("important"), py::arg("iteration"))
+      .def_property_readonly("residual", &residual)
+      .def("set_residuals", &set_residuals, py::arg("residual"), py::arg("stream"))
+      .def("restore", &restore, py::arg("residual"), py::arg("important"), py::arg("iteration"))
       .def("take_over_means", &SparsePool::take_over_means, py::arg("other"))
       .def("refuse_state", &SparsePool::refuse_state, py::arg("why"), without_gil)
       .def("offset", &SparsePool::offset, py::arg("tensor"))

@@ -1,4 +1,4 @@
-"""A gradient pool that sends the important chunks, and holds back the rest: coarse-grained sparse communication."""
+"""A gradient pool that sends the important chunks, and keeps the rest: coarse-grained sparse communication."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FORMAT = 1  # of state dicts
 
 
 class SparseGradientPool(BasePool):
-    """Gradients of which only the most important chunks are averaged over the ranks; the rest is held back for later.
+    """Gradients of which only the most important chunks are averaged over the ranks; the rest waits in residuals.
 
     The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
     are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. What is
-    in the other chunks is added to what this rank holds back of them, multiplied by `momentum`, and added to the
+    in the other chunks is added to this rank's residuals of them, multiplied by `momentum`, and added to the
     gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
     elsewhere, the same on all ranks: what a step shall use. Then the chunks with the largest L1 norms, summed over the
     ranks, are chosen for the next iteration; of equal ones the first. The first iteration sends everything, since there
@@ -42,12 +42,12 @@ class SparseGradientPool(BasePool):
         The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
         which backpropagation produces them. A chunk may span tensors, and the padding between them.
     dtype : {"float32", "float16", "bfloat16"}
-        Of all tensors. What is held back is float32.
+        Of all tensors. Residuals are float32.
     density : float or callable, default 0.1
         The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
         gives it. The same on all ranks.
     momentum : float, default 0.9
-        What is held back is multiplied by it in every iteration: the momentum of the optimiser. With 1 nothing is lost;
+        The residuals are multiplied by it in every iteration: the momentum of the optimiser. With 1 nothing is lost;
         with 0 what is not sent is dropped.
     chunk_size : int, default 32768
         Elements of a chunk; the last one may have fewer.
@@ -61,7 +61,7 @@ class SparseGradientPool(BasePool):
     first_iteration : int, default 0
         Number of the first iteration.
     device : str or int, default "cpu"
-        As in `GradientPool`. All memory of the pool is there, what is held back too, and the results have the same bits
+        As in `GradientPool`. All memory of the pool is there, residuals too, and the results have the same bits
         as on the host.
 
     Attributes
@@ -148,7 +148,7 @@ class SparseGradientPool(BasePool):
 
     @property
     def momentum(self) -> float:
-        """What is held back is multiplied by it in every iteration. It can be changed between iterations."""
+        """The residuals are multiplied by it in every iteration. It can be changed between iterations."""
         return float(self._native.momentum)
 
     @momentum.setter
@@ -192,10 +192,10 @@ class SparseGradientPool(BasePool):
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if no rank has made any tensor ready in this iteration: what is held back is as before.
+            On every rank, if no rank has made any tensor ready in this iteration: residuals are as before.
         gradientflow.errors.NonFiniteError
             On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`. The gradients are zero then, and
-            what is held back is as before.
+            residuals are as before.
         gradientflow.errors.MismatchError
             On every rank, if they want different densities next.
         gradientflow.errors.CommunicationTimeoutError
@@ -227,16 +227,16 @@ class SparseGradientPool(BasePool):
         return bool(_as_float32(on_host, self.dtype).any())
 
     def take_back(self, stream: Any = None) -> None:
-        """Hold back again what the last iteration has sent, an equal part on each rank, and zero the gradients.
+        """Return to the residuals what the last iteration sent, an equal part each, and zero the gradients.
 
         So nothing is lost where no step follows. `stream` is as in `ready`.
         """
         memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
         gradients = _as_float32(memory, self.dtype)
-        held = self._native.held
+        residual = self._native.residuals
         for begin, end in self.spans:
-            held[begin:end] += gradients[begin:end] / np.float32(self.loss_scale)
-        self._native.replace_held(held, stream_number(stream))
+            residual[begin:end] += gradients[begin:end] / np.float32(self.loss_scale)
+        self._native.set_residuals(residual, stream_number(stream))
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
@@ -259,9 +259,9 @@ class SparseGradientPool(BasePool):
         return np.asarray(self._native.norms, np.float64)
 
     @property
-    def held(self) -> tuple[npt.NDArray[np.float32], ...]:
-        """What this rank holds back, by tensor: copies, in memory of the host."""
-        flat = np.asarray(self._native.held)
+    def residuals(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """The residuals of this rank, by tensor: copies, in memory of the host."""
+        flat = np.asarray(self._native.residuals)
         starts = [offset // self._itemsize for offset in self.offsets]
         return tuple(
             flat[start : start + int(np.prod(shape))].reshape(shape)
@@ -284,7 +284,7 @@ class SparseGradientPool(BasePool):
 
     @property
     def loss_scale(self) -> float:
-        """How many times too large the gradients in the views are; what is held back is not. A power of two."""
+        """How many times too large the gradients in the views are; residuals are not. A power of two."""
         return float(self._native.loss_scale)
 
     @loss_scale.setter
@@ -298,7 +298,7 @@ class SparseGradientPool(BasePool):
 
     @property
     def bookkeeping_seconds(self) -> float:
-        """How long this rank took in the last iteration to gather, hold back, scatter and choose chunks.
+        """How long this rank took in the last iteration to gather, update residuals, scatter and choose chunks.
 
         On a CUDA device it is what the host took to have it done, and to choose.
         """
@@ -307,7 +307,7 @@ class SparseGradientPool(BasePool):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank holds back, which chunks are sent next, and the iteration. Between iterations.
+        """Return the residuals of this rank, which chunks are sent next, and the iteration. Between iterations.
 
         It is this rank's own: each rank has to save and load its own. With another number of ranks, or another layout,
         `consolidated_state_dict` is the one to save.
@@ -319,17 +319,17 @@ class SparseGradientPool(BasePool):
             "iteration": self.iteration,
             "chunk_size": self.chunk_size,
             "important": self.important,
-            "held": list(self.held),
+            "residuals": list(self.residuals),
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the sum over the ranks of what is held back, and the iteration, the same on all ranks. Collective.
+        """Return the sum over the ranks of the residuals, and the iteration, the same on all ranks. Collective.
 
-        Any number of ranks can load it: each then holds back an equal part of the sum, so that nothing is lost. Since
-        what each rank had held is no longer known, a run does not go on bit by bit as it would have.
+        Any number of ranks can load it: each then has an equal part of the sum, so that nothing is lost. Since
+        what each rank had is no longer known, a run does not go on bit by bit as it would have.
         """
-        held = [each.copy() for each in self.held]
-        for each in held:
+        residual = [each.copy() for each in self.residuals]
+        for each in residual:
             self._comm.allreduce(each.reshape(-1), "sum")
         return {
             "format": _FORMAT,
@@ -338,7 +338,7 @@ class SparseGradientPool(BasePool):
             "iteration": self.iteration,
             "chunk_size": self.chunk_size,
             "important": self.important,
-            "held": held,
+            "residuals": residual,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -368,8 +368,8 @@ class SparseGradientPool(BasePool):
         """Tell the other ranks, which load a state, that this one does not, and why."""
         self._native.refuse_state(str(why))
 
-    def hold(self, held: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Replace what this rank holds back, by tensor, and zero the gradients. Between iterations; not collective.
+    def set_residuals(self, residual: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Replace the residuals of this rank, by tensor, and zero the gradients. Between iterations; not collective.
 
         On a CUDA device the gradients are zeroed in the default stream.
 
@@ -381,18 +381,18 @@ class SparseGradientPool(BasePool):
         gradientflow.errors.ArgumentTypeError
             If they are not arrays of numbers.
         """
-        self._native.replace_held(self._flat(held, "what is to be held back"), 0)
+        self._native.set_residuals(self._flat(residual, "the residuals"), 0)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would of this rank's state, and change nothing."""
         self._checked_state(state)
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """Return what is held back as it lies in memory, and the important chunks."""
+        """Return the residuals as they lie in memory, and the important chunks."""
         if not isinstance(state, Mapping):
             message = f"a state is a dictionary, not a {type(state).__name__}"
             raise ArgumentTypeError(message)
-        missing = {"format", "rank", "ranks", "iteration", "chunk_size", "important", "held"} - set(state)
+        missing = {"format", "rank", "ranks", "iteration", "chunk_size", "important", "residuals"} - set(state)
         if missing or state["format"] != _FORMAT:
             message = "this is not the state of a sparse gradient pool"
             raise ArgumentError(message)
@@ -402,7 +402,7 @@ class SparseGradientPool(BasePool):
                 f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
             )
             raise ArgumentError(message)
-        flat = self._flat(state["held"], "what the state holds back")
+        flat = self._flat(state["residuals"], "the residuals of the state")
         important = _array("important", state["important"])
         if important.ndim != 1 or not np.isin(important, (0, 1)).all():
             message = f"important is a row of True and False, not {state['important']!r}"
@@ -411,12 +411,12 @@ class SparseGradientPool(BasePool):
         whole("iteration", state["iteration"], 0)
         return flat / np.float32(self._comm.size if state["rank"] is None else 1), important.astype(np.uint8)
 
-    def _flat(self, held: Any, what: str) -> npt.NDArray[np.float32]:
-        """Return what is held back as it lies in memory, after checking it."""
-        if not isinstance(held, Sequence | np.ndarray):
-            message = f"{what} is a sequence of arrays, one for each tensor, not a {type(held).__name__}"
+    def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
+        """Return the residuals as they lie in memory, after checking it."""
+        if not isinstance(residual, Sequence | np.ndarray):
+            message = f"{what} is a sequence of arrays, one for each tensor, not a {type(residual).__name__}"
             raise ArgumentTypeError(message)
-        arrays = [_array(f"{what} of tensor {index}", each) for index, each in enumerate(held)]
+        arrays = [_array(f"{what} of tensor {index}", each) for index, each in enumerate(residual)]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             theirs, mine = _brief(shapes), _brief(self._shapes)

@@ -182,33 +182,37 @@ def _count_nonfinite(dtype: str) -> Kernel:
     )
 
 
-def _hold_back(dtype: str, *, streaming: bool) -> Kernel:
+def _update_residual(dtype: str, *, streaming: bool) -> Kernel:
     def expect(values: Mapping[str, Values]) -> Expected:
-        held = values["gradient"] + values["held"]
-        return Expected({"gradient": np.zeros_like(held), "next_held": held * np.float32(_MOMENTUM)}, np.abs(held))
+        residual = values["gradient"] + values["residual"]
+        return Expected(
+            {"gradient": np.zeros_like(residual), "next_residual": residual * np.float32(_MOMENTUM)}, np.abs(residual)
+        )
 
     return Kernel(
-        "hold_back streaming" if streaming else "hold_back",
+        "update_residual streaming" if streaming else "update_residual",
         dtype,
-        {"gradient": dtype, "held": "float32", "next_held": "float32"},
-        ("gradient", "held"),
-        ("gradient", "next_held"),
-        lambda level, at, count: _compute().hold_back(level, at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming),
-        lambda at, count: _prepared().hold_back([(*at, count, 1.0, _MOMENTUM)], dtype),
+        {"gradient": dtype, "residual": "float32", "next_residual": "float32"},
+        ("gradient", "residual"),
+        ("gradient", "next_residual"),
+        lambda level, at, count: _compute().update_residual(
+            level, at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming
+        ),
+        lambda at, count: _prepared().update_residual([(*at, count, 1.0, _MOMENTUM)], dtype),
         expect,
     )
 
 
 def _gather(dtype: str) -> Kernel:
     def expect(values: Mapping[str, Values]) -> Expected:
-        sent = values["gradient"] + values["held"]
+        sent = values["gradient"] + values["residual"]
         return Expected({"buffer": sent}, np.abs(sent))
 
     return Kernel(
         "gather",
         dtype,
-        {"gradient": dtype, "held": "float32", "buffer": dtype},
-        ("gradient", "held"),
+        {"gradient": dtype, "residual": "float32", "buffer": dtype},
+        ("gradient", "residual"),
         ("buffer",),
         lambda level, at, count: _compute().gather(level, at[0], dtype, *at[1:], count),
         lambda at, count: _prepared().gather([(*at, count, 1.0)], dtype),
@@ -277,8 +281,8 @@ KERNELS = (
     *(_cast("float32", dtype) for dtype in _NARROW),
     *(_cast(dtype, "float32") for dtype in _NARROW),
     *(_count_nonfinite(dtype) for dtype in GRADIENTS),
-    *(_hold_back(dtype, streaming=False) for dtype in GRADIENTS),
-    *(_hold_back(dtype, streaming=True) for dtype in GRADIENTS),
+    *(_update_residual(dtype, streaming=False) for dtype in GRADIENTS),
+    *(_update_residual(dtype, streaming=True) for dtype in GRADIENTS),
     *(_gather(dtype) for dtype in GRADIENTS),
     *(_scatter(dtype) for dtype in GRADIENTS),
     *(_sum_of_squares(dtype) for dtype in GRADIENTS),
@@ -290,6 +294,6 @@ KERNELS = (
 DEVICE_KERNELS = (
     *(_reduce(dtype, number) for number in (2, 4, 8) for dtype in GRADIENTS),
     *(_cast(source, target) for target in GRADIENTS for source in GRADIENTS if source != target),
-    *(kernel for kernel in KERNELS if kernel.name.partition(" ")[0] not in ("reduce", "cast", "hold_back")),
-    *(_hold_back(dtype, streaming=False) for dtype in GRADIENTS),
+    *(kernel for kernel in KERNELS if kernel.name.partition(" ")[0] not in ("reduce", "cast", "update_residual")),
+    *(_update_residual(dtype, streaming=False) for dtype in GRADIENTS),
 )

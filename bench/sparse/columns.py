@@ -54,7 +54,7 @@ class SparseResult:
     sent_share : float
         The same in whole chunks.
     bookkeeping_us : float or None
-        What the slowest rank spends with chunks in a step: gathering, holding back, scattering, choosing.
+        What the slowest rank spends with chunks in a step: gathering, updating residuals, scattering, choosing.
     bytes_sent : int or None
         By a rank in a step, as the network interface counts them.
     bytes_reported : int or None
@@ -168,7 +168,7 @@ def _legend(results: Sequence[SparseResult], with_cpu: bool) -> str:
     )
     if any(result.method == CSC for result in results):
         text += (
-            " chunks is what the slowest rank spends with gathering, holding back, scattering and choosing chunks, "
+            " chunks is what the slowest rank spends with gathering, updating residuals, scattering and choosing, "
             "while backpropagation and communication go on or not; % of filled."
         )
     if any(result.bytes_sent is not None for result in results):

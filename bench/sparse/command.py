@@ -26,7 +26,7 @@ SPARSE = Bench(
         option("--elements", None, "so many gradients in place of a model's; K and M allowed", None),
         option("--density densities", DEFAULT_DENSITIES, "shares of the chunks to send", parse_densities),
         option("--chunk chunk_sizes", DEFAULT_CHUNKS, "elements of a chunk; K, M allowed", parse_sizes),
-        option("--momentum", 0.9, "what is held back is multiplied by it", type=float),
+        option("--momentum", 0.9, "residuals are multiplied by it", type=float),
         wires(),
         compare(),
         *timing(10.0, "model and chunk"),

@@ -40,7 +40,7 @@ class SparsePlan(Plan):
     chunk_sizes : tuple of int
         Elements of a chunk.
     momentum : float
-        What is held back is multiplied by it.
+        The residuals are multiplied by it.
     wires : tuple of str
         What ours rounds values to where they travel between nodes, each a variant.
     peers : tuple of str
@@ -81,7 +81,7 @@ class SparsePlan(Plan):
     def check_machine(self, ranks: int) -> None:
         """Refuse what needs too much memory."""
         largest = max(self.models, key=lambda model: model.parameters)
-        # Gradients, twice what is held back, and the buffer of the first iteration, which is dense; and for the check.
+        # Gradients, twice the residuals, and the buffer of the first iteration, which is dense; and for the check.
         copies = len(self.wires) * (1 + 4 * len(self.densities)) + len(self.peers) + 6
         check_memory(
             ranks * copies * largest.parameters * _ITEM,

@@ -107,19 +107,19 @@ class Reference:
     ranks : sequence of int
         Whose gradients; all of them where means are asked for.
     momentum : float
-        What is held back is multiplied by it.
+        The residuals are multiplied by it.
 
     Attributes
     ----------
-    held : dict of int to array
-        What each rank holds back.
+    residual : dict of int to array
+        The residuals of each rank.
     """
 
     def __init__(self, layout: Layout, chunks: range, ranks: Sequence[int], momentum: float) -> None:
         self._begin, self._end = layout.range_of(chunks)
         self._chunks, self._size = chunks, layout.chunk_size
         self._momentum = np.float32(momentum)
-        self.held: dict[int, Floats] = {rank: np.zeros(self._end - self._begin, np.float32) for rank in ranks}
+        self.residuals: dict[int, Floats] = {rank: np.zeros(self._end - self._begin, np.float32) for rank in ranks}
 
     def iterate(self, source: Source, important: Flags) -> Iteration:
         """Make an iteration that sends the important ones of all chunks."""
@@ -127,13 +127,13 @@ class Reference:
         sent = np.repeat(own, self._size)[: self._end - self._begin]
         total, magnitude = np.zeros((2, self._end - self._begin), np.float64)
         norms = np.zeros(len(own), np.float64)
-        for rank, held in self.held.items():
-            gradient = source.values(rank, self._begin, self._end) + held
+        for rank, residual in self.residuals.items():
+            gradient = source.values(rank, self._begin, self._end) + residual
             total += gradient
             magnitude += np.abs(gradient)
             norms += self._norms(gradient)
-            self.held[rank] = np.where(sent, np.float32(0), self._momentum * gradient)
-        ranks = len(self.held)
+            self.residuals[rank] = np.where(sent, np.float32(0), self._momentum * gradient)
+        ranks = len(self.residuals)
         mean = np.where(sent, total / ranks, 0.0)
         return Iteration(mean, magnitude / ranks, np.where(own, ranks * self._norms(mean), norms))
 

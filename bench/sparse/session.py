@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Block = tuple[Model, int]
 
 _COUNTED_STEPS = 3  # in which bytes are counted
-_CHECKED_STEPS = 3  # dense; the first sparse one; and one that sends what was held back before
-_KERNELS = ("hold_back", "gather", "scatter")
+_CHECKED_STEPS = 3  # dense; the first sparse one; and one that sends earlier residuals
+_KERNELS = ("update_residual", "gather", "scatter")
 _KERNEL_SECONDS = 0.5  # for each
 _LARGEST = 15  # of the values of a check, over the number of ranks: norms are exact, too
 
@@ -105,7 +105,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         ]
 
     def _check_sparse(self, case: Case, contestant: SparseContestant) -> int:
-        """Compare with the reference: the ranks share the chunks for the means, and each sees to what it holds back."""
+        """Compare with the reference: the ranks share the chunks for the means, and each sees to its residuals."""
         comm, pool, plan = self.comm, contestant.pool, self.plan
         layout = _layout(pool)
         bounds = np.linspace(0, layout.chunks, comm.size + 1).astype(int)
@@ -123,9 +123,9 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
             contestant.call()
             expected = shared.iterate(source, important)
             own.iterate(source, important)
-            wrong += _count_held_wrong(pool, layout, own.held[comm.rank])
+            wrong += _count_wrong_residuals(pool, layout, own.residuals[comm.rank])
             wrong += not np.array_equal(pool.sent, np.flatnonzero(important))
-            # Where something was held back before, it need not be an integer.
+            # Where there was a residual, it need not be an integer.
             if step < _CHECKED_STEPS - 1:
                 wrong += int(np.count_nonzero(gradients[begin:end] != expected.mean))
                 norms = np.concatenate(comm.mpi.allgather(expected.norms))
@@ -195,9 +195,9 @@ def _layout(pool: Any) -> Layout:
     return Layout(places, len(pool.memory.view(DTYPE)), pool.chunk_size)
 
 
-def _count_held_wrong(pool: Any, layout: Layout, expected: Values) -> int:
-    """Count what a rank holds back and should not, or not so."""
+def _count_wrong_residuals(pool: Any, layout: Layout, expected: Values) -> int:
+    """Count the wrong numbers among a rank's residuals."""
     return sum(
-        int(np.count_nonzero(held.reshape(-1) != expected[begin:end]))
-        for held, (begin, end) in zip(pool.held, layout.places, strict=True)
+        int(np.count_nonzero(residual.reshape(-1) != expected[begin:end]))
+        for residual, (begin, end) in zip(pool.residuals, layout.places, strict=True)
     )

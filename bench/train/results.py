@@ -147,7 +147,7 @@ class Figures:
     exposed_ms : float or None
         The step less that without communication, in the median over turns.
     bookkeeping_ms : float or None
-        What the slowest rank spends in a step on what is sent: gathering, holding back, scattering and choosing,
+        What the slowest rank spends in a step on what is sent: gathering, updating residuals, scattering and choosing,
         whatever runs beside it; None where all is sent.
     bytes_sent : int or None
         Of each rank in a step, by the counter of the network device; None where that is not known.

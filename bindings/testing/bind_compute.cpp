@@ -64,23 +64,24 @@ std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, con
 
 float* floats(std::uintptr_t address) { return static_cast<float*>(pointer(address)); }
 
-double hold_back(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
-                 std::uintptr_t next_held, std::size_t count, float scale, float momentum, bool streaming) {
-  return compute::hold_back_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
-                                                                .dtype = dtype_from_name(dtype),
-                                                                .held = floats(held),
-                                                                .next_held = floats(next_held),
-                                                                .count = count,
-                                                                .scale = scale,
-                                                                .momentum = momentum,
-                                                                .store = store_of(streaming)});
+double update_residual(const std::string& level, std::uintptr_t gradient, const std::string& dtype,
+                       std::uintptr_t residual, std::uintptr_t next_residual, std::size_t count, float scale,
+                       float momentum, bool streaming) {
+  return compute::update_residual_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
+                                                                      .dtype = dtype_from_name(dtype),
+                                                                      .residual = floats(residual),
+                                                                      .next_residual = floats(next_residual),
+                                                                      .count = count,
+                                                                      .scale = scale,
+                                                                      .momentum = momentum,
+                                                                      .store = store_of(streaming)});
 }
 
-double gather(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t held,
+double gather(const std::string& level, std::uintptr_t gradient, const std::string& dtype, std::uintptr_t residual,
               std::uintptr_t buffer, std::size_t count, float scale) {
   return compute::gather_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
                                                              .dtype = dtype_from_name(dtype),
-                                                             .held = floats(held),
+                                                             .residual = floats(residual),
                                                              .buffer = pointer(buffer),
                                                              .count = count,
                                                              .scale = scale});
@@ -142,10 +143,10 @@ void bind_compute(py::module_& module) {
               py::arg("streaming") = false, without_gil);
   compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("dtype"),
               py::arg("count"), without_gil);
-  compute.def("hold_back", &hold_back, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
-              py::arg("next_held"), py::arg("count"), py::arg("scale") = 1.0F, py::arg("momentum") = 1.0F,
-              py::arg("streaming") = false, without_gil);
-  compute.def("gather", &gather, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("held"),
+  compute.def("update_residual", &update_residual, py::arg("level"), py::arg("gradient"), py::arg("dtype"),
+              py::arg("residual"), py::arg("next_residual"), py::arg("count"), py::arg("scale") = 1.0F,
+              py::arg("momentum") = 1.0F, py::arg("streaming") = false, without_gil);
+  compute.def("gather", &gather, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("residual"),
               py::arg("buffer"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("scatter", &scatter, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("buffer"),
               py::arg("count"), py::arg("scale") = 1.0F, without_gil);

@@ -139,30 +139,30 @@ Launch with_numbers(void (cuda::Runtime::*kernel)(const cuda::CallList<Call>&, d
       [memory] { return memory->numbers.read(); });
 }
 
-using HoldBackFields = std::tuple<Address, Address, Address, std::size_t, float, float>;
+using ResidualFields = std::tuple<Address, Address, Address, std::size_t, float, float>;
 
-Launch hold_back(const std::vector<HoldBackFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::HoldBack> calls;
-  for (const auto& [gradient, held, next_held, count, scale, momentum] : fields) {
+Launch update_residual(const std::vector<ResidualFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::UpdateResidual> calls;
+  for (const auto& [gradient, residual, next_residual, count, scale, momentum] : fields) {
     calls.push_back({.gradient = pointer(gradient),
                      .dtype = dtype_from_name(dtype),
-                     .held = floats(held),
-                     .next_held = floats(next_held),
+                     .residual = floats(residual),
+                     .next_residual = floats(next_residual),
                      .count = count,
                      .scale = scale,
                      .momentum = momentum});
   }
-  return with_numbers(&cuda::Runtime::hold_back, calls, dtype, skipped);
+  return with_numbers(&cuda::Runtime::update_residual, calls, dtype, skipped);
 }
 
 using GatherFields = std::tuple<Address, Address, Address, std::size_t, float>;
 
 Launch gather(const std::vector<GatherFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::Gather> calls;
-  for (const auto& [gradient, held, buffer, count, scale] : fields) {
+  for (const auto& [gradient, residual, buffer, count, scale] : fields) {
     calls.push_back({.gradient = pointer(gradient),
                      .dtype = dtype_from_name(dtype),
-                     .held = floats(held),
+                     .residual = floats(residual),
                      .buffer = pointer(buffer),
                      .count = count,
                      .scale = scale});
@@ -276,9 +276,9 @@ void bind_kernels(py::module_& module, py::module_& prepared) {
   const auto define_list = [&](const char* name, auto prepare, auto give, const char* fields) {
     define(name, prepare, give, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, fields);
   };
-  define_list("hold_back", &hold_back, numbers,
-              "Of each call: gradient, held, next_held, count, scale, momentum. Gives norms.");
-  define_list("gather", &gather, numbers, "Of each call: gradient, held, buffer, count, scale. Gives norms.");
+  define_list("update_residual", &update_residual, numbers,
+              "Of each call: gradient, residual, next_residual, count, scale, momentum. Gives norms.");
+  define_list("gather", &gather, numbers, "Of each call: gradient, residual, buffer, count, scale. Gives norms.");
   define_list("scatter", &scatter, numbers, "Of each call: gradient, buffer, count, scale. Gives norms.");
   define_list("sum_of_squares", &sum_of_squares, numbers, "Of each call: source, count, scale. Gives sums.");
   define_list("momentum_step", &momentum_step, nothing,

@@ -1,4 +1,4 @@
-// Training that sends a quarter of its gradients: the important chunks. What is not sent is held back for later.
+// Training that sends a quarter of its gradients: the important chunks. What is not sent stays in residuals for later.
 //
 //   mpicc sparse.c -o sparse $(gradientflow config --cflags --libs)
 //   mpirun -n 4 ./sparse

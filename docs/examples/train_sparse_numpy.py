@@ -23,7 +23,7 @@ with gf.init() as comm:
         hidden = np.maximum(x[batch] @ w1, 0)
         error = (1 / (1 + np.exp(-hidden @ w2)) - y[batch]) / len(batch)
         np.matmul(error, hidden, out=g2)  # overwrites what the last iteration has left
-        training.ready(0)  # its important chunks may travel now, and the others are held back
+        training.ready(0)  # its important chunks may travel now, and the others stay in residuals
         np.matmul(x[batch].T, np.outer(error, w2) * (hidden > 0), out=g1)
         training.ready(1)
         training.wait()  # means where chunks were sent, zeros elsewhere

@@ -155,7 +155,7 @@ class _Optimizer:
 
         They are NumPy arrays, also where the optimizer is on a CUDA device.
 
-        It is the same on all ranks, and goes with the parameters. What a sparse pool holds back is the pool's state.
+        It is the same on all ranks, and goes with the parameters. The residuals of a sparse pool are its own state.
         """
         count = len(self.parameters)
         return {

@@ -25,8 +25,8 @@ from .synchronizer import Synchronizer
 class CSC(PoolStrategy):
     """Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1).
 
-    Only the chunks with the largest L1 norms are averaged; the rest is held back and sent when it has become important.
-    With a momentum below 1 what is held back decays: that is the paper's method. See
+    Only the chunks with the largest L1 norms are averaged; the rest waits in residuals until it is important.
+    With a momentum below 1 residuals decay: that is the paper's method. See
     `gradientflow.SparseGradientPool`.
 
     Parameters
@@ -36,11 +36,11 @@ class CSC(PoolStrategy):
     chunk_size : int, default 32768
         Elements of a chunk.
     momentum : float, optional
-        What is held back is multiplied by it in every iteration; by default the momentum of the optimiser.
+        The residuals are multiplied by it in every iteration; by default the momentum of the optimiser.
     warmup : int, default 0
         Iterations in which the share that is not sent grows from nothing to its final value, linearly.
     correction : bool, default True
-        Momentum correction: what is not sent is held back, and the update of what is not sent waits, momentum
+        Momentum correction: what is not sent stays in a residual, and the update of what is not sent waits, momentum
         included. Without it, what is not sent is dropped, and the optimiser takes it for zero: for comparison.
         (`gradientflow.optimizers.SGD` has to be told the same; in PyTorch, DistributedOptimizer sees to it.)
     fusion_threshold, wire, algorithm
@@ -150,9 +150,11 @@ class ChunkSynchronizer(PoolSynchronizer):
 
     @property
     def residuals(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """What this rank holds back, one array for each tensor."""
+        """The residuals of this rank, one array for each tensor."""
         pairs = zip(self.layout.groups, self.pools, strict=True)
-        found = {i: held for (_, indices), pool in pairs for i, held in zip(indices, pool.held, strict=True)}
+        found = {
+            i: residual for (_, indices), pool in pairs for i, residual in zip(indices, pool.residuals, strict=True)
+        }
         return tuple(found[index] for index in range(len(self.layout)))
 
     @property
@@ -162,7 +164,7 @@ class ChunkSynchronizer(PoolSynchronizer):
 
     @property
     def bookkeeping_seconds(self) -> float:  # type: ignore[override]
-        """What gathering, holding back, scattering and choosing took, in any thread."""
+        """What gathering, updating residuals, scattering and choosing took, in any thread."""
         return float(sum(pool.bookkeeping_seconds for pool in self.pools))
 
     def check_settings(self) -> None:
@@ -238,19 +240,19 @@ class ChunkSynchronizer(PoolSynchronizer):
             mine = [self.layout.names[i] for i in indices]
             known = [name for name in mine if name in order]
             there = state["pools"].get(dtype)
-            if len(known) < len(mine) or there is None or len(there["held"]) != len(mine):
+            if len(known) < len(mine) or there is None or len(there["residuals"]) != len(mine):
                 message = f"the state is of a model in which other parameters are {dtype}"
                 raise ArgumentError(message)
-            held = dict(zip(sorted(mine, key=lambda name: order[name]), there["held"], strict=True))
-            pool.check_state_dict({**there, "held": [held[name] for name in mine]})
+            residual = dict(zip(sorted(mine, key=lambda name: order[name]), there["residuals"], strict=True))
+            pool.check_state_dict({**there, "residuals": [residual[name] for name in mine]})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state whose tensors are in the order of these, or without residuals. Collective."""
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
-                residuals = [np.zeros_like(each) for each in own["held"]]
-                pool.load_state_dict({**own, "held": residuals, "iteration": 0, "important": []})
+                residuals = [np.zeros_like(each) for each in own["residuals"]]
+                pool.load_state_dict({**own, "residuals": residuals, "iteration": 0, "important": []})
             else:
                 pool.load_state_dict(state["pools"][pool.dtype])
 
@@ -271,7 +273,7 @@ class ChunkSynchronizer(PoolSynchronizer):
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             names = [self.layout.names[i] for i in indices]
             state = pool.state_dict()
-            state["held"] = [residuals.get(name, own) for name, own in zip(names, state["held"], strict=True)]
+            state["residuals"] = [residuals.get(name, own) for name, own in zip(names, state["residuals"], strict=True)]
             pool.load_state_dict({**state, "iteration": iteration, "important": []})
         super().take_over(other)
 

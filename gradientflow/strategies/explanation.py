@@ -60,7 +60,7 @@ class Explanation:
     communication_seconds, dense_communication_seconds : float
         What averaging takes in a step, as predicted.
     bookkeeping_seconds : float
-        What a rank spends on gathering, holding back and scattering, as measured on this machine.
+        What a rank spends on gathering, updating residuals and scattering, as measured on this machine.
     compute_seconds, backward_seconds : float
         As given, or 0.
     """

@@ -337,7 +337,7 @@ gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count);
 void gf_pool_free(gf_pool* pool);
 
 // ---- sparse gradient pool -------------------------------------------------------------------------------------------
-// A gradient pool that sends the important chunks, and holds back the rest for later iterations (docs/sparse.md). It is
+// A gradient pool that sends the important chunks, and keeps residuals of the rest (docs/sparse.md). It is
 // filled as a gf_pool is. After gf_sparse_pool_wait the tensors hold the means of the chunks that were sent, and zeros
 // elsewhere, on all ranks the same: what a step shall use. All ranks then choose the next chunks alike, those with the
 // largest L1 norms. The first iteration sends everything.
@@ -349,7 +349,7 @@ typedef struct gf_sparse_pool_options {
   size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
   size_t chunk_size;        // elements
   size_t extra;             // so many doubles are averaged along in every iteration
-  float momentum;           // 0..1: what is held back is multiplied by it in every iteration; 1 loses nothing
+  float momentum;           // 0..1: residuals are multiplied by it in every iteration; 1 loses nothing
   int skip_nonfinite;       // whether an iteration whose gradients are not finite is dropped, rather than an error
   size_t fusion_threshold;  // as in gf_pool_options, as what follows; they apply to what is sent
   gf_dtype wire;
@@ -382,17 +382,17 @@ gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all that are not y
 // Waits for the means, and begins the next iteration, which sends a share of `density` of the chunks: above 0, at most
 // 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready count as zeros, and `timeout` is,
 // as in gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
-// skipped: either way all gradients are zero then, and what is held back is as before. Collective.
+// skipped: either way all gradients are zero then, and residuals are as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
-// Ends an iteration that has begun, without its result, as in gf_pool_abandon; what is held back is as before, apart
+// Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before, apart
 // from what has been sent already.
 gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool);
 
 // Zeroes what the last iteration has left in the tensors. This and what follows: between iterations.
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
 
-// Gradients are so many times too large, in the tensors and in what is sent; what is held back is not. A power of two,
+// Gradients are so many times too large, in the tensors and in what is sent; residuals are not. A power of two,
 // the same on all ranks, or the next gf_sparse_pool_wait is GF_ERROR_MISMATCH.
 gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale);
 
@@ -403,14 +403,14 @@ int gf_sparse_pool_overflowed(const gf_sparse_pool* pool);
 // Copies for each chunk whether this iteration sends it, 1 or 0. At any time.
 gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* important);
 
-// Copies what this rank holds back: float32, laid out as the tensors are with their padding, so
+// Copies the residuals of this rank: float32, laid out as the tensors are with their padding, so
 // gf_sparse_pool_bytes / gf_dtype_size elements.
-gf_status gf_sparse_pool_held(const gf_sparse_pool* pool, float* held);
+gf_status gf_sparse_pool_residuals(const gf_sparse_pool* pool, float* residuals);
 
-// Holds back what `held` has, in that layout, and sends the `important` chunks next; NULL: all. The same choice and
+// Takes `residuals`, in that layout, and sends the `important` chunks next; NULL: all. The same choice and
 // iteration on all ranks, or GF_ERROR_MISMATCH; GF_ERROR_VALUE where a number is not finite, of which the other ranks
 // get GF_ERROR_MISMATCH. Collective.
-gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* held, const uint8_t* important);
+gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* residuals, const uint8_t* important);
 
 // Not collective.
 void gf_sparse_pool_free(gf_sparse_pool* pool);

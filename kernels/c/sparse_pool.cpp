@@ -77,26 +77,26 @@ gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* importan
   });
 }
 
-gf_status gf_sparse_pool_held(const gf_sparse_pool* pool, float* held) {
+gf_status gf_sparse_pool_residuals(const gf_sparse_pool* pool, float* residuals) {
   return guarded([&] {
     const SparsePool& engine = given(pool, "pool").engine;
     if (engine.elements() > 0) {
-      engine.copy_held({&given(held, "held"), engine.elements()});
+      engine.copy_residuals({&given(residuals, "residuals"), engine.elements()});
     }
   });
 }
 
-gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* held, const uint8_t* important) {
+gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* residuals, const uint8_t* important) {
   return guarded([&] {
     SparsePool& engine = given(pool, "pool").engine;
     if (engine.elements() > 0) {
-      given(held, "held");
+      given(residuals, "residuals");
     }
     std::vector<uint8_t> chunks;
     if (important != nullptr) {
       chunks.assign(important, important + engine.chunks());
     }
-    engine.restore({held, engine.elements()}, chunks, engine.iteration());
+    engine.restore({residuals, engine.elements()}, chunks, engine.iteration());
   });
 }
 

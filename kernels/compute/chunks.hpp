@@ -1,7 +1,7 @@
-// The kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): what is held
-// back of a gradient, and what is sent of it. Each is one pass over memory.
+// The kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): the
+// residuals of a gradient, and what is sent of it. Each is one pass over memory.
 //
-// Gradients are float16, bfloat16 or float32, computed with in float32; what is held back is float32. No pointer needs
+// Gradients are float16, bfloat16 or float32, computed with in float32; residuals are float32. No pointer needs
 // an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may be 0. All
 // results, norms among them, have the same bits at every SIMD level and on every device.
 //
@@ -22,28 +22,28 @@ namespace gradientflow::compute {
 inline constexpr std::size_t norm_block = 2048;
 inline constexpr std::size_t norm_lanes = 64;
 
-// x = gradient * scale + held; next_held = momentum * x, unless it is nullptr; gradient = 0. Returns the L1 norm of x.
-// next_held is streamed only where it begins at a cache line's boundary. Throws Error(value) if the momentum is not
-// finite.
-struct HoldBack {
+// x = gradient * scale + residual; next_residual = momentum * x, unless it is nullptr; gradient = 0. Returns the L1
+// norm of x. next_residual is streamed only where it begins at a cache line's boundary. Throws Error(value) if the
+// momentum is not finite.
+struct UpdateResidual {
   void* gradient;
   DType dtype;
-  const float* held;  // nullptr: nothing is held
-  float* next_held;
+  const float* residual;  // nullptr: there is no residual
+  float* next_residual;
   std::size_t count;
   float scale = 1.0F;
   float momentum = 1.0F;
-  Store store = Store::cached;  // of next_held
+  Store store = Store::cached;  // of next_residual
 };
-double hold_back(const HoldBack& call);
+double update_residual(const UpdateResidual& call);
 
-// x = gradient * scale + held; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
+// x = gradient * scale + residual; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
 // The scale is a power of two, so that it does nothing but keep 16-bit floats in their range; throws Error(value) for
 // another.
 struct Gather {
   const void* gradient;
   DType dtype;
-  const float* held;  // nullptr: nothing is held
+  const float* residual;  // nullptr: there is no residual
   void* buffer;
   std::size_t count;
   float scale = 1.0F;
@@ -61,7 +61,7 @@ struct Scatter {
 double scatter(const Scatter& call);
 
 // The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
-double hold_back_at(SimdLevel level, const HoldBack& call);
+double update_residual_at(SimdLevel level, const UpdateResidual& call);
 double gather_at(SimdLevel level, const Gather& call);
 double scatter_at(SimdLevel level, const Scatter& call);
 

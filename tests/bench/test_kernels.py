@@ -49,8 +49,8 @@ def test_the_bytes_that_a_kernel_moves_are_counted() -> None:
         ("cast to bfloat16", "float32"): 6,
         ("cast to float32", "float16"): 6,
         ("count_nonfinite", "bfloat16"): 2,
-        ("hold_back", "float32"): 16,
-        ("hold_back streaming", "float16"): 12,
+        ("update_residual", "float32"): 16,
+        ("update_residual streaming", "float16"): 12,
         ("gather", "float16"): 8,
         ("scatter", "float32"): 8,
         ("sum_of_squares", "float32"): 4,
@@ -68,8 +68,10 @@ def test_a_device_has_the_same_kernels_and_more_reductions_and_casts() -> None:
     own = {"reduce of 4": 20, "reduce of 8": 36}
     assert {name: moved[name, "float32"] for name in own} == own
     assert moved["cast to bfloat16", "float16"] == moved["cast to float16", "bfloat16"] == 4
-    assert set(NAMES_OF["cuda"]) == set(NAMES) - {"hold_back streaming"} | set(own)
-    assert all(moved[key] == kernel.moved for key, kernel in BY_NAME.items() if kernel.name != "hold_back streaming")
+    assert set(NAMES_OF["cuda"]) == set(NAMES) - {"update_residual streaming"} | set(own)
+    assert all(
+        moved[key] == kernel.moved for key, kernel in BY_NAME.items() if kernel.name != "update_residual streaming"
+    )
 
 
 @pytest.mark.parametrize("kernel", ALL, ids=[f"{kernel.name}-{kernel.dtype}" for kernel in ALL])
@@ -124,7 +126,7 @@ def test_an_input_that_was_written_to_is_noticed() -> None:
 
     def call(level: str, addresses: Sequence[int], count: int) -> float | None:
         found = kernel.call(level, addresses, count)
-        KERNELS[0].call(level, [addresses[1]] * 3, 4)  # of the float16 kinds: held + held is another number
+        KERNELS[0].call(level, [addresses[1]] * 3, 4)  # of the float16 kinds: residual + residual is another number
         return found
 
     bench = KernelBench(KernelsPlan((4096,)), 4096, active_level())
@@ -153,7 +155,10 @@ def test_calls_are_timed_side_by_side() -> None:
         ({"names": ("gather", "sort")}, "--kernels does not know 'sort'"),
         ({"names": ()}, "--kernels names nothing"),
         ({"device": "tpu"}, "--device does not know 'tpu'"),
-        ({"device": "cuda", "names": ("hold_back streaming",)}, "--kernels does not know 'hold_back streaming'"),
+        (
+            {"device": "cuda", "names": ("update_residual streaming",)},
+            "--kernels does not know 'update_residual streaming'",
+        ),
         ({"seconds": 0.0}, "--seconds needs more than 0"),
         ({"sizes": (1 << 50,)}, "GiB are free: choose smaller --sizes"),
     ],
@@ -181,7 +186,7 @@ def made_up(kernel: Kernel, *, wrong: int = 0) -> KernelResult:
 
 
 def test_results_are_bandwidths_and_their_ratio() -> None:
-    result = made_up(BY_NAME["hold_back", "float32"])
+    result = made_up(BY_NAME["update_residual", "float32"])
     assert (result.median_us, result.min_us, result.p95_us, result.copy_median_us) == (2.0, 1.0, 2.9, 1.5)
     assert (result.bytes_moved, result.bandwidth_GBps, result.ratio) == (16384, 8.192, 0.75)
     assert result.copy_GBps == pytest.approx(16.384 / 1.5)
@@ -193,7 +198,7 @@ def test_the_table_shows_every_kernel_once_and_what_is_wrong() -> None:
     out = io.StringIO()
     LAYOUT.print(results, Console(file=out, width=100))
     text = out.getvalue()
-    assert all(text.count(f" {name}  ") == 1 for name in NAMES if name not in ("gather", "hold_back"))
+    assert all(text.count(f" {name}  ") == 1 for name in NAMES if name not in ("gather", "update_residual"))
     assert text.count("WRONG") == 3
     assert text.count("0.75x") == len(KERNELS) - 3
     assert "avx2" in LAYOUT.explain(results)

@@ -97,21 +97,21 @@ class Fixed:
 
 
 def test_the_reference_does_what_the_paper_says() -> None:
-    # Five elements in chunks of two; two ranks; what is held back is halved.
+    # Five elements in chunks of two; two ranks; residuals are halved.
     layout = Layout([(0, 5)], 5, 2)
     reference = Reference(layout, range(3), range(2), 0.5)
     first = reference.iterate(Fixed([2, 0, 4, 8, 1], [0, 2, 4, 0, 3]), np.array([True, False, True]))
     assert first.mean.tolist() == [1, 1, 0, 0, 2]
     assert first.norms.tolist() == [2 * (1 + 1), (4 + 8) + (4 + 0), 2 * 2]
-    assert reference.held[0].tolist() == [0, 0, 2, 4, 0]
-    assert reference.held[1].tolist() == [0, 0, 2, 0, 0]
+    assert reference.residuals[0].tolist() == [0, 0, 2, 4, 0]
+    assert reference.residuals[1].tolist() == [0, 0, 2, 0, 0]
     assert choose(first.norms, 0.3).tolist() == [False, True, False]
     assert choose(first.norms, 0.6).tolist() == [True, True, False]  # of equal norms the first
     second = reference.iterate(Fixed([1, 1, 1, 1, 1], [1, 1, 1, 1, 1]), np.array([False, True, False]))
     assert second.mean.tolist() == [0, 0, 3, 3, 0]
     assert second.magnitude.tolist() == [1, 1, 3, 3, 1]
     assert second.norms.tolist() == [4, 2 * (3 + 3), 2]
-    assert reference.held[0].tolist() == [0.5, 0.5, 0, 0, 0.5]
+    assert reference.residuals[0].tolist() == [0.5, 0.5, 0, 0, 0.5]
 
 
 def test_the_reference_can_be_divided_by_chunks_and_by_ranks() -> None:
@@ -130,10 +130,10 @@ def test_the_reference_can_be_divided_by_chunks_and_by_ranks() -> None:
         assert np.concatenate([piece.mean for piece in pieces]).tolist() == all_of_it.mean.tolist()
         assert np.concatenate([piece.norms for piece in pieces]).tolist() == all_of_it.norms.tolist()
         for rank in range(3):
-            assert own[rank].held[rank].tolist() == whole.held[rank].tolist()
+            assert own[rank].residuals[rank].tolist() == whole.residuals[rank].tolist()
         important = choose(all_of_it.norms, 0.3)
-    assert whole.held[1][3:16].tolist() == [0] * 13  # between the tensors
-    assert (whole.held[1] * 2 % 1).any()  # quarters: of more than one iteration
+    assert whole.residuals[1][3:16].tolist() == [0] * 13  # between the tensors
+    assert (whole.residuals[1] * 2 % 1).any()  # quarters: of more than one iteration
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ static void null_sparse_pools(void) {
   REFUSED(gf_sparse_pool_zero(NULL), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_set_loss_scale(NULL, 2), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_important(NULL, chunks), GF_ERROR_VALUE, "pool is NULL");
-  REFUSED(gf_sparse_pool_held(NULL, x), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_sparse_pool_residuals(NULL, x), GF_ERROR_VALUE, "pool is NULL");
   REFUSED(gf_sparse_pool_restore(NULL, x, NULL), GF_ERROR_VALUE, "pool is NULL");
   REQUIRE(gf_sparse_pool_tensor(NULL, 0) == NULL && gf_sparse_pool_extra(NULL) == NULL);
   REQUIRE(gf_sparse_pool_tensors(NULL) == 0 && gf_sparse_pool_bytes(NULL) == 0 && gf_sparse_pool_chunks(NULL) == 0);
@@ -166,13 +166,13 @@ static void null_sparse_pools(void) {
   OK(gf_sparse_pool_create(communicator, &four, 1, GF_FLOAT32, NULL, &pool));
   REQUIRE(gf_sparse_pool_extra(pool) == NULL);
   REFUSED(gf_sparse_pool_important(pool, NULL), GF_ERROR_VALUE, "important is NULL");
-  REFUSED(gf_sparse_pool_held(pool, NULL), GF_ERROR_VALUE, "held is NULL");
-  REFUSED(gf_sparse_pool_restore(pool, NULL, NULL), GF_ERROR_VALUE, "held is NULL");
+  REFUSED(gf_sparse_pool_residuals(pool, NULL), GF_ERROR_VALUE, "residuals is NULL");
+  REFUSED(gf_sparse_pool_restore(pool, NULL, NULL), GF_ERROR_VALUE, "residuals is NULL");
   gf_sparse_pool_free(pool);
 
   OK(gf_sparse_pool_create(communicator, NULL, 0, GF_FLOAT32, NULL, &pool));  // nothing is needed where nothing is
   OK(gf_sparse_pool_important(pool, NULL));
-  OK(gf_sparse_pool_held(pool, NULL));
+  OK(gf_sparse_pool_residuals(pool, NULL));
   OK(gf_sparse_pool_restore(pool, NULL, NULL));
   OK(gf_sparse_pool_wait(pool, 1, -1));
   gf_sparse_pool_free(pool);
@@ -227,7 +227,7 @@ static void wrong_sparse_pools(void) {
   OK(gf_sparse_pool_ready(pool, 0));
   REFUSED(gf_sparse_pool_ready(pool, 0), GF_ERROR_VALUE, "already ready");
   REFUSED(gf_sparse_pool_zero(pool), GF_ERROR_VALUE, "between iterations");
-  REFUSED(gf_sparse_pool_held(pool, y), GF_ERROR_VALUE, "between iterations");
+  REFUSED(gf_sparse_pool_residuals(pool, y), GF_ERROR_VALUE, "between iterations");
   REFUSED(gf_sparse_pool_set_loss_scale(pool, 2), GF_ERROR_VALUE, "between iterations");
   OK(gf_sparse_pool_wait(pool, 1, -1));
   gf_sparse_pool_free(pool);

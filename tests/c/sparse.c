@@ -24,7 +24,7 @@ static void write_gradients(gf_sparse_pool* pool, int step, float scale) {
 
 // All ranks at once, in straight lines.
 typedef struct reference {
-  float held[most][elements];
+  float residual[most][elements];
   float used[elements];
   float weights[elements], velocity[elements];
   int important[chunks];
@@ -43,10 +43,10 @@ static void iterate(reference* r, int step, float rate) {  // momentum 0.5, and 
     float sum = 0;
     double norm = 0;
     for (int p = 0; p < size; ++p) {
-      const float x = gradient(p, step, i) + r->held[p][i];
+      const float x = gradient(p, step, i) + r->residual[p][i];
       sum += x;
       norm += fabs((double)x);
-      r->held[p][i] = r->important[c] ? 0 : 0.5F * x;
+      r->residual[p][i] = r->important[c] ? 0 : 0.5F * x;
     }
     r->used[i] = r->important[c] ? sum / (float)size : 0;
     norms[c] += r->important[c] ? fabs((double)sum) : norm;
@@ -62,11 +62,11 @@ static void iterate(reference* r, int step, float rate) {  // momentum 0.5, and 
 
 static void compare(const reference* r, gf_sparse_pool* pool, float* const* weights) {
   uint8_t important[chunks];
-  float held[elements];
+  float residual[elements];
   OK(gf_sparse_pool_important(pool, important));
-  OK(gf_sparse_pool_held(pool, held));
+  OK(gf_sparse_pool_residuals(pool, residual));
   for (int c = 0; c < chunks; ++c) REQUIRE(important[c] == r->important[c]);
-  for (int i = 0; i < elements; ++i) REQUIRE(held[i] == r->held[rank][i]);
+  for (int i = 0; i < elements; ++i) REQUIRE(residual[i] == r->residual[rank][i]);
   for (size_t t = 0; t < tensors; ++t) {
     const float* const tensor = gf_sparse_pool_tensor(pool, t);
     for (size_t i = 0; i < counts[t]; ++i) {
@@ -133,14 +133,14 @@ static void as_in_straight_lines(gf_communicator* communicator) {
   }
 
   // What is saved, and loaded by another pool and optimizer, goes on as it would have.
-  float copied_first[20], copied_last[12], held[elements];
+  float copied_first[20], copied_last[12], residual[elements];
   float* const copies[] = {copied_first, NULL, copied_last};
   uint8_t important[chunks];
   gf_sparse_pool* const other = make_pool(communicator, 0);
   gf_optimizer* const resumed = make_optimizer(copies);
-  OK(gf_sparse_pool_held(pool, held));
+  OK(gf_sparse_pool_residuals(pool, residual));
   OK(gf_sparse_pool_important(pool, important));
-  OK(gf_sparse_pool_restore(other, held, important));
+  OK(gf_sparse_pool_restore(other, residual, important));
   for (size_t t = 0; t < tensors; ++t) {
     if (counts[t] == 0) continue;
     memcpy(copies[t], weights[t], counts[t] * sizeof(float));
@@ -153,19 +153,19 @@ static void as_in_straight_lines(gf_communicator* communicator) {
   OK(gf_optimizer_step_sparse(resumed, other, each, tensors, 1));
   iterate(&r, 6, each[0].rate);
   compare(&r, other, copies);
-  held[3] = NAN;
-  REFUSED(gf_sparse_pool_restore(other, held, NULL), GF_ERROR_VALUE, "not finite");
-  held[3] = 0;
-  OK(gf_sparse_pool_restore(other, held, NULL));
+  residual[3] = NAN;
+  REFUSED(gf_sparse_pool_restore(other, residual, NULL), GF_ERROR_VALUE, "not finite");
+  residual[3] = 0;
+  OK(gf_sparse_pool_restore(other, residual, NULL));
   OK(gf_sparse_pool_important(other, important));
   REQUIRE(important[0] && important[1] && important[2]);
 
-  // Given up: what was sent is gone, the rest is held back as before.
+  // Given up: what was sent is gone, the residuals are as before.
   float after[elements];
   OK(gf_sparse_pool_ready(other, 0));
   OK(gf_sparse_pool_abandon(other));
-  OK(gf_sparse_pool_held(other, after));
-  for (int i = 0; i < elements; ++i) REQUIRE(after[i] == (i < 32 ? 0 : held[i]));
+  OK(gf_sparse_pool_residuals(other, after));
+  for (int i = 0; i < elements; ++i) REQUIRE(after[i] == (i < 32 ? 0 : residual[i]));
   gf_optimizer_free(resumed);
   gf_optimizer_free(optimizer);
   gf_sparse_pool_free(other);

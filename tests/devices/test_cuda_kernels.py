@@ -96,8 +96,8 @@ class Processor:
     """The kernels of the CPU, call by call, under the names that those of the device have."""
 
     @staticmethod
-    def hold_back(calls: list[Any], dtype: str) -> list[float]:
-        return [compute.hold_back(LEVEL, gradient, dtype, *rest) for gradient, *rest in calls]
+    def update_residual(calls: list[Any], dtype: str) -> list[float]:
+        return [compute.update_residual(LEVEL, gradient, dtype, *rest) for gradient, *rest in calls]
 
     @staticmethod
     def gather(calls: list[Any], dtype: str) -> list[float]:
@@ -177,7 +177,7 @@ def ordinary(dtype: str, count: int, rng: np.random.Generator) -> Array:
 
 
 def arrays(dtype: str, seed: int) -> Iterator[tuple[Array, Array, float, tuple[int, int, int]]]:
-    """A gradient, what is held of it, a scale, and byte offsets for three arrays: aligned, or at any element."""
+    """A gradient, its residual, a scale, and byte offsets for three arrays: aligned, or at any element."""
     rng = np.random.default_rng(seed)
     for i, (length, make) in enumerate(itertools.product(LENGTHS, (ordinary, sample, random_bits))):
         size = np.dtype(STORAGE[dtype]).itemsize
@@ -197,35 +197,35 @@ def at(memory: Memory | None) -> int:
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
-def test_a_list_of_chunks_is_held_back(place: Place, dtype: str) -> None:
-    """What was held and what is kept may be missing, in some calls of a list."""
+def test_the_residuals_of_a_list_of_chunks_are_updated(place: Place, dtype: str) -> None:
+    """The residuals before and after may be missing, in some calls of a list."""
     calls, norms, results = [], [], []
-    for i, (gradient, held, scale, offsets) in enumerate(arrays(dtype, 1)):
+    for i, (gradient, residual, scale, offsets) in enumerate(arrays(dtype, 1)):
         source = place.memory(gradient, offsets[0])
-        before = place.memory(held, offsets[1]) if i % 5 else None
-        after = place.memory(np.ones_like(held), offsets[2] * 4 // gradient.itemsize) if i % 7 else None
+        before = place.memory(residual, offsets[1]) if i % 5 else None
+        after = place.memory(np.ones_like(residual), offsets[2] * 4 // gradient.itemsize) if i % 7 else None
         calls.append((source.address, at(before), at(after), len(gradient), scale, 0.9))
-        x = corrected(gradient, dtype, held if before else None, scale)
+        x = corrected(gradient, dtype, residual if before else None, scale)
         norms.append(add_up(np.abs(x)))
         results.append((source, np.zeros_like(gradient)))
-        results += [(before, held)] if before else []
+        results += [(before, residual)] if before else []
         results += [(after, same_nan(x * np.float32(0.9)))] if after else []
-    check_sums(place.kernels.hold_back(calls, dtype), norms)
+    check_sums(place.kernels.update_residual(calls, dtype), norms)
     check_memory(results)
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
 def test_a_list_of_chunks_is_gathered(place: Place, dtype: str) -> None:
     calls, norms, results = [], [], []
-    for i, (gradient, held, scale, offsets) in enumerate(arrays(dtype, 2)):
+    for i, (gradient, residual, scale, offsets) in enumerate(arrays(dtype, 2)):
         source = place.memory(gradient, offsets[0])
-        before = place.memory(held, offsets[1]) if i % 5 else None
+        before = place.memory(residual, offsets[1]) if i % 5 else None
         buffer = place.memory(np.ones_like(gradient), offsets[2])
         calls.append((source.address, at(before), buffer.address, len(gradient), scale))
-        x = corrected(gradient, dtype, held if before else None, scale)
+        x = corrected(gradient, dtype, residual if before else None, scale)
         norms.append(add_up(np.abs(x)))
         results += [(source, gradient), (buffer, narrow(same_nan(x / np.float32(scale)), dtype))]
-        results += [(before, held)] if before else []
+        results += [(before, residual)] if before else []
     check_sums(place.kernels.gather(calls, dtype), norms)
     check_memory(results)
 
@@ -404,7 +404,7 @@ def test_reductions(place: Place, dtype: str) -> None:
 def test_wrong_use_is_refused_alike(place: Place) -> None:
     """In a sentence, before anything is done."""
     nothing = {
-        place.kernels.hold_back: (0, 0, 0, 0, 1.0, 1.0),
+        place.kernels.update_residual: (0, 0, 0, 0, 1.0, 1.0),
         place.kernels.gather: (0, 0, 0, 0, 1.0),
         place.kernels.scatter: (0, 0, 0, 1.0),
     }

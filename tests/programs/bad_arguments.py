@@ -177,7 +177,7 @@ def pools(comm: gf.Communicator) -> Iterator[Case]:
         )
         yield Case("SparseGradientPool.load_state_dict", pool.load_state_dict, {"state": Takes(pool.state_dict())})
         yield Case("SparseGradientPool.check_state_dict", pool.check_state_dict, {"state": Takes(pool.state_dict())})
-        yield Case("SparseGradientPool.hold", pool.hold, {"held": Takes(pool.held)})
+        yield Case("SparseGradientPool.set_residuals", pool.set_residuals, {"residuals": Takes(pool.residuals)})
 
 
 def methods(comm: gf.Communicator) -> Iterator[Case]:

@@ -156,8 +156,8 @@ class Twins:
         for name in ("norms", "important", "sent", "spans", "extra"):
             left, right = getattr(host, name), getattr(on_device, name)
             assert np.array_equal(left, right, equal_nan=name == "norms"), (what, name, left, right)
-        for left, right in zip(host.held, on_device.held, strict=True):
-            assert left.tobytes() == right.tobytes(), (what, "held")
+        for left, right in zip(host.residuals, on_device.residuals, strict=True):
+            assert left.tobytes() == right.tobytes(), (what, "residuals")
         assert host.overflowed == on_device.overflowed
         assert host.nonfinite_tensors == on_device.nonfinite_tensors
 
@@ -275,7 +275,7 @@ def check_steps_ahead(comm: gf.Communicator) -> None:
 
 
 def check_not_finite(comm: gf.Communicator) -> None:
-    """The same error, with the same place, and nothing changed, whether the chunk is sent or held back."""
+    """The same error, with the same place, and nothing changed, whether the chunk is sent or not."""
     culprit = SIZE - 1
     for chunk_size, momentum, bad in ((64, 0.9, np.nan), (10**6, 0.9, np.inf), (100, 0.0, -np.inf)):
         pool = {"density": 0.2, "momentum": momentum, "chunk_size": chunk_size}
@@ -303,7 +303,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
 
 
 def check_abandoned(comm: gf.Communicator) -> None:
-    """A rank gives an iteration up, with some tensors ready: it keeps what it held, and the others go on."""
+    """A rank gives an iteration up, with some tensors ready: it keeps its residuals, and the others go on."""
     pool = {"density": 0.3, "momentum": 0.9, "chunk_size": 150}
     twins = Twins(comm, "float32", pool, lr=0.5)
     for step in range(4):
@@ -374,9 +374,9 @@ def check_states(comm: gf.Communicator) -> None:
         others.check(step)
         assert np.array_equal(twins.pools[0].memory, others.pools[0].memory)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(twins.weights, others.weights, strict=True))
-    held = [np.full(shape, index, np.float32) for index, shape in enumerate(twins.pools[0].shapes)]
+    residual = [np.full(shape, index, np.float32) for index, shape in enumerate(twins.pools[0].shapes)]
     for each in twins.pools:
-        each.hold(held)
+        each.set_residuals(residual)
     assert not twins.pools[1].memory.get().any()
     twins.check_chunks("hold")
     others.close()

@@ -37,7 +37,7 @@ class StraightLine:
     def __init__(self, elements: int, chunk_size: int, momentum: float, ranks: int) -> None:
         self.chunk_size = min(chunk_size, elements)
         self.edges = [*range(0, elements, self.chunk_size), elements]
-        self.held = np.zeros((ranks, elements), np.float32)
+        self.residuals = np.zeros((ranks, elements), np.float32)
         self.important = [True] * (len(self.edges) - 1)
         self.momentum = np.float32(momentum)
         self.velocity = np.zeros(elements, np.float32)
@@ -46,17 +46,17 @@ class StraightLine:
 
     def iterate(self, gradients: np.ndarray, density: float) -> np.ndarray:
         ranks = len(gradients)
-        total = gradients.astype(np.float32) + self.held
+        total = gradients.astype(np.float32) + self.residuals
         used = np.zeros(gradients.shape[1], np.float32)
         self.norms = []
         for chunk, is_important in enumerate(self.important):
             part = slice(self.edges[chunk], self.edges[chunk + 1])
             if is_important:
                 used[part] = total[:, part].sum(axis=0, dtype=np.float32) / np.float32(ranks)
-                self.held[:, part] = 0
+                self.residuals[:, part] = 0
                 self.norms.append(ranks * float(np.abs(used[part].astype(np.float64)).sum()))
             else:
-                self.held[:, part] = self.momentum * total[:, part]
+                self.residuals[:, part] = self.momentum * total[:, part]
                 self.norms.append(float(np.abs(total[:, part].astype(np.float64)).sum()))
         self.sent = [chunk for chunk, is_important in enumerate(self.important) if is_important]
         number = max(1, math.ceil(density * len(self.important) - 1e-9))
@@ -106,15 +106,15 @@ def flat(pool: gf.SparseGradientPool) -> np.ndarray:
     return pool.memory.view(pool.dtype).astype(np.float32)
 
 
-def held_flat(pool: gf.SparseGradientPool) -> np.ndarray:
+def flat_residuals(pool: gf.SparseGradientPool) -> np.ndarray:
     result = np.zeros(elements(pool), np.float32)
-    for held, (begin, end) in zip(pool.held, starts(pool), strict=True):
-        result[begin:end] = held.ravel()
+    for residual, (begin, end) in zip(pool.residuals, starts(pool), strict=True):
+        result[begin:end] = residual.ravel()
     return result
 
 
 def check_straight_line(comm: gf.Communicator) -> None:
-    """Everything after every step, bit by bit: gradients, what is held, norms, the choice, weights."""
+    """Everything after every step, bit by bit: gradients, residuals, norms, the choice, weights."""
     for momentum, chunk_size, threshold in ((0.5, 8, 0), (1.0, 33, 256), (0.0, 16, math.inf), (0.5, 1000, 0)):
         pool = gf.SparseGradientPool(
             comm, SHAPES, "float32", 0.3, momentum, chunk_size, extra=2, fusion_threshold=threshold
@@ -145,7 +145,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
             used = reference.iterate(gradients, 0.3)
             reference.step(used, 0.5 / (1 + step), 0.5, 0.25)
             assert np.array_equal(flat(pool), used), (momentum, chunk_size, step)
-            assert np.array_equal(held_flat(pool), reference.held[RANK])
+            assert np.array_equal(flat_residuals(pool), reference.residuals[RANK])
             assert pool.sent.tolist() == reference.sent
             assert np.allclose(pool.norms, reference.norms, rtol=1e-6)
             assert pool.important.tolist() == reference.important
@@ -166,7 +166,7 @@ def check_straight_line(comm: gf.Communicator) -> None:
 
 
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
-    """With a momentum of 1, what was sent and what is held is what was put in: exactly, for random pools."""
+    """With a momentum of 1, what was sent and the residuals are what was put in: exactly, for random pools."""
     random = np.random.default_rng(SIZE)
     for case in range(12):
         shapes = [tuple(random.integers(0, 30, random.integers(1, 3)).tolist()) for _ in range(random.integers(1, 6))]
@@ -186,8 +186,8 @@ def check_nothing_is_lost(comm: gf.Communicator) -> None:
             pool.wait()
             put_in += gradients.sum(axis=0)
             sent += SIZE * flat(pool).astype(np.float64)
-            held = comm.allreduce(held_flat(pool).astype(np.float64), "sum")
-            assert np.array_equal(sent + held, put_in), (case, step)
+            residual = comm.allreduce(flat_residuals(pool).astype(np.float64), "sum")
+            assert np.array_equal(sent + residual, put_in), (case, step)
             pool.zero()
         pool.close()
 
@@ -274,7 +274,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
             is_bad = step in (0, 2, 3)
             if is_bad and culprit == RANK:
                 pool.views[3][11] = bad
-            before, important = held_flat(pool), pool.important
+            before, important = flat_residuals(pool), pool.important
             copies = [weight.copy() for weight in weights]
             pool.ready()
             if not is_bad:
@@ -293,7 +293,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
             assert not pool.memory.any()
             assert len(pool.spans) == 0
             optimizer.step()
-            assert np.array_equal(held_flat(pool), before)
+            assert np.array_equal(flat_residuals(pool), before)
             assert np.array_equal(pool.important, important)
             assert all(np.array_equal(a, b) for a, b in zip(weights, copies, strict=True))
     pool = gf.SparseGradientPool(comm, [64], "float16", density=1.0)
@@ -383,8 +383,8 @@ def check_threads(comm: gf.Communicator) -> None:
         total += gradients.sum(axis=0)
         sent += SIZE * flat(pool).astype(np.float64)
         pool.zero()
-    held = comm.allreduce(held_flat(pool).astype(np.float64), "sum")
-    assert np.array_equal(sent + held, total)
+    residual = comm.allreduce(flat_residuals(pool).astype(np.float64), "sum")
+    assert np.array_equal(sent + residual, total)
 
 
 def check_timeout(comm: gf.Communicator) -> None:
@@ -404,7 +404,7 @@ def check_timeout(comm: gf.Communicator) -> None:
             WORLD.Barrier()
             pool.wait()
         assert np.array_equal(flat(pool), reference.iterate(gradients, 0.4))
-        assert np.array_equal(held_flat(pool), reference.held[RANK])
+        assert np.array_equal(flat_residuals(pool), reference.residuals[RANK])
     with raises(ArgumentError, "not a number"):
         pool.wait(math.nan)
 
@@ -445,13 +445,13 @@ def check_abandon(comm: gf.Communicator) -> None:
         pool.abandon()
         assert not pool.memory.any()
         assert len(pool.spans) == 0
-        assert [held.max() for held in pool.held] == [0, 0, 2, 2]
+        assert [residual.max() for residual in pool.residuals] == [0, 0, 2, 2]
     else:
         pool.ready()
         pool.wait()
         assert (pool.views[0] == 4).all()
         assert np.allclose(pool.views[1], 4 * (SIZE - 1) / SIZE)
-        assert [held.max() for held in pool.held] == [0, 0, 6, 6]
+        assert [residual.max() for residual in pool.residuals] == [0, 0, 6, 6]
     everybody = comm.allgather(pool.important.astype(np.uint8))
     assert (everybody == everybody[0]).all()
     pool.zero()
@@ -461,7 +461,7 @@ def check_abandon(comm: gf.Communicator) -> None:
 
 
 def check_state(comm: gf.Communicator) -> None:
-    """A run that is saved and loaded goes on as one that is not; the sum of what is held is the same on any ranks."""
+    """A run that is saved and loaded goes on as one that is not; the sum of the residuals is the same on any ranks."""
 
     def make() -> tuple[gf.SparseGradientPool, list[np.ndarray], gf.optimizers.SGD]:
         pool = gf.SparseGradientPool(comm, SHAPES, density=0.3, momentum=0.5, chunk_size=16)
@@ -490,19 +490,19 @@ def check_state(comm: gf.Communicator) -> None:
     assert other.iteration == 4
     train(other, resumed, range(4, 8))
     assert all(np.array_equal(a, b) for a, b in zip(weights, others, strict=True))
-    assert np.array_equal(held_flat(pool), held_flat(other))
+    assert np.array_equal(flat_residuals(pool), flat_residuals(other))
 
     third, _, _ = make()
     third.load_state_dict(consolidated)
-    for index, held in enumerate(third.held):
-        total = comm.allreduce(np.ascontiguousarray(held), "sum")
-        assert np.allclose(total, consolidated["held"][index], rtol=1e-6)
+    for index, residual in enumerate(third.residuals):
+        total = comm.allreduce(np.ascontiguousarray(residual), "sum")
+        assert np.allclose(total, consolidated["residuals"][index], rtol=1e-6)
 
     if SIZE > 1:  # onto one rank, and what another rank's state, or another number's, gives
         alone = comm.split(RANK, 0)
         single = gf.SparseGradientPool(alone, SHAPES, density=0.3, momentum=0.5, chunk_size=16)
         single.load_state_dict(consolidated)
-        assert all(np.array_equal(a, b) for a, b in zip(single.held, consolidated["held"], strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(single.residuals, consolidated["residuals"], strict=True))
         with raises(ArgumentError, "consolidated_state_dict"):
             single.load_state_dict(saved)
         with raises(ArgumentError, f"rank {(RANK + 1) % SIZE} of {SIZE}"):
@@ -511,7 +511,7 @@ def check_state(comm: gf.Communicator) -> None:
     with raises(ArgumentError, "another model"):
         stranger.load_state_dict(saved)
     with raises(ArgumentError, "not the state"):
-        stranger.load_state_dict({"held": []})
+        stranger.load_state_dict({"residuals": []})
     finer = gf.SparseGradientPool(comm, SHAPES, density=0.3, momentum=0.5, chunk_size=4)
     finer.load_state_dict(saved)
     assert finer.important.all()  # other chunks than those that were chosen
@@ -521,7 +521,9 @@ def check_state(comm: gf.Communicator) -> None:
         with raises(MismatchError, "states of sparse gradient pools"):
             other.load_state_dict({**saved, "iteration": 4 + (RANK == 0)})
     with raises(ArgumentError, "not finite"):
-        other.load_state_dict({**saved, "held": [held + np.float32(np.nan) for held in saved["held"]]})
+        other.load_state_dict(
+            {**saved, "residuals": [residual + np.float32(np.nan) for residual in saved["residuals"]]}
+        )
     with raises(ArgumentTypeError, "dictionary"):
         other.load_state_dict(None)  # type: ignore[arg-type]
     scalar = gf.SparseGradientPool(comm, [(), 3], momentum=1.0, chunk_size=1)
@@ -539,7 +541,7 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
         view[...] = RANK + 1
     pool.ready()
     pool.wait()
-    pool.hold([np.full(30, 2.0), np.full(40, 3, np.int64)])
+    pool.set_residuals([np.full(30, 2.0), np.full(40, 3, np.int64)])
     saved = pool.state_dict()
     ones, nan, large, inf = np.ones(40), np.full(30, np.nan), np.full(30, 1e300), np.full(30, -np.inf)
     bad: list[tuple[Any, type[Exception], str]] = [
@@ -559,19 +561,19 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
         (3, ArgumentTypeError, "a sequence of arrays"),
     ]
     last = RANK == SIZE - 1
-    for held, kind, words in bad:
+    for residual, kind, words in bad:
         with raises(kind, words):
-            pool.hold(held)
+            pool.set_residuals(residual)
         with raises(kind, words):
-            pool.load_state_dict({**saved, "held": held})
+            pool.load_state_dict({**saved, "residuals": residual})
         if last:
             with raises(kind, words):
-                pool.load_state_dict({**saved, "held": held})
+                pool.load_state_dict({**saved, "residuals": residual})
         else:  # a good state, and another rank's is not
             with raises(MismatchError, "states of sparse gradient pools", words[:30]):
-                pool.load_state_dict({**saved, "iteration": 7, "held": [np.zeros(30), np.zeros(40)]})
+                pool.load_state_dict({**saved, "iteration": 7, "residuals": [np.zeros(30), np.zeros(40)]})
         assert pool.iteration == 1
-        assert [float(each.max()) for each in pool.held] == [2.0, 3.0]
+        assert [float(each.max()) for each in pool.residuals] == [2.0, 3.0]
     others: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"important": [0, 2]}, ArgumentError, "a row of True and False"),
         ({"important": "yes"}, ArgumentTypeError, "important"),
@@ -585,7 +587,7 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
             pool.load_state_dict({**saved, **change})
     pool.ready(0)
     with raises(ArgumentError, "between iterations"):
-        pool.hold(saved["held"])
+        pool.set_residuals(saved["residuals"])
     pool.wait()
     if SIZE > 1:  # one rank is in the middle of an iteration
         if last:
@@ -602,7 +604,7 @@ def check_states_that_are_refused(comm: gf.Communicator) -> None:
     weights = [np.zeros(20, np.float32), np.zeros(20, np.float16)]  # of two dtypes, so in two pools
     with gf.training.ArrayLoop(comm, weights, CSC(density=0.5, momentum=0.5)) as training:
         kept = training.state_dict()
-        half = {**kept["synchronizer"]["pools"]["float16"], "held": [np.full(20, np.nan)]}
+        half = {**kept["synchronizer"]["pools"]["float16"], "residuals": [np.full(20, np.nan)]}
         wrong = {
             **kept,
             "synchronizer": {**kept["synchronizer"], "pools": {**kept["synchronizer"]["pools"], "float16": half}},
@@ -623,7 +625,7 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
         pool.views[0][...] = 1
         pool.ready()
         pool.wait()
-        held = pool.held[0].copy()
+        residual = pool.residuals[0].copy()
         pool.loss_scale = 2.0**-3 if last else 4.0
         for value in (1.0, np.inf if last else 1.0):
             pool.views[0][...] = value
@@ -631,7 +633,7 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
             with raises(MismatchError, "loss scale 4", f"rank {SIZE - 1}: loss scale 0.125"):
                 pool.wait()
             assert not pool.memory.any()
-            assert np.array_equal(held, pool.held[0])
+            assert np.array_equal(residual, pool.residuals[0])
         pool.loss_scale = 4.0
         pool.views[0][...] = 4.0
         pool.ready()
@@ -826,7 +828,7 @@ def check_dense_sgd(comm: gf.Communicator) -> None:
         sparse.wait()
         everywhere.step()
         sparse.zero()
-    assert sparse.held[0].max() == 0
+    assert sparse.residuals[0].max() == 0
     assert weight[::8].tolist() == [1 - 0.5 * total for total in (1 + 4.5 + 6.25, 1 + 3.5 + 4.75, 1.75, 1.75)]
     with raises(ArgumentError, "other side"):
         optimizer.load_state_dict({**optimizer.state_dict(), "rate_inside": True})

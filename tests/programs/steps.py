@@ -66,7 +66,7 @@ def check_no_step_after_an_iteration_without_result(comm: gf.Communicator) -> No
         with raises(ArgumentError, "the pool has none"):
             optimizer.step()
         if isinstance(pool, gf.SparseGradientPool):
-            for spoil in (pool.zero, lambda pool=pool: pool.hold(pool.held)):
+            for spoil in (pool.zero, lambda pool=pool: pool.set_residuals(pool.residuals)):
                 average(pool)
                 spoil()
                 with raises(ArgumentError, "the pool has none"):
@@ -104,7 +104,7 @@ def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
     """All ranks are told that nothing was averaged; where one rank has something, the others need nothing."""
     for pool in pools(comm):
         average(pool)
-        held = [each.copy() for each in pool.held] if isinstance(pool, gf.SparseGradientPool) else []
+        residual = [each.copy() for each in pool.residuals] if isinstance(pool, gf.SparseGradientPool) else []
         iteration = pool.iteration
         optimizer = gf.optimizers.SGD(pool, [np.zeros(shape, np.float32) for shape in pool.shapes], lr=1.0)
         with raises(ArgumentError, "no rank made a tensor of the pool ready before it waited"):
@@ -114,7 +114,7 @@ def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
         assert pool.iteration == iteration + 1
         assert not pool.memory.any()
         if isinstance(pool, gf.SparseGradientPool):
-            assert all(np.array_equal(a, b) for a, b in zip(held, pool.held, strict=True))
+            assert all(np.array_equal(a, b) for a, b in zip(residual, pool.residuals, strict=True))
         for rank in range(SIZE):
             if rank == RANK:
                 pool.views[1][...] = 0  # which is something, too

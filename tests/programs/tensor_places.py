@@ -175,7 +175,7 @@ def _emulate() -> None:
     explanation._SMALL, explanation._LARGE = 64, 1024  # an emulated device is slow
     for owner, names in (
         (GradientPool, ("wait", "abandon", "zero")),
-        (SparseGradientPool, ("wait", "abandon", "zero", "hold", "take_back", "load_state_dict")),
+        (SparseGradientPool, ("wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict")),
         (FusedStep, ("step",)),
         (_Weights, ("numbers",)),
     ):

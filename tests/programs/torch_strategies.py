@@ -154,7 +154,7 @@ class Reference:
         self.chunks = [slice(begin, min(begin + chunk_size, size)) for begin in range(0, size, chunk_size)]
         self.weights = self.layout.flat(self.layout.parameters)
         self.velocity = np.zeros(size)
-        self.held = [np.zeros(size) for _ in range(SIZE)]
+        self.residuals = [np.zeros(size) for _ in range(SIZE)]
         self.important = set(range(len(self.chunks)))
 
     def gradient(self, rank: int, step: int) -> Vector:
@@ -164,18 +164,18 @@ class Reference:
 
     def step(self, step: int, rate: float, next_density: float, correction: bool) -> Vector:
         """Make a step, and return the gradient that it used."""
-        put_in = [self.gradient(rank, step) + self.held[rank] for rank in range(SIZE)]
+        put_in = [self.gradient(rank, step) + self.residuals[rank] for rank in range(SIZE)]
         used, norms = np.zeros_like(self.weights), []
         for number, chunk in enumerate(self.chunks):
             if number in self.important:
                 used[chunk] = sum(each[chunk] for each in put_in) / SIZE
                 norms.append(SIZE * np.abs(used[chunk]).sum())
-                for held in self.held:
-                    held[chunk] = 0
+                for residual in self.residuals:
+                    residual[chunk] = 0
             else:
                 norms.append(sum(np.abs(each[chunk]).sum() for each in put_in))
-                for held, each in zip(self.held, put_in, strict=True):
-                    held[chunk] = self.momentum * each[chunk] if correction else 0
+                for residual, each in zip(self.residuals, put_in, strict=True):
+                    residual[chunk] = self.momentum * each[chunk] if correction else 0
             if number in self.important or not correction:
                 direction = used[chunk] + self.decay * self.weights[chunk]
                 if correction:
@@ -207,7 +207,7 @@ def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
             assert pool.sent.tolist() == important
             layout = Layout(list(model.parameters())[::-1])
             assert np.allclose(layout.flat(p.grad for p in layout.parameters), used, rtol=1e-5, atol=1e-6)
-            assert np.allclose(layout.flat(pool.held), reference.held[RANK], rtol=1e-5, atol=1e-6)
+            assert np.allclose(layout.flat(pool.residuals), reference.residuals[RANK], rtol=1e-5, atol=1e-6)
             optimizer.step()
             schedule.step()
             assert_close(model, reference.model, 1e-5)
@@ -226,7 +226,7 @@ def check_density_one_is_plain_sgd(comm: gf.Communicator) -> None:
 
 
 def check_nothing_is_lost(comm: gf.Communicator) -> None:
-    """With a momentum of 1, what all steps have used and what is held back add up to all gradients, exactly.
+    """With a momentum of 1, what all steps have used and the residuals add up to all gradients, exactly.
 
     Through an order that is learned late, parameters that are not used, accumulation, groups that are added, clearing
     twice, gradients that are written to by hand, and ranks that run out of batches.
@@ -281,14 +281,14 @@ def check_nothing_is_lost(comm: gf.Communicator) -> None:
         for step in range(200, 200 + 2 * rank):
             for parameter in model.parameters():
                 put_in[parameter] += whole_numbers(rank, step)
-    last, held_back = SIZE - 1, 0.0  # the rank with all iterations
+    last, residual = SIZE - 1, 0.0  # the rank with all iterations
     for name, parameter in model.named_parameters():
         index = optimizer.synchronizer.layout.names.index(name)
-        held = comm.allreduce(pool.held[index].copy(), "sum")
-        held_back += np.abs(held).sum()
-        everything = WORLD.bcast(used[parameter].numpy(), last) + held
+        residual = comm.allreduce(pool.residuals[index].copy(), "sum")
+        residual += np.abs(residual).sum()
+        everything = WORLD.bcast(used[parameter].numpy(), last) + residual
         assert np.array_equal(everything, put_in[parameter].numpy()), name
-    assert held_back > 0
+    assert residual > 0
     same_everywhere(model.parameters())
 
 
@@ -554,7 +554,7 @@ class TwoDtypes(nn.Module):
 
 
 def check_overflow(comm: gf.Communicator) -> None:
-    """One rank's gradient is infinite: all skip the step and halve the scale. What is held back stays, of any dtype."""
+    """One rank's gradient is infinite: all skip the step and halve the scale. The residuals stay, of any dtype."""
     for strategy in (Dense(), CSC(0.3, chunk_size=8, momentum=1.0)):
         model = seeded(TwoDtypes)
         scale = LossScale(16.0, growth_interval=2)
@@ -600,9 +600,9 @@ def check_overflow(comm: gf.Communicator) -> None:
                     # The gradients that were not finite are dropped; those of the other dtype are not.
                     if step not in (2, 5, 10) or parameter is model.wide.weight:
                         wanted += whole_numbers(rank, step)
-            held = comm.allreduce(pool.held[0].copy(), "sum")
+            residual = comm.allreduce(pool.residuals[0].copy(), "sum")
             total = WORLD.bcast(used[parameter].numpy(), SIZE - 1)  # the rank that made all steps
-            assert np.allclose(total + held, wanted.numpy(), atol=0.1)
+            assert np.allclose(total + residual, wanted.numpy(), atol=0.1)
         optimizer.close()
 
 
@@ -611,7 +611,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
     model = seeded(Net)
     optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
     train(model, optimizer, range(3))
-    before, held = bits(model.parameters()), [each.copy() for each in optimizer.pools[0].held]
+    before, residual = bits(model.parameters()), [each.copy() for each in optimizer.pools[0].residuals]
     optimizer.zero_grad()
     loss = loss_of(model, batch_of(RANK, 0))
     if RANK == SIZE - 1:
@@ -619,7 +619,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
     with raises(NonFiniteError, "first.weight", f"rank {SIZE - 1}", "no weight was changed"):
         loss.backward()
     assert bits(model.parameters()) == before
-    assert all(map(np.array_equal, optimizer.pools[0].held, held))
+    assert all(map(np.array_equal, optimizer.pools[0].residuals, residual))
     optimizer.zero_grad()
     loss_of(model, batch_of(RANK, 3)).backward()
     optimizer.step()  # which is made: what went wrong was told, and is over
@@ -750,23 +750,23 @@ def check_resuming_is_exact(comm: gf.Communicator) -> None:
         for left, right in zip(optimizer.pools, other.pools, strict=True):
             if isinstance(left, gf.SparseGradientPool):
                 assert left.iteration == right.iteration
-                assert all(map(np.array_equal, left.held, right.held))
+                assert all(map(np.array_equal, left.residuals, right.residuals))
                 assert np.array_equal(left.important, right.important)
         optimizer.close()
         other.close()
 
 
 def check_other_ranks(comm: gf.Communicator) -> None:
-    """A consolidated state goes onto any number of ranks: the sum of what is held back stays the same."""
+    """A consolidated state goes onto any number of ranks: the sum of residuals stay the same."""
     model = seeded(Turned)
     optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3, chunk_size=16))
     train(model, optimizer, range(6))
     own = saved(optimizer.state_dict())
     state = saved(optimizer.consolidated_state_dict())
-    same_everywhere(t for pool in state["gradientflow"]["synchronizer"]["pools"].values() for t in pool["held"])
+    same_everywhere(t for pool in state["gradientflow"]["synchronizer"]["pools"].values() for t in pool["residuals"])
     names = list(optimizer.synchronizer.layout.names)
     total = {
-        name: comm.allreduce(each.copy(), "sum") for name, each in zip(names, optimizer.pools[0].held, strict=True)
+        name: comm.allreduce(each.copy(), "sum") for name, each in zip(names, optimizer.pools[0].residuals, strict=True)
     }
     # Fewer ranks: those below the last, and the last by itself.
     part = comm.split(int(RANK == SIZE - 1))
@@ -780,8 +780,8 @@ def check_other_ranks(comm: gf.Communicator) -> None:
             assert bits(resumed.parameters()) == before
         other.load_state_dict(state)
         assert other.pools[0].iteration == 6
-        for name, held in zip(other.synchronizer.layout.names, other.pools[0].held, strict=True):
-            assert np.allclose(part.allreduce(held.copy(), "sum"), total[name], rtol=1e-6, atol=1e-7), name
+        for name, residual in zip(other.synchronizer.layout.names, other.pools[0].residuals, strict=True):
+            assert np.allclose(part.allreduce(residual.copy(), "sum"), total[name], rtol=1e-6, atol=1e-7), name
         train(resumed, other, range(3))
     part.close()
     # On the same ranks it goes on with the same momentum and choice.
@@ -800,13 +800,13 @@ def check_other_ranks(comm: gf.Communicator) -> None:
         other.load_state_dict(state)
         train(resumed, other, range(6, 8))
         same_everywhere(resumed.parameters())
-        # Of a plain optimizer: its momentum is taken, and nothing is held back.
+        # Of a plain optimizer: its momentum is taken, and there are no residuals.
         plain_model = copy.deepcopy(model)
         plain = sgd(plain_model)
         train(plain_model, plain, range(3))
         other.load_state_dict(plain.state_dict())
         assert other.pools[0].iteration == 0
-        assert not any(held.any() for held in other.pools[0].held)
+        assert not any(residual.any() for residual in other.pools[0].residuals)
         resumed.load_state_dict(plain_model.state_dict())
         train(resumed, other, range(3, 4))  # everything is sent
         train(plain_model, plain, range(3, 4))
@@ -862,13 +862,13 @@ def check_states_of_others(comm: gf.Communicator) -> None:
 
 
 def check_broadcast_state(comm: gf.Communicator) -> None:
-    """Momentum, masters and loss scale are the root's; what is held back stays each rank's own."""
+    """Momentum, masters and loss scale are the root's; residuals stay each rank's own."""
     for settings in ({"strategy": CSC(0.3, chunk_size=16), "loss_scale": 4.0}, {"fused": True}):
         model = seeded(Net).bfloat16()
         optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
         train(model, optimizer, range(4))
-        held = [
-            np.concatenate([each.ravel() for each in pool.held])
+        residual = [
+            np.concatenate([each.ravel() for each in pool.residuals])
             for pool in optimizer.pools
             if isinstance(pool, gf.SparseGradientPool)
         ]
@@ -885,8 +885,8 @@ def check_broadcast_state(comm: gf.Communicator) -> None:
         now = saved(optimizer.state_dict())
         for what in ("momentum", "master_weights"):
             assert str(now["gradientflow"][what]) == str(wanted["gradientflow"][what])
-        for pool, mine in zip(optimizer.pools, held, strict=False):
-            assert np.array_equal(np.concatenate([each.ravel() for each in pool.held]), mine)
+        for pool, mine in zip(optimizer.pools, residual, strict=False):
+            assert np.array_equal(np.concatenate([each.ravel() for each in pool.residuals]), mine)
         train(model, optimizer, range(4, 6))
         same_everywhere(model.parameters())
         optimizer.close()

@@ -24,10 +24,10 @@ def add_up(addends: Array) -> float:
     return total
 
 
-def corrected(gradient: Array, dtype: str, held: Array | None, scale: float) -> Array:
-    """The gradient times its scale, with what is held added where something is."""
+def corrected(gradient: Array, dtype: str, residual: Array | None, scale: float) -> Array:
+    """The gradient times its scale, with the residual added where there is one."""
     fresh: Array = widen(gradient, dtype) * np.float32(scale)
-    return fresh if held is None else fresh + held
+    return fresh if residual is None else fresh + residual
 
 
 def stepped(

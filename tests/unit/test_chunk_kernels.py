@@ -58,42 +58,42 @@ def check_untouched(memory: Guarded | None, values: Array | None) -> None:
         np.testing.assert_array_equal(memory.bytes, values.view(np.uint8))
 
 
-def check_hold_back(
-    gradient: Array, dtype: str, held: Array | None, keep: bool, scale: float, momentum: float, offsets: list[int]
+def check_update_residual(
+    gradient: Array, dtype: str, residual: Array | None, keep: bool, scale: float, momentum: float, offsets: list[int]
 ) -> None:
-    """One chunk that is held back, at all levels."""
+    """One chunk that stays in the residual, at all levels."""
     with np.errstate(all="ignore"):
-        x = corrected(gradient, dtype, held, scale)
+        x = corrected(gradient, dtype, residual, scale)
         expected, norm = same_nan(x * np.float32(momentum)), add_up(np.abs(x))
     for level, streaming in itertools.product(LEVELS, (False, True) if keep else (False,)):
         memory = Guarded(gradient, offsets[0] * gradient.itemsize % LINE)
-        before = placed(held, offsets[1])
+        before = placed(residual, offsets[1])
         after = placed(np.full(len(gradient), 7, np.float32), offsets[2]) if keep else None
-        found = compute.hold_back(
+        found = compute.update_residual(
             level, memory.address, dtype, address(before), address(after), len(gradient), scale, momentum, streaming
         )
         check_sum(found, norm)
         memory.check_guards()
         assert not memory.bytes.any(), "the gradient is not zero"
-        check_untouched(before, held)
+        check_untouched(before, residual)
         if after is not None:
             after.check_guards()
             check_same(after.values, expected)
 
 
-def check_gather(gradient: Array, dtype: str, held: Array | None, scale: float, offsets: list[int]) -> None:
+def check_gather(gradient: Array, dtype: str, residual: Array | None, scale: float, offsets: list[int]) -> None:
     """One chunk that is sent, at all levels."""
     with np.errstate(all="ignore"):
-        x = corrected(gradient, dtype, held, scale)
+        x = corrected(gradient, dtype, residual, scale)
         expected, norm = narrow(same_nan(x / np.float32(scale)), dtype), add_up(np.abs(x))
     for level in LEVELS:
         memory = Guarded(gradient, offsets[0] * gradient.itemsize % LINE)
-        before = placed(held, offsets[1])
+        before = placed(residual, offsets[1])
         buffer = Guarded(np.ones_like(gradient), offsets[2] * gradient.itemsize % LINE)
         found = compute.gather(level, memory.address, dtype, address(before), buffer.address, len(gradient), scale)
         check_sum(found, norm)
         check_untouched(memory, gradient)
-        check_untouched(before, held)
+        check_untouched(before, residual)
         buffer.check_guards()
         check_same(buffer.values, expected)
 
@@ -127,11 +127,11 @@ def values_of(dtype: str, count: int, rng: np.random.Generator) -> Array:
     return narrow(rng.normal(0, 1, count).astype(np.float32), dtype)
 
 
-# ---- hold back, gather, scatter, sum of squares ----------------------------------------------------------------------
+# ---- update residual, gather, scatter, sum of squares ----------------------------------------------------------------
 
 
 def cases(dtype: str, seed: int) -> Iterator[tuple[Array, Array, list[int], float]]:
-    """Gradients and what is held of them of every length, ordinary ones and awkward ones, anywhere in memory."""
+    """Gradients and residuals of every length, ordinary ones and awkward ones, anywhere in memory."""
     rng = np.random.default_rng(seed)
     for length, make in itertools.product(LENGTHS, (values_of, sample, random_bits)):
         if make is not values_of and length > 5000:
@@ -141,19 +141,19 @@ def cases(dtype: str, seed: int) -> Iterator[tuple[Array, Array, list[int], floa
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
-def test_what_is_held_back_leaves_the_gradient(dtype: str) -> None:
+def test_what_goes_to_the_residual_leaves_the_gradient(dtype: str) -> None:
     """It moves to the other buffer, times the momentum; the gradient is zero, and the norm that of what moved."""
     factors = itertools.cycle([1.0, 0.9, 0.0])
-    for gradient, held, offsets, scale in cases(dtype, 1):
-        for before, keep in itertools.product((held, None), (True, False)):
-            check_hold_back(gradient, dtype, before, keep, scale, next(factors), offsets)
+    for gradient, residual, offsets, scale in cases(dtype, 1):
+        for before, keep in itertools.product((residual, None), (True, False)):
+            check_update_residual(gradient, dtype, before, keep, scale, next(factors), offsets)
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
-def test_what_is_sent_is_the_gradient_and_what_was_held(dtype: str) -> None:
+def test_what_is_sent_is_the_gradient_and_the_residual(dtype: str) -> None:
     """Rounded once, to the gradient's own element type, at the gradient's own scale."""
-    for gradient, held, offsets, scale in cases(dtype, 2):
-        for before in (held, None):
+    for gradient, residual, offsets, scale in cases(dtype, 2):
+        for before in (residual, None):
             check_gather(gradient, dtype, before, scale, offsets)
 
 
@@ -181,9 +181,9 @@ def test_chunks_anywhere(data: st.DataObject) -> None:
     make = data.draw(st.sampled_from([values_of, sample, random_bits]), label="values")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32), label="seed"))
     gradient = make(dtype, length, rng)
-    held = make("float32", length, rng) if data.draw(st.booleans(), label="held") else None
-    check_hold_back(gradient, dtype, held, data.draw(st.booleans(), label="keep"), scale, momentum, offsets)
-    check_gather(gradient, dtype, held, scale, offsets)
+    residual = make("float32", length, rng) if data.draw(st.booleans(), label="residual") else None
+    check_update_residual(gradient, dtype, residual, data.draw(st.booleans(), label="keep"), scale, momentum, offsets)
+    check_gather(gradient, dtype, residual, scale, offsets)
     check_scatter(gradient, dtype, scale, offsets)
     check_squares(gradient, dtype, scale, offsets[0])
 
@@ -202,17 +202,17 @@ def test_norms_of_integers_are_exact(count: int) -> None:
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", CASTABLE)
 def test_one_bad_element_anywhere_shows_in_every_sum(dtype: str, bad: float) -> None:
-    """At the first place and the last, in a whole row and in the rest of one, of the gradient and of what is held."""
+    """At the first place and the last, in a whole row and in the rest of one, of the gradient and of the residual."""
     length = 2 * BLOCK + 77
     for place, level in itertools.product([0, 63, 64, BLOCK - 1, BLOCK, 2 * BLOCK, length - 1], LEVELS):
         ordinary, spoilt = np.ones(length, np.float32), np.ones(length, np.float32)
         spoilt[place] = bad
-        for gradient, held in ((spoilt, ordinary), (ordinary, spoilt)):
-            source, before = Guarded(narrow(gradient, dtype)), Guarded(held)
+        for gradient, residual in ((spoilt, ordinary), (ordinary, spoilt)):
+            source, before = Guarded(narrow(gradient, dtype)), Guarded(residual)
             buffer = Guarded(source.values)
             sums = [compute.gather(level, source.address, dtype, before.address, buffer.address, length)]
-            sums.append(compute.hold_back(level, source.address, dtype, before.address, 0, length))
-            if held is ordinary:
+            sums.append(compute.update_residual(level, source.address, dtype, before.address, 0, length))
+            if residual is ordinary:
                 source = Guarded(narrow(gradient, dtype))
                 sums.append(compute.scatter(level, buffer.address, dtype, source.address, length))
                 sums.append(compute.sum_of_squares(level, source.address, dtype, length))
@@ -223,51 +223,51 @@ def test_a_block_beyond_float32_has_no_finite_norm() -> None:
     """Each element is finite and their sum in float64 would be; over blocks it is added up in float64."""
     for level in LEVELS:
         large = Guarded(np.full(BLOCK, 1e36, np.float32))
-        assert compute.hold_back(level, large.address, "float32", 0, 0, BLOCK) == math.inf
+        assert compute.update_residual(level, large.address, "float32", 0, 0, BLOCK) == math.inf
         blocks = Guarded(np.full(16 * BLOCK, 1e35, np.float32))
-        assert 3e39 < compute.hold_back(level, blocks.address, "float32", 0, 0, 16 * BLOCK) < math.inf
+        assert 3e39 < compute.update_residual(level, blocks.address, "float32", 0, 0, 16 * BLOCK) < math.inf
 
 
 @pytest.mark.parametrize("dtype", CASTABLE)
 def test_subnormal_numbers_are_not_lost(dtype: str) -> None:
-    """The smallest gradients are held back as they are, and count."""
+    """The smallest gradients stay in the residual as they are, and count."""
     smallest = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}[dtype]
     count = BLOCK + 33
     for level in LEVELS:
         gradient = Guarded(narrow(np.full(count, smallest, np.float32), dtype))
         after = Guarded(np.zeros(count, np.float32))
-        norm = compute.hold_back(level, gradient.address, dtype, 0, after.address, count)
+        norm = compute.update_residual(level, gradient.address, dtype, 0, after.address, count)
         assert norm == count * smallest
         assert (after.values == np.float32(smallest)).all()
 
 
 def test_nothing_is_lost_over_iterations() -> None:
-    """With momentum 1, what was sent and what is still held are what was put in, element for element."""
+    """With momentum 1, what was sent and what is still residual are what was put in, element for element."""
     rng = np.random.default_rng(6)
     count = 3 * BLOCK + 5
     for dtype, level in itertools.product(CASTABLE, LEVELS):
         put_in, sent = np.zeros(count), np.zeros(count)
-        held = [Guarded(np.zeros(count, np.float32)), Guarded(np.zeros(count, np.float32))]
+        residual = [Guarded(np.zeros(count, np.float32)), Guarded(np.zeros(count, np.float32))]
         for iteration in range(6):
             values = rng.integers(-9, 10, count).astype(np.float32)
             put_in += values
             gradient = Guarded(narrow(values, dtype))
             if iteration % 3 == 2:
                 buffer = Guarded(np.zeros_like(gradient.values))
-                compute.gather(level, gradient.address, dtype, held[0].address, buffer.address, count)
+                compute.gather(level, gradient.address, dtype, residual[0].address, buffer.address, count)
                 sent += widen(buffer.values, dtype)
-                held[0].values[:] = 0
+                residual[0].values[:] = 0
             else:
-                addresses = gradient.address, dtype, held[0].address, held[1].address
-                compute.hold_back(level, *addresses, count, scale=1.0, momentum=1.0)
-                held.reverse()
-        assert (sent + held[0].values == put_in).all()
+                addresses = gradient.address, dtype, residual[0].address, residual[1].address
+                compute.update_residual(level, *addresses, count, scale=1.0, momentum=1.0)
+                residual.reverse()
+        assert (sent + residual[0].values == put_in).all()
 
 
 def test_chunk_kernels_refuse_wrong_use() -> None:
     """Other element types, and numbers that make no sense, are refused in a sentence."""
     calls: list[Callable[[str], Any]] = [
-        lambda dtype: compute.hold_back("baseline", 0, dtype, 0, 0, 0),
+        lambda dtype: compute.update_residual("baseline", 0, dtype, 0, 0, 0),
         lambda dtype: compute.gather("baseline", 0, dtype, 0, 0, 0),
         lambda dtype: compute.scatter("baseline", 0, dtype, 0, 0),
         lambda dtype: compute.sum_of_squares("baseline", 0, dtype, 0),
@@ -284,7 +284,7 @@ def test_chunk_kernels_refuse_wrong_use() -> None:
             compute.gather("baseline", 0, "float32", 0, 0, 0, scale)
     for momentum in (math.inf, math.nan):
         with pytest.raises(ValueError, match="must be finite"):
-            compute.hold_back("baseline", 0, "float32", 0, 0, 0, 1.0, momentum)
+            compute.update_residual("baseline", 0, "float32", 0, 0, 0, 1.0, momentum)
     for level in LEVELS:
         assert [call("float32") for call in calls] == [0.0, 0.0, 0.0, 0.0, None]
         assert compute.gather(level, 0, "float16", 0, 0, 0, 2.0**126) == 0.0

@@ -27,11 +27,11 @@ void check_scale(float scale) {
   }
 }
 
-double hold_back_with(const KernelTable& table, const HoldBack& call) {
+double update_residual_with(const KernelTable& table, const UpdateResidual& call) {
   if (!std::isfinite(call.momentum)) {
-    throw Error(ErrorKind::value, "the momentum of what is held back must be finite");
+    throw Error(ErrorKind::value, "the momentum of residuals must be finite");
   }
-  return norm_of(table.hold_back[gradient_index(call.dtype)](call));
+  return norm_of(table.update_residual[gradient_index(call.dtype)](call));
 }
 
 double gather_with(const KernelTable& table, const Gather& call) {
@@ -45,11 +45,13 @@ double scatter_with(const KernelTable& table, const Scatter& call) {
 
 }  // namespace
 
-double hold_back(const HoldBack& call) { return hold_back_with(active_table(), call); }
+double update_residual(const UpdateResidual& call) { return update_residual_with(active_table(), call); }
 double gather(const Gather& call) { return gather_with(active_table(), call); }
 double scatter(const Scatter& call) { return scatter_with(active_table(), call); }
 
-double hold_back_at(SimdLevel level, const HoldBack& call) { return hold_back_with(table_at(level), call); }
+double update_residual_at(SimdLevel level, const UpdateResidual& call) {
+  return update_residual_with(table_at(level), call);
+}
 double gather_at(SimdLevel level, const Gather& call) { return gather_with(table_at(level), call); }
 double scatter_at(SimdLevel level, const Scatter& call) { return scatter_with(table_at(level), call); }
 

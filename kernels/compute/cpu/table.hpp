@@ -23,7 +23,7 @@ using ReduceKernel = void (*)(const ReduceCall& call);
 using CastKernel = void (*)(void* destination, const void* source, std::size_t count, float scale);
 using CountKernel = std::size_t (*)(const void* source, std::size_t count);
 using CopyKernel = void (*)(void* destination, const void* source, std::size_t bytes);
-using HoldBackKernel = double (*)(const HoldBack& call);
+using UpdateResidualKernel = double (*)(const UpdateResidual& call);
 using GatherKernel = double (*)(const Gather& call);
 using ScatterKernel = double (*)(const Scatter& call);
 using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
@@ -36,7 +36,7 @@ struct KernelTable {
   CastKernel cast[3][3];  // [destination][source]
   CountKernel count_nonfinite[3];
   CopyKernel copy_streaming;
-  HoldBackKernel hold_back[3];
+  UpdateResidualKernel update_residual[3];
   GatherKernel gather[3];
   ScatterKernel scatter[3];
   SquaresKernel sum_of_squares[3];

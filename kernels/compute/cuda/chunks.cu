@@ -6,11 +6,11 @@ namespace {
 
 constexpr auto sentence = "the gradients of sparse communication are float16, bfloat16 or float32";
 
-// What is held back, or what does nothing when it is added: that is -0, for 0 + -0 is 0, and -0 + -0 is -0.
+// The residual, or what does nothing when it is added: that is -0, for 0 + -0 is 0, and -0 + -0 is -0.
 template <int n>
-__device__ Pack<float, n> load_held(const float* held, std::size_t i) {
-  if (held != nullptr) {
-    return load<n>(held + i);
+__device__ Pack<float, n> load_residual(const float* residual, std::size_t i) {
+  if (residual != nullptr) {
+    return load<n>(residual + i);
   }
   Pack<float, n> nothing;
 #pragma unroll
@@ -23,37 +23,38 @@ __device__ Pack<float, n> load_held(const float* held, std::size_t i) {
 template <class Element, int n>
 struct GradientAndHeld {
   Pack<typename Element::Stored, n> gradient;
-  Pack<float, n> held;
+  Pack<float, n> residual;
 
-  __device__ float corrected(int k, float scale) const { return Element::to_float(gradient[k]) * scale + held[k]; }
+  __device__ float corrected(int k, float scale) const { return Element::to_float(gradient[k]) * scale + residual[k]; }
 };
 
 template <class Element>
-struct HoldBackBody {
+struct UpdateResidualBody {
   using Stored = typename Element::Stored;
   static constexpr int width = 4;
   template <int n>
   using Elements = GradientAndHeld<Element, n>;
 
   Stored* gradient;
-  const float* held;
-  float* next_held;
+  const float* residual;
+  float* next_residual;
   float scale;
   float momentum;
 
-  __device__ explicit HoldBackBody(const HoldBack& call)
+  __device__ explicit UpdateResidualBody(const UpdateResidual& call)
       : gradient(static_cast<Stored*>(call.gradient)),
-        held(call.held),
-        next_held(call.next_held),
+        residual(call.residual),
+        next_residual(call.next_residual),
         scale(call.scale),
         momentum(call.momentum) {}
 
   __device__ bool is_aligned() const {
-    return cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(held) && cuda::is_aligned<width>(next_held);
+    return cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(residual) &&
+           cuda::is_aligned<width>(next_residual);
   }
   template <int n>
   __device__ Elements<n> load(std::size_t i) const {
-    return {cuda::load<n>(gradient + i), load_held<n>(held, i)};
+    return {cuda::load<n>(gradient + i), load_residual<n>(residual, i)};
   }
   template <int n>
   __device__ Pack<float, n> finish(const Elements<n>& elements, std::size_t i) const {
@@ -65,8 +66,8 @@ struct HoldBackBody {
       next[k] = same_nan(x * momentum);
       magnitudes[k] = fabsf(x);
     }
-    if (next_held != nullptr) {
-      store<n>(next_held + i, next);
+    if (next_residual != nullptr) {
+      store<n>(next_residual + i, next);
     }
     store<n>(gradient + i, Pack<Stored, n>{});
     return magnitudes;
@@ -81,24 +82,24 @@ struct GatherBody {
   using Elements = GradientAndHeld<Element, n>;
 
   const Stored* gradient;
-  const float* held;
+  const float* residual;
   Stored* buffer;
   float scale;
   float inverse;
 
   __device__ explicit GatherBody(const Gather& call)
       : gradient(static_cast<const Stored*>(call.gradient)),
-        held(call.held),
+        residual(call.residual),
         buffer(static_cast<Stored*>(call.buffer)),
         scale(call.scale),
         inverse(1.0F / call.scale) {}
 
   __device__ bool is_aligned() const {
-    return cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(held) && cuda::is_aligned<width>(buffer);
+    return cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(residual) && cuda::is_aligned<width>(buffer);
   }
   template <int n>
   __device__ Elements<n> load(std::size_t i) const {
-    return {cuda::load<n>(gradient + i), load_held<n>(held, i)};
+    return {cuda::load<n>(gradient + i), load_residual<n>(residual, i)};
   }
   template <int n>
   __device__ Pack<float, n> finish(const Elements<n>& elements, std::size_t i) const {
@@ -150,9 +151,9 @@ struct ScatterBody {
 
 }  // namespace
 
-void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream) {
+void update_residual(const CallList<UpdateResidual>& list, double* norms, void* scratch, Stream stream) {
   with_element(list.dtype, sentence,
-               [&]<class Element>() { add_up<HoldBackBody<Element>>(list, norms, scratch, stream); });
+               [&]<class Element>() { add_up<UpdateResidualBody<Element>>(list, norms, scratch, stream); });
 }
 
 void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) {

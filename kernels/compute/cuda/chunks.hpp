@@ -12,7 +12,7 @@
 
 namespace gradientflow::compute::cuda {
 
-void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream);
+void update_residual(const CallList<UpdateResidual>& list, double* norms, void* scratch, Stream stream);
 void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream);
 void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream);
 

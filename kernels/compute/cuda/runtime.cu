@@ -265,8 +265,9 @@ class CudaRuntime final : public Runtime {
     cuda::count_nonfinite(source, dtype, count, found, stream);
   }
 
-  void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream) const override {
-    cuda::hold_back(list, norms, scratch, stream);
+  void update_residual(const CallList<UpdateResidual>& list, double* norms, void* scratch,
+                       Stream stream) const override {
+    cuda::update_residual(list, norms, scratch, stream);
   }
 
   void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const override {

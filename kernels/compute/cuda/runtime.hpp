@@ -96,7 +96,8 @@ class Runtime {
                     std::size_t count, float scale, Stream stream) const = 0;
   virtual void count_nonfinite(const void* source, DType dtype, std::size_t count, std::uint64_t* found,
                                Stream stream) const = 0;
-  virtual void hold_back(const CallList<HoldBack>& list, double* norms, void* scratch, Stream stream) const = 0;
+  virtual void update_residual(const CallList<UpdateResidual>& list, double* norms, void* scratch,
+                               Stream stream) const = 0;
   virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;

@@ -14,14 +14,14 @@
 
 namespace gradientflow::engine {
 
-// What there is to be done with a chunk, and where. `slot`, where it has one: it is gathered into it with what is held
-// back of it, and later scattered from there. Else it is held back, in `next_held`, if anything is.
+// What there is to be done with a chunk, and where. `slot`, where it has one: it is gathered into it with its
+// residual, and later scattered from there. Else it goes to `next_residual`, if there is one.
 struct ChunkJob {
   std::size_t chunk;
   std::size_t count;
   std::byte* gradient;
-  const float* held;  // nullptr: nothing is held
-  float* next_held;
+  const float* residual;  // nullptr: there is no residual
+  float* next_residual;
   std::byte* slot;
 };
 
@@ -50,8 +50,8 @@ class ChunkWork {
   // What is put into the stream from now on comes behind all that was noted or given since the last finish().
   virtual void order(Stream stream) = 0;
 
-  // Gathers or holds back each chunk, and zeroes what is left of a slot behind it; then calls `then` for it: on a
-  // device that only means that it is in the stream. From any thread.
+  // Gathers each chunk or updates its residual, and zeroes what is left of a slot behind it; then calls `then` for it:
+  // on a device that only means that it is in the stream. From any thread.
   virtual void process(std::span<const ChunkJob> jobs, const Then& then, Stream stream) = 0;
 
   // Copies the slots back to the gradients.

@@ -12,10 +12,10 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// Whatever is done with a chunk; each may be a list of its own, or two, as those that are gathered and those that are
-// held back are.
+// Whatever is done with a chunk; each may be a list of its own, or two, as those that are gathered and those that
+// update a residual are.
 std::size_t list_bytes(std::size_t chunks) {
-  return std::max({CallLists::bytes_for<compute::HoldBack>(chunks, 2 * chunks),
+  return std::max({CallLists::bytes_for<compute::UpdateResidual>(chunks, 2 * chunks),
                    CallLists::bytes_for<compute::Gather>(chunks, 2 * chunks),
                    CallLists::bytes_for<compute::Scatter>(chunks, 2 * chunks)});
 }
@@ -82,34 +82,34 @@ void DeviceChunkWork::process(std::span<const ChunkJob> jobs, const Then& then, 
 
 void DeviceChunkWork::start(std::span<const ChunkJob> jobs, Stream stream) {
   std::vector<compute::Gather> gathers;
-  std::vector<compute::HoldBack> hold_backs;
+  std::vector<compute::UpdateResidual> updates;
   std::vector<std::size_t> gathered;
-  std::vector<std::size_t> held_back;
+  std::vector<std::size_t> residual;
   for (const ChunkJob& job : jobs) {
     if (job.slot != nullptr) {
       gathers.push_back({.gradient = job.gradient,
                          .dtype = dtype_,
-                         .held = job.held,
+                         .residual = job.residual,
                          .buffer = job.slot,
                          .count = job.count,
                          .scale = scale_});
       gathered.push_back(job.chunk);
     } else {
-      hold_backs.push_back({.gradient = job.gradient,
-                            .dtype = dtype_,
-                            .held = job.held,
-                            .next_held = job.next_held,
-                            .count = job.count,
-                            .scale = scale_,
-                            .momentum = momentum_});
-      held_back.push_back(job.chunk);
+      updates.push_back({.gradient = job.gradient,
+                         .dtype = dtype_,
+                         .residual = job.residual,
+                         .next_residual = job.next_residual,
+                         .count = job.count,
+                         .scale = scale_,
+                         .momentum = momentum_});
+      residual.push_back(job.chunk);
     }
   }
   const std::lock_guard lock(mutex_);
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
   const auto gather_list = lists_.add(std::span<const compute::Gather>(gathers), dtype_);
-  const auto hold_back_list = lists_.add(std::span<const compute::HoldBack>(hold_backs), dtype_);
+  const auto update_residual_list = lists_.add(std::span<const compute::UpdateResidual>(updates), dtype_);
   lists_.send(stream);
   for (const ChunkJob& job : jobs) {
     ready_[job.chunk].hold(stream);
@@ -118,9 +118,9 @@ void DeviceChunkWork::start(std::span<const ChunkJob> jobs, Stream stream) {
     const Results results = results_for(gather_list, gathered);
     runtime.gather(gather_list, results.norms, results.scratch, stream);
   }
-  if (!hold_backs.empty()) {
-    const Results results = results_for(hold_back_list, held_back);
-    runtime.hold_back(hold_back_list, results.norms, results.scratch, stream);
+  if (!updates.empty()) {
+    const Results results = results_for(update_residual_list, residual);
+    runtime.update_residual(update_residual_list, results.norms, results.scratch, stream);
   }
   for (const ChunkJob& job : jobs) {
     if (job.slot != nullptr && job.count < chunk_size_) {

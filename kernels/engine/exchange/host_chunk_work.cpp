@@ -9,7 +9,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t beyond_caches = mib;  // from here on, what is held back leaves the caches
+constexpr std::size_t beyond_caches = mib;  // from here on, residuals leave the caches
 
 }  // namespace
 
@@ -22,7 +22,7 @@ HostChunkWork::HostChunkWork(DType dtype, std::size_t chunks, std::size_t chunk_
 
 void HostChunkWork::process(std::span<const ChunkJob> jobs, const Then& then, Stream /*stream*/) {
   for (const ChunkJob& job : jobs) {
-    norms_[job.chunk] = job.slot != nullptr ? gather(job) : hold_back(job);
+    norms_[job.chunk] = job.slot != nullptr ? gather(job) : update_residual(job);
     then(job);
   }
 }
@@ -30,7 +30,7 @@ void HostChunkWork::process(std::span<const ChunkJob> jobs, const Then& then, St
 double HostChunkWork::gather(const ChunkJob& job) const {
   const double norm = compute::gather({.gradient = job.gradient,
                                        .dtype = dtype_,
-                                       .held = job.held,
+                                       .residual = job.residual,
                                        .buffer = job.slot,
                                        .count = job.count,
                                        .scale = scale_});
@@ -38,15 +38,15 @@ double HostChunkWork::gather(const ChunkJob& job) const {
   return norm;
 }
 
-double HostChunkWork::hold_back(const ChunkJob& job) const {
-  return compute::hold_back({.gradient = job.gradient,
-                             .dtype = dtype_,
-                             .held = job.held,
-                             .next_held = job.next_held,
-                             .count = job.count,
-                             .scale = scale_,
-                             .momentum = momentum_,
-                             .store = store_});
+double HostChunkWork::update_residual(const ChunkJob& job) const {
+  return compute::update_residual({.gradient = job.gradient,
+                                   .dtype = dtype_,
+                                   .residual = job.residual,
+                                   .next_residual = job.next_residual,
+                                   .count = job.count,
+                                   .scale = scale_,
+                                   .momentum = momentum_,
+                                   .store = store_});
 }
 
 void HostChunkWork::scatter(std::span<const ChunkJob> jobs, Stream /*stream*/) {

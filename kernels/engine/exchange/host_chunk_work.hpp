@@ -24,7 +24,7 @@ class HostChunkWork final : public ChunkWork {
 
  private:
   [[nodiscard]] double gather(const ChunkJob& job) const;
-  [[nodiscard]] double hold_back(const ChunkJob& job) const;
+  [[nodiscard]] double update_residual(const ChunkJob& job) const;
 
   DType dtype_;
   std::size_t chunk_size_;

@@ -23,8 +23,8 @@ constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they sha
 
 void check_momentum(float momentum) {
   if (std::isnan(momentum) || momentum < 0.0F || momentum > 1.0F) {
-    throw Error(ErrorKind::value, "the momentum of what is held back is from 0 to 1, not " +
-                                      format_number(static_cast<double>(momentum)));
+    throw Error(ErrorKind::value,
+                "the momentum of residuals is from 0 to 1, not " + format_number(static_cast<double>(momentum)));
   }
 }
 
@@ -92,13 +92,13 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   memory_ = std::make_unique<PoolMemory>(*communicator_, options_.pool.device, bytes());
   work_ = ChunkWork::make(options_.pool.device, dtype, number, chunk_size_, options_.momentum);
   if (options.momentum > 0.0F) {
-    for (FloatArray& held : held_) {
-      held = FloatArray(elements(), options_.pool.device);
+    for (FloatArray& residual : residual_) {
+      residual = FloatArray(elements(), options_.pool.device);
     }
   }
   slot_.resize(number);
   side_.assign(number, 0);
-  holds_.assign(number, 0);
+  has_residual_.assign(number, 0);
   done_.assign(number, 0);
   own_norms_.assign(number, 0.0);
   norms_.assign(number, 0.0);
@@ -145,8 +145,8 @@ SparsePool::Span SparsePool::span_of(std::size_t chunk) const {
   return {chunk * chunk_size_, std::min((chunk + 1) * chunk_size_, elements())};
 }
 
-const float* SparsePool::held_of(std::size_t chunk) const {
-  return holds_[chunk] != 0 ? held_[side_[chunk]].data() + span_of(chunk).begin : nullptr;
+const float* SparsePool::residual_of(std::size_t chunk) const {
+  return has_residual_[chunk] != 0 ? residual_[side_[chunk]].data() + span_of(chunk).begin : nullptr;
 }
 
 // The first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
@@ -219,12 +219,12 @@ std::vector<std::size_t> SparsePool::mark(std::size_t tensor, Stream stream) {
 
 ChunkJob SparsePool::job_for(std::size_t chunk) const {
   const Span span = span_of(chunk);
-  float* const next = held_[1 - side_[chunk]].data();
+  float* const next = residual_[1 - side_[chunk]].data();
   return {.chunk = chunk,
           .count = span.end - span.begin,
           .gradient = at(span.begin),
-          .held = held_of(chunk),
-          .next_held = next == nullptr ? nullptr : next + span.begin,
+          .residual = residual_of(chunk),
+          .next_residual = next == nullptr ? nullptr : next + span.begin,
           .slot = important_[chunk] != 0 ? slot_of(chunk) : nullptr};
 }
 
@@ -279,7 +279,7 @@ void SparsePool::finish_what_is_left(Stream stream) {
   process(full, stream);
 }
 
-// Of an abandoned iteration: zeros for chunks that are not full, which keep what was held back.
+// Of an abandoned iteration: zeros for chunks that are not full, which keep their residuals.
 void SparsePool::send_nothing_of_what_is_left(Stream stream) {
   std::unique_lock lock(mutex_);
   not_busy_.wait(lock, [this] { return busy_ == 0; });
@@ -369,11 +369,11 @@ void SparsePool::learn_own_norms(Deadline deadline) {
   learned_ = true;
 }
 
-// Finds out which tensor it is: from the gradients where they still are, else from what is held back of them.
+// Finds out which tensor it is: from the gradients where they still are, else from their residuals.
 void SparsePool::note_nonfinite(std::size_t chunk) {
   const Span span = span_of(chunk);
   auto [first, last] = tensors_of(chunk);
-  const float* const next = held_[1 - side_[chunk]].data();
+  const float* const next = residual_[1 - side_[chunk]].data();
   const bool is_there = important_[chunk] != 0 || next != nullptr;
   for (std::size_t tensor = first; is_there && tensor <= last; ++tensor) {
     const std::size_t begin = std::max(span.begin, offsets_[tensor] / size_of(dtype_));
@@ -572,7 +572,7 @@ Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
   const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank)
                                             : "once averaged, as it is too large for what it travels as";
   return {ErrorKind::nonfinite,
-          which + " is not finite " + where + ": the iteration is dropped, and what is held back is as before"};
+          which + " is not finite " + where + ": the iteration is dropped, and residuals are as before"};
 }
 
 void SparsePool::drop_gradients(Stream stream) {
@@ -582,15 +582,15 @@ void SparsePool::drop_gradients(Stream stream) {
   means_ = no_means;
 }
 
-// What this iteration sent is held back no longer, and what it held back is. Without a result nothing is held back, and
-// chunks that had not been full sent nothing.
+// What this iteration sent leaves the residuals, and what it did not send is in them. Without a result they do not
+// change, and chunks that had not been full sent nothing.
 void SparsePool::keep(bool result, Stream stream) {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] != 0) {
-      holds_[chunk] = done_[chunk] != 0 ? 0 : holds_[chunk];
-    } else if (result && held_[0].data() != nullptr) {
+      has_residual_[chunk] = done_[chunk] != 0 ? 0 : has_residual_[chunk];
+    } else if (result && residual_[0].data() != nullptr) {
       side_[chunk] = static_cast<std::uint8_t>(1 - side_[chunk]);
-      holds_[chunk] = 1;
+      has_residual_[chunk] = 1;
     }
   }
   if (!result) {
@@ -645,10 +645,10 @@ void SparsePool::start_next_iteration(bool has_means) {
 // ---- between iterations ---------------------------------------------------------------------------------------------
 
 void SparsePool::set_momentum(float momentum) {
-  check_between_iterations("the momentum of what is held back is set");
+  check_between_iterations("the momentum of residuals is set");
   check_momentum(momentum);
-  if (momentum > 0.0F && held_[0].data() == nullptr) {
-    throw Error(ErrorKind::value, "a pool that was made with a momentum of 0 holds nothing back: make another one");
+  if (momentum > 0.0F && residual_[0].data() == nullptr) {
+    throw Error(ErrorKind::value, "a pool that was made with a momentum of 0 has no residuals: make another one");
   }
   options_.momentum = momentum;
   work_->set_momentum(momentum);
@@ -674,17 +674,17 @@ void SparsePool::zero(Stream stream) {
   means_ = no_means;
 }
 
-void SparsePool::copy_held(std::span<float> destination) const {
-  check_between_iterations("what is held back is read");
+void SparsePool::copy_residuals(std::span<float> destination) const {
+  check_between_iterations("residuals are read");
   for (std::size_t chunk = 0; chunk < chunks();) {
     std::size_t end = chunk + 1;  // of the chunks that are in the same place
-    while (end < chunks() && holds_[end] == holds_[chunk] && side_[end] == side_[chunk]) {
+    while (end < chunks() && has_residual_[end] == has_residual_[chunk] && side_[end] == side_[chunk]) {
       ++end;
     }
     const std::size_t begin = span_of(chunk).begin;
     const auto part = destination.subspan(begin, span_of(end - 1).end - begin);
-    if (holds_[chunk] != 0) {
-      held_[side_[chunk]].read(begin, part);
+    if (has_residual_[chunk] != 0) {
+      residual_[side_[chunk]].read(begin, part);
     } else {
       std::fill(part.begin(), part.end(), 0.0F);
     }
@@ -692,32 +692,32 @@ void SparsePool::copy_held(std::span<float> destination) const {
   }
 }
 
-void SparsePool::check_held(std::span<const float> held) const {
-  check_between_iterations("what is held back is replaced");
-  if (held.size() != elements()) {
+void SparsePool::check_residuals(std::span<const float> residual) const {
+  check_between_iterations("residuals are replaced");
+  if (residual.size() != elements()) {
     throw Error(ErrorKind::value, "the state is that of a pool of another size");
   }
-  if (compute::count_nonfinite(held.data(), DType::float32, held.size()) > 0) {
-    throw Error(ErrorKind::value, "what is held back has numbers that are not finite");
+  if (compute::count_nonfinite(residual.data(), DType::float32, residual.size()) > 0) {
+    throw Error(ErrorKind::value, "residuals have numbers that are not finite");
   }
 }
 
-void SparsePool::replace_held(std::span<const float> held, Stream stream) {
+void SparsePool::set_residuals(std::span<const float> residual, Stream stream) {
   check_open();
-  check_held(held);
-  if (held_[0].data() != nullptr) {
-    held_[0].write(0, held);
+  check_residuals(residual);
+  if (residual_[0].data() != nullptr) {
+    residual_[0].write(0, residual);
     std::fill(side_.begin(), side_.end(), 0);
-    std::fill(holds_.begin(), holds_.end(), 1);
+    std::fill(has_residual_.begin(), has_residual_.end(), 1);
   }
   drop_gradients(stream);
 }
 
-void SparsePool::restore(std::span<const float> held, const std::vector<std::uint8_t>& important,
+void SparsePool::restore(std::span<const float> residual, const std::vector<std::uint8_t>& important,
                          std::uint64_t iteration) {
   check_open();
   try {
-    check_held(held);
+    check_residuals(residual);
     if (!important.empty() && important.size() != chunks()) {
       throw Error(ErrorKind::value, "the state is that of a pool of another size");
     }
@@ -728,7 +728,7 @@ void SparsePool::restore(std::span<const float> held, const std::vector<std::uin
   const std::vector<std::size_t> flags(important.begin(), important.end());
   compare_states("iteration " + std::to_string(iteration) + ", important chunks " +
                  std::to_string(collective::hash_of(flags)));
-  replace_held(held);
+  set_residuals(residual);
   choose(important.empty() ? std::vector<std::uint8_t>(chunks(), 1) : important);
   const std::lock_guard lock(mutex_);
   iteration_ = iteration;

@@ -1,10 +1,10 @@
 // Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): a gradient pool of which only
-// the important chunks travel, and what is not sent is held back for later iterations.
+// the important chunks travel, and what is not sent stays in residuals for later iterations.
 //
 // Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
-// that reach into it are ready. A full important chunk, with what was held back of it, is gathered into the next slot
+// that reach into it are ready. A full important chunk, with its residual, is gathered into the next slot
 // of a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A
-// full chunk that is not important is added to what is held back, times the momentum, and zeroed. In `wait` the means
+// full chunk that is not important is added to the residual, times the momentum, and zeroed. In `wait` the means
 // are scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and
 // all ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first
 // iteration sends everything.
@@ -13,7 +13,7 @@
 // ready in (ChunkWork). Norms are what the host needs to choose: `wait` waits for the device twice, for those of this
 // rank's chunks and for those of the means; between the two, what is sent is under way.
 //
-// What is held back is kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
+// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
 // has gradients that are not finite, leaves it as it was.
 #pragma once
 
@@ -45,7 +45,7 @@ class SparsePool {
   struct Options {
     GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
     std::size_t chunk_size = 32768;   // elements
-    float momentum = 0.0F;            // what is held back is multiplied by it in every iteration
+    float momentum = 0.0F;            // residuals are multiplied by it in every iteration
     std::size_t extra = 0;            // numbers that are averaged along in every iteration
     bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, in place of an error
     std::uint64_t first_iteration = 0;
@@ -87,10 +87,10 @@ class SparsePool {
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
   // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
-  // on any rank, throws Error(value) on all of them, and what is held back is as before. With a
+  // on any rank, throws Error(value) on all of them, and residuals are as before. With a
   // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
   // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
-  // either way all gradients are then zero, and what is held back is as before. Throws Error(mismatch) where densities
+  // either way all gradients are then zero, and residuals are as before. Throws Error(mismatch) where densities
   // differ. On a device it waits until the gradients are there.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
@@ -103,7 +103,8 @@ class SparsePool {
   [[nodiscard]] std::vector<double> norms() const;       // by chunk, summed over the ranks
   [[nodiscard]] bool overflowed() const;                 // whether it was dropped
   [[nodiscard]] std::optional<Place> nonfinite() const;  // where it was not skipped for that, but failed
-  [[nodiscard]] double bookkeeping_seconds() const;      // in which this rank gathered, held back, scattered and chose
+  [[nodiscard]] double bookkeeping_seconds()
+      const;  // in which this rank gathered, updated residuals, scattered and chose
   [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
 
   [[nodiscard]] std::uint64_t iteration() const;              // how many have ended
@@ -118,7 +119,7 @@ class SparsePool {
 
   void take_over_means(const SparsePool& other);
 
-  // What is held back is multiplied by it in every iteration from now on. Between iterations; this rank's own. Throws
+  // The residuals are multiplied by it in every iteration from now on. Between iterations; this rank's own. Throws
   // Error(value) unless it is from 0 to 1, or 0 if the pool was made with it.
   void set_momentum(float momentum);
   [[nodiscard]] float momentum() const { return options_.momentum; }
@@ -127,22 +128,22 @@ class SparsePool {
   void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
   [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
 
-  // Gradients are this many times too large; what is held back is not. A power of two. Between iterations.
+  // Gradients are this many times too large; residuals are not. A power of two. Between iterations.
   void set_loss_scale(double scale);
   [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
 
   // Zeroes what the last iteration left of the gradients.
   void zero(Stream stream = nullptr);
 
-  // What is held back, laid out as the gradients, in memory of the host. Between iterations.
-  void copy_held(std::span<float> destination) const;
+  // The residuals, laid out as the gradients, in memory of the host. Between iterations.
+  void copy_residuals(std::span<float> destination) const;
   // Zeroes the gradients. Of this rank alone. Throws Error(value) for what is not
   // finite.
-  void replace_held(std::span<const float> held, Stream stream = nullptr);
+  void set_residuals(std::span<const float> residual, Stream stream = nullptr);
   // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
   // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
   // anything is changed.
-  void restore(std::span<const float> held, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
+  void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
   // In place of `restore`, on a rank that cannot: the others are told why.
   void refuse_state(const std::string& why);
@@ -163,7 +164,7 @@ class SparsePool {
   void check_between_iterations(const char* what) const;
   [[nodiscard]] Span span_of(std::size_t chunk) const;
   [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
-  [[nodiscard]] const float* held_of(std::size_t chunk) const;
+  [[nodiscard]] const float* residual_of(std::size_t chunk) const;
   [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
 
   [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
@@ -185,7 +186,7 @@ class SparsePool {
   void scatter_means(Deadline deadline, Stream stream);
   void give_up(Stream stream) noexcept;
   [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
-  void check_held(std::span<const float> held) const;
+  void check_residuals(std::span<const float> residual) const;
   void compare_states(const std::string& state);
   [[nodiscard]] Error different_loss_scales();
   [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
@@ -202,18 +203,18 @@ class SparsePool {
   std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
   std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
-  FloatArray held_[2];
+  FloatArray residual_[2];
   std::unique_ptr<ChunkWork> work_;
   float scale_ = 1.0F;  // of gradients: 1 / loss scale
 
   // By chunk. What a chunk is in this iteration changes between iterations only.
   std::vector<std::uint8_t> important_;
-  std::vector<std::size_t> slot_;      // of the important ones
-  std::vector<std::uint8_t> side_;     // which of the two has what is held back
-  std::vector<std::uint8_t> holds_;    // whether anything is
-  std::vector<std::uint8_t> done_;     // gathered or held back; each by one thread
-  std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
-  std::vector<std::size_t> chunk_of_;  // by slot
+  std::vector<std::size_t> slot_;           // of the important ones
+  std::vector<std::uint8_t> side_;          // which of the two has the residual
+  std::vector<std::uint8_t> has_residual_;  // by chunk
+  std::vector<std::uint8_t> done_;          // gathered, or its residual updated; each by one thread
+  std::vector<double> own_norms_;           // of this rank, in this iteration, once learned
+  std::vector<std::size_t> chunk_of_;       // by slot
 
   std::timed_mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
