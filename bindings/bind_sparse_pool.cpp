@@ -61,7 +61,7 @@ py::array_t<std::size_t> spans(const SparsePool& pool) {
   return pairs;
 }
 
-Floats residual(const SparsePool& pool) {
+Floats residuals(const SparsePool& pool) {
   Floats numbers(static_cast<py::ssize_t>(pool.elements()));
   pool.copy_residuals({numbers.mutable_data(), pool.elements()});
   return numbers;
@@ -123,7 +123,7 @@ void bind_sparse_pool(py::module_& module) {
       .def_property("momentum", &SparsePool::momentum, &SparsePool::set_momentum)
       .def_property("skip_nonfinite", &SparsePool::skip_nonfinite, &SparsePool::set_skip_nonfinite)
       .def_property("loss_scale", &SparsePool::loss_scale, &SparsePool::set_loss_scale)
-      .def_property_readonly("residual", &residual)
+      .def_property_readonly("residuals", &residuals)
       .def("set_residuals", &set_residuals, py::arg("residual"), py::arg("stream"))
       .def("restore", &restore, py::arg("residual"), py::arg("important"), py::arg("iteration"))
       .def("take_over_means", &SparsePool::take_over_means, py::arg("other"))
