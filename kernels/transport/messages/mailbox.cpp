@@ -350,7 +350,7 @@ void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
     return letter->tag_ == envelope.tag && is_from(envelope, letter->peer_);
   });
   if (found != posted_.end()) {
-    const std::shared_ptr<Letter> letter = *found;
+    const std::shared_ptr<Letter> letter = std::move(*found);
     posted_.erase(found);
     begin(letter, envelope, message);
     return;
@@ -593,7 +593,7 @@ void Mailbox::wait(const Letter& letter, std::optional<double> seconds) {
                                   std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
   }
   if (!ended_by(letter, deadline)) {
-    throw timeout_error(letter, *seconds);
+    throw timeout_error(letter, seconds.value_or(0.0));
   }
   letter.check();
 }
@@ -738,7 +738,7 @@ void Mailbox::close(bool orderly) noexcept {
     for (const auto& callback : callbacks) {
       callback();
     }
-  } catch (const std::exception&) {  // without memory, the others find out when their time is up
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory to tell the others with
   }
 }
 
