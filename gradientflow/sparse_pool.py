@@ -368,7 +368,7 @@ class SparseGradientPool(BasePool):
         """Tell the other ranks, which load a state, that this one does not, and why."""
         self._native.refuse_state(str(why))
 
-    def set_residuals(self, residual: Sequence[npt.NDArray[np.float32]]) -> None:
+    def set_residuals(self, residuals: Sequence[npt.NDArray[np.float32]]) -> None:
         """Replace the residuals of this rank, by tensor, and zero the gradients. Between iterations; not collective.
 
         On a CUDA device the gradients are zeroed in the default stream.
@@ -381,7 +381,7 @@ class SparseGradientPool(BasePool):
         gradientflow.errors.ArgumentTypeError
             If they are not arrays of numbers.
         """
-        self._native.set_residuals(self._flat(residual, "the residuals"), 0)
+        self._native.set_residuals(self._flat(residuals, "the residuals"), 0)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would of this rank's state, and change nothing."""

@@ -30,8 +30,6 @@ OF_THREE = [
     "check_leave_what_is_under_way",
     "check_interrupt",
     "check_absent",
-    "check_stopped_while_making",
-    "check_stopped_while_making_between_nodes",
 ]
 OF_FIVE = ["check_late", "check_late_between_nodes"]
 
@@ -99,6 +97,11 @@ def test_a_program_that_ends_without_closing(mpirun: Run) -> None:
 
 
 # ---- in order, so many in one job ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["stopped_while_making", "stopped_while_making_between_nodes"])
+def test_a_rank_that_is_stopped_while_communicators_are_made(mpirun: Run, mode: str) -> None:
+    assert survivors(mpirun(3, "faults", mode)) == {0, 1, 2}
 
 
 @pytest.mark.checks("faults", *OF_TWO)
