@@ -412,7 +412,7 @@ class SparseGradientPool(BasePool):
         return flat / np.float32(self._comm.size if state["rank"] is None else 1), important.astype(np.uint8)
 
     def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
-        """Return the residuals as they lie in memory, after checking it."""
+        """Return the residuals as they lie in memory, after checking them."""
         if not isinstance(residual, Sequence | np.ndarray):
             message = f"{what} is a sequence of arrays, one for each tensor, not a {type(residual).__name__}"
             raise ArgumentTypeError(message)

@@ -19,7 +19,7 @@ from gradientflow.memory import numpy_dtype
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
-from .explanation import Explanation, Sparsity, Subject, measure
+from .explanation import Sparsity, Subject
 from .layout import Layout
 from .strategy import Strategy
 from .synchronizer import Synchronizer
@@ -74,19 +74,8 @@ class PoolStrategy(Strategy):
             As in `gradientflow.GradientPool`.
         """
 
-    def explain(
-        self,
-        comm: Communicator,
-        parameters: int,
-        *,
-        dtype: str = "float32",
-        device: str | int = "cpu",
-        compute_seconds: float | None = None,
-        backward_seconds: float | None = None,
-    ) -> Explanation:
-        """Measure the link, and tell what a step will send and what gain to expect; see `Strategy.explain`."""
-        subject = Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
-        return measure(comm, subject, compute_seconds, backward_seconds)
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
 
     @property
     def _sparsity(self) -> Sparsity | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
-from .explanation import Explanation
+from .explanation import Explanation, Subject, measure
 from .layout import Layout
 from .synchronizer import Synchronizer
 
@@ -111,6 +111,10 @@ class Strategy(ABC):
         gradientflow.errors.ArgumentError
             If a number is negative, or the strategy does not say what it sends.
         """
+        return measure(comm, self._subject(parameters, dtype, device), compute_seconds, backward_seconds)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        """Return what is to be explained: what the strategy sends of so many parameters."""
         message = f"{self.name} does not say what it sends: it has no explain() of its own"
         raise ArgumentError(message)
 
