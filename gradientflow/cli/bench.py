@@ -120,7 +120,8 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
     if options["columns"] is not None:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
     with_cpu = options.get("with_cpu", False)
-    return Output(arguments, options["json_path"], options.get("plot_path"), *columns, with_cpu)
+    out_columns, err_columns = columns
+    return Output(arguments, options["json_path"], options.get("plot_path"), out_columns, err_columns, with_cpu)
 
 
 def _check_files(json_path: str | None, plot_path: str | None) -> None:
