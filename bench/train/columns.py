@@ -75,8 +75,8 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("backward\nms", _figure(lambda figures: figures.backward_median_ms, milliseconds)),
         ("exposed\nms", _figure(lambda figures: figures.exposed_ms, milliseconds)),
         ("least\nms", _least_exposed(results)),
-        ("chunks\nms", _figure(lambda figures: figures.bookkeeping_ms, milliseconds)),
-        ("chunks\n%", _figure(_bookkeeping_share, "{:.1f}".format)),
+        ("selection\nms", _figure(lambda figures: figures.bookkeeping_ms, milliseconds)),
+        ("selection\n%", _figure(_bookkeeping_share, "{:.1f}".format)),
         ("samples\n/s", _figure(lambda figures: figures.samples_per_second, "{:.0f}".format)),
         ("speed-up\n", _figure(lambda figures: figures.speedup, "{:.2f}x".format)),
         ("over\nddp-gloo", _over_baseline(results)),
@@ -111,7 +111,7 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     if any(_least_exposed(results)(result) for result in results):
         text += " least is the time that the links need for the gradients less the backward pass of none."
     if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
-        text += " chunks is what the slowest rank spends with the chunks of sparse communication, whatever runs beside."
+        text += " selection is what the slowest rank spends on choosing and collecting what is sent, whatever runs beside it."
     if any(run.distance is not None for result in results for run in result.runs):
         text += (
             " distance is how far the parameters ended from those of single, over how far those have moved; that of "

@@ -51,8 +51,8 @@ class JointTurn:
 
     Attributes
     ----------
-    step, backward : array
-        Milliseconds of each timed step, and of its backward pass, on the rank that took longest.
+    step, forward, backward : array
+        Milliseconds of each timed step, and of its two passes, on the rank that took longest.
     bookkeeping : array
         Milliseconds in which the rank that took longest chose what is sent; NaN where all is.
     steps : int
@@ -66,6 +66,7 @@ class JointTurn:
     """
 
     step: NDArray[np.float64]
+    forward: NDArray[np.float64]
     backward: NDArray[np.float64]
     bookkeeping: NDArray[np.float64]
     steps: int
@@ -80,6 +81,7 @@ def join(turns: Sequence[Turn]) -> JointTurn:
     reported = [turn.reported for turn in turns if turn.reported is not None]
     return JointTurn(
         step=times.sum(axis=2).max(axis=0) / 1e6,
+        forward=times[:, :, FORWARD].max(axis=0) / 1e6,
         backward=times[:, :, BACKWARD].max(axis=0) / 1e6,
         bookkeeping=np.stack([turn.bookkeeping for turn in turns]).max(axis=0) * 1e3,
         steps=turns[0].steps,
@@ -138,8 +140,8 @@ class Figures:
         Timed steps.
     step_median_ms, step_p95_ms : float
         A step on the slowest rank; where steps repeat with a period, the mean of so many in a row.
-    backward_median_ms : float
-        The backward pass in it, which may hold communication.
+    forward_median_ms, backward_median_ms : float
+        The passes in it; the backward pass may hold communication.
     samples_per_second : float
         Of all ranks together.
     speedup : float or None
@@ -147,8 +149,8 @@ class Figures:
     exposed_ms : float or None
         The step less that without communication, in the median over turns.
     bookkeeping_ms : float or None
-        What the slowest rank spends in a step on what is sent: gathering, updating residuals, scattering and choosing,
-        whatever runs beside it; None where all is sent.
+        What the slowest rank spends in a step on choosing and collecting what is sent, whatever runs beside it; None
+        where all is sent.
     bytes_sent : int or None
         Of each rank in a step, by the counter of the network device; None where that is not known.
     bytes_reported : int or None
@@ -158,6 +160,7 @@ class Figures:
     steps: int
     step_median_ms: float
     step_p95_ms: float
+    forward_median_ms: float
     backward_median_ms: float
     samples_per_second: float
     speedup: float | None
@@ -197,6 +200,7 @@ def summarise(
         Rounded.
     """
     step = _means(np.concatenate([turn.step for turn in turns]), period)
+    forward = _means(np.concatenate([turn.forward for turn in turns]), period)
     backward = _means(np.concatenate([turn.backward for turn in turns]), period)
     bookkeeping = float(np.median(np.concatenate([turn.bookkeeping for turn in turns])))
     median = float(np.median(step))
@@ -213,6 +217,7 @@ def summarise(
         steps=sum(len(turn.step) for turn in turns),
         step_median_ms=round(median, 4),
         step_p95_ms=round(float(np.percentile(step, 95)), 4),
+        forward_median_ms=round(float(np.median(forward)), 4),
         backward_median_ms=round(float(np.median(backward)), 4),
         samples_per_second=round(ranks * batch * 1e3 / median, 2),
         speedup=None if speedup is None else round(speedup, 4),

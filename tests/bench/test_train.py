@@ -47,8 +47,8 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "overlaps"),
     *("ranks", "nodes", "batch", "steps"),
-    *("step_median_ms", "step_p95_ms", "backward_median_ms", "samples_per_second", "speedup", "exposed_ms"),
-    *("bookkeeping_ms", "bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
+    *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
+    *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
 ]
 
 
@@ -288,7 +288,7 @@ def turn(*steps: tuple[int, int, int], sent: int = 0, reported: int | None = Non
 
 def joint(*milliseconds: float, sent: float = 0) -> JointTurn:
     step = np.array(milliseconds)
-    return JointTurn(step, step / 2, step * np.nan, 3, 1.0, sent, None)
+    return JointTurn(step, step / 4, step / 2, step * np.nan, 3, 1.0, sent, None)
 
 
 def test_a_step_counts_with_its_slowest_rank() -> None:
@@ -296,6 +296,7 @@ def test_a_step_counts_with_its_slowest_rank() -> None:
     late = replace(turn((2, 2, 4), (1, 5, 1), sent=0, reported=60), seconds=2.0)
     both = join([fast, late])
     assert both.step.tolist() == [8, 12]
+    assert both.forward.tolist() == [2, 4]
     assert both.backward.tolist() == [2, 5]
     assert both.bookkeeping.tolist() == [2, 5]
     assert (both.steps, both.seconds, both.sent, both.reported) == (3, 2.0, 25, 50)  # bytes a step and rank
@@ -326,7 +327,7 @@ def test_bytes_are_given_where_they_were_counted() -> None:
 
 
 def results() -> list[TrainResult]:
-    figures = Figures(10, 30.0, 33.0, 14.0, 2133.3, 2.0, 0.0, None, 0, None)
+    figures = Figures(10, 30.0, 33.0, 7.0, 14.0, 2133.3, 2.0, 0.0, None, 0, None)
     found = []
     for entry, step, wrong in (
         (Entry(NONE), 30.0, 0),
@@ -391,7 +392,7 @@ def test_the_table_shows_what_is_known() -> None:
 
 def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
     plan = TrainPlan(models=("mlp",), ladder=True)
-    figures = Figures(10, 30.0, 33.0, 14.0, 1000.0, 2.0, 0.0, None, 0, None)
+    figures = Figures(10, 30.0, 33.0, 7.0, 14.0, 1000.0, 2.0, 0.0, None, 0, None)
     found = [
         TrainResult("mlp", 10, entry, 2, 2, 32, None, replace(figures, samples_per_second=1000.0 * number), [], 0)
         for number, entry in enumerate([plan.entries[1], plan.entries[0], *plan.entries[2:]], 1)
