@@ -111,7 +111,7 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     if any(_least_exposed(results)(result) for result in results):
         text += " least is the time that the links need for the gradients less the backward pass of none."
     if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
-        text += " selection is what the slowest rank spends on choosing and collecting what is sent, whatever runs beside it."
+        text += " selection is what the slowest rank spends on choosing and collecting what is sent, beside all else."
     if any(run.distance is not None for result in results for run in result.runs):
         text += (
             " distance is how far the parameters ended from those of single, over how far those have moved; that of "
