@@ -31,7 +31,7 @@ def test_every_collective_in_memory_of_the_devices(
     assert finished.line("paths ") == ("device_staged" if ranks > 1 else "alone")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: int) -> None:
     """Where ranks do not map each other's memory: in pieces, through the collectives of nodes of every size."""
     env = {**device_env, "CUDA_EMULATOR_PEERS": "0", "CUDA_EMULATOR_DEVICES": str(ranks)}

@@ -26,7 +26,9 @@ def emulated(emulated_cuda: Path) -> dict[str, str]:
     return {"GRADIENTFLOW_CUDA_LIBRARY": str(emulated_cuda), **NO_NCCL}
 
 
-@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (2, 1), (3, 3), (4, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "devices"), [(1, 1), (2, 1), (3, 3), pytest.param(4, 1, marks=pytest.mark.slow), (5, 2)]
+)
 def test_every_call_gives_what_it_gives_on_the_host(mpirun: Run, env: dict[str, str], ranks: int, devices: int) -> None:
     mpirun(ranks, "device_peers", "values", env={**env, DEVICES: str(devices)})
 

@@ -15,7 +15,7 @@ from gradientflow.errors import ArgumentError
 Run = Callable[..., Any]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_every_dtype_op_size_and_memory(mpirun: Run, ranks: int) -> None:
     finished = mpirun(ranks, "collectives", "grid", timeout=100)
     assert int(finished.line("cases ")) > 5000

@@ -15,11 +15,12 @@ NEEDED_GIB = 6
 
 
 @pytest.mark.checks("mailbox")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_messages_of_a_mailbox(check: Run, ranks: int) -> None:
     check(ranks)
 
 
+@pytest.mark.slow
 def test_a_message_of_more_than_2_gib(mpirun: Run) -> None:
     if (available := _core.memory()[1] / 2**30) < NEEDED_GIB:
         pytest.skip(f"needs {NEEDED_GIB} GiB of memory, {available:.1f} are available")

@@ -23,6 +23,7 @@ def test_training_is_that_of_one_process(check: Run, ranks: int) -> None:
     check(ranks, timeout=100)
 
 
+@pytest.mark.slow
 def test_examples_train(mpirun: Run) -> None:
     """Two ranks: a mean is exact, so both doors of PyTorch go through the same weights."""
     accuracy = {

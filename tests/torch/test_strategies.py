@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.checks("torch_strategies")
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_core_makes_the_step(check: Run, ranks: int) -> None:
     """In one node, between nodes, and between nodes of two ranks."""
     check(ranks, timeout=100)
