@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy as np
 from gradientflow._location import load_core
 from gradientflow.arguments import instance, nonnegative, whole
 from gradientflow.communicator import Communicator
-from gradientflow.device import DeviceArray
-from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 
-_SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
+from .link import Link
+
+_LARGE = 1 << 20  # elements, of which bookkeeping is measured
 _REPETITIONS = 5
 _BACKWARD_SHARE = 2 / 3  # of the computation of a step
 _WORTH_IT = 1.02  # a gain below is within what a step varies by
@@ -203,9 +202,9 @@ def measure(
     if sparsity is not None:
         sent = min(parameters, load_core().important_count(sparsity.density, chunks) * sparsity.chunk_size)
     device = subject.device
-    dense = _Link.measure(comm, "float32", None, algorithm, device)
+    dense = Link.of_allreduce(comm, "float32", None, algorithm, device)
     travels = wire if dtype == "float32" and wire is not None and comm.nodes > 1 else dtype
-    own = dense if travels == "float32" else _Link.measure(comm, dtype, wire, algorithm, device)
+    own = dense if travels == "float32" else Link.of_allreduce(comm, dtype, wire, algorithm, device)
     width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
     norms = 0 if sparsity is None else 8 * (chunks + 6)
@@ -226,41 +225,6 @@ def measure(
         compute_seconds=compute,
         backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
     )
-
-
-@dataclass(frozen=True)
-class _Link:
-    """What averaging takes, as a latency and a time for each gradient."""
-
-    latency: float
-    seconds_per_element: float
-
-    @classmethod
-    def measure(cls, comm: Communicator, dtype: str, wire: str | None, algorithm: str, device: str | int) -> _Link:
-        times = []
-        for count in (_SMALL, _LARGE):
-            with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
-                times.append(_median(comm, pool))
-        slope = max(0.0, (times[1] - times[0]) / (_LARGE - _SMALL))
-        return cls(max(0.0, times[0] - slope * _SMALL), slope)
-
-    def seconds(self, elements: float) -> float:
-        return self.latency + elements * self.seconds_per_element if elements else 0.0
-
-
-def _median(comm: Communicator, pool: GradientPool) -> float:
-    """Return how long the slowest rank waits for its gradients, after one time that does not count."""
-    times = np.zeros(_REPETITIONS + 1)
-    for i in range(len(times)):
-        comm.barrier()
-        begin = time.perf_counter()
-        pool.ready()
-        pool.wait()
-        if pool.device is not None:  # the host waits for it, behind which a byte is read
-            DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
-        times[i] = time.perf_counter() - begin
-    comm.allreduce(times, "max")
-    return float(np.median(times[1:]))
 
 
 def _bookkeeping(comm: Communicator, sparsity: Sparsity, device: str | int) -> float:

@@ -1,0 +1,75 @@
+"""How little each layer has to send so that sending hides behind backpropagation (LAGS-SGD, section 5, equation 19)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .link import Link
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers that are sent together, and what is computed meanwhile.
+
+    Attributes
+    ----------
+    elements : tuple of int
+        Of each layer.
+    selecting_seconds : float
+        What selecting and scattering takes.
+    computing_seconds : float or None
+        What backpropagation of the next stage takes; None where none follows.
+    """
+
+    elements: tuple[int, ...]
+    selecting_seconds: float
+    computing_seconds: float | None
+
+    def entries(self, ratio: float) -> int:
+        """Return how many elements are sent with a ratio."""
+        return sum(math.ceil(count / ratio) for count in self.elements)
+
+
+def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_ratio: float) -> float:
+    """Return the smallest ratio with which communication hides behind backpropagation, at most `max_ratio`.
+
+    1 is a dense allreduce, and nothing is selected. Above 1 and below the number of ranks an allgather of entries is
+    dearer than that, so no such ratio is chosen. The last stage takes `max_ratio`, and so does one where nothing fits.
+
+    Parameters
+    ----------
+    stage : Stage
+        What is sent.
+    dense, sparse : Link
+        An allreduce, by elements, and an allgather, by the entries of a rank.
+    ranks : int
+        How many there are.
+    max_ratio : float
+        The largest ratio, 1 or more.
+    """
+    time = stage.computing_seconds
+    if time is None:
+        return max_ratio
+    if dense.seconds(sum(stage.elements)) <= time:
+        return 1.0
+    left = time - stage.selecting_seconds
+    ratios = range(max(2, ranks), math.floor(max_ratio) + 1)
+    place = bisect_left(ratios, True, key=lambda ratio: sparse.seconds(stage.entries(ratio)) <= left)
+    return float(ratios[place]) if place < len(ratios) else max_ratio
+
+
+def stages_of(counts: Sequence[int], least: int) -> list[range]:
+    """Return the tensors that are sent together, in order: each stage ends with one of at least so many elements.
+
+    Smaller ones, such as biases, go with the next one; those after the last large one go with it.
+    """
+    ends = [index + 1 for index, count in enumerate(counts) if count >= least]
+    if not ends:
+        return [range(len(counts))] if counts else []
+    return [range(begin, end) for begin, end in zip([0, *ends], [*ends[:-1], len(counts)], strict=False)]
+
+
+__all__ = ["Stage", "adaptive_ratio", "stages_of"]

@@ -1,0 +1,92 @@
+"""What it costs to send: a latency and a time for each element, fitted to calls of two sizes on the live ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+from gradientflow.device import DeviceArray
+from gradientflow.pool import GradientPool
+
+_SMALL = 1 << 10  # elements; with two sizes, latency and bandwidth can be told apart
+_REPETITIONS = 5
+ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])  # of a sparse gradient
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a call takes.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds that do not depend on the size.
+    seconds_per_element : float
+        For each element that a rank brings.
+    """
+
+    latency: float
+    seconds_per_element: float
+
+    @classmethod
+    def of_allreduce(
+        cls,
+        comm: Communicator,
+        dtype: str = "float32",
+        wire: str | None = None,
+        algorithm: str = "auto",
+        device: str | int = "cpu",
+        *,
+        large: int = 1 << 20,
+    ) -> Link:
+        """Measure the allreduce of a gradient pool, up to so many elements. Collective."""
+        times = []
+        for count in (_SMALL, large):
+            with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
+                times.append(_median(comm, partial(_average, pool)))
+        return cls._fitted(times, large)
+
+    @classmethod
+    def of_allgather(cls, comm: Communicator, *, large: int = 1 << 15) -> Link:
+        """Measure the allgather of up to so many entries of a rank, indices and values. Collective."""
+        times = []
+        for count in (_SMALL, large):
+            entries = np.zeros(count, ENTRY).view(np.int32)
+            times.append(_median(comm, partial(comm.allgather, entries)))
+        return cls._fitted(times, large)
+
+    @classmethod
+    def _fitted(cls, times: list[float], large: int) -> Link:
+        slope = max(0.0, (times[1] - times[0]) / (large - _SMALL))
+        return cls(max(0.0, times[0] - slope * _SMALL), slope)
+
+    def seconds(self, elements: float) -> float:
+        """Return what a call with so many elements takes; nothing without any."""
+        return self.latency + elements * self.seconds_per_element if elements else 0.0
+
+
+def _average(pool: GradientPool) -> None:
+    pool.ready()
+    pool.wait()
+    if pool.device is not None:  # the host waits for it, behind which a byte is read
+        DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
+
+
+def _median(comm: Communicator, call: Callable[[], object]) -> float:
+    """Return how long the slowest rank waits for a call, after one time that does not count."""
+    times = np.zeros(_REPETITIONS + 1)
+    for i in range(len(times)):
+        comm.barrier()
+        begin = time.perf_counter()
+        call()
+        times[i] = time.perf_counter() - begin
+    comm.allreduce(times, "max")
+    return float(np.median(times[1:]))
+
+
+__all__ = ["ENTRY", "Link"]
