@@ -6,8 +6,8 @@ import hashlib
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ from gradientflow.sparse_pool import Density, SparseGradientPool
 
 from .explanation import Sparsity
 from .layout import Layout
-from .pooled import PoolStrategy, PoolSynchronizer
-from .synchronizer import Synchronizer
+from .pooled import PoolStrategy
+from .residual import ResidualSynchronizer
 
 
 class CSC(PoolStrategy):
@@ -143,29 +143,16 @@ class CSC(PoolStrategy):
         return Sparsity(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
 
 
-class ChunkSynchronizer(PoolSynchronizer):
+class ChunkSynchronizer(ResidualSynchronizer):
     """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
 
     strategy: CSC
-
-    @property
-    def residuals(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """The residuals of this rank, one array for each tensor."""
-        pairs = zip(self.layout.groups, self.pools, strict=True)
-        found = {
-            i: residual for (_, indices), pool in pairs for i, residual in zip(indices, pool.residuals, strict=True)
-        }
-        return tuple(found[index] for index in range(len(self.layout)))
+    afresh: ClassVar[Mapping[str, Any]] = {"important": []}
 
     @property
     def decay(self) -> float:  # type: ignore[override]
         """The momentum that residuals are multiplied by."""
         return float(self.pools[0].momentum)
-
-    @property
-    def bookkeeping_seconds(self) -> float:  # type: ignore[override]
-        """What gathering, updating residuals, scattering and choosing took, in any thread."""
-        return float(sum(pool.bookkeeping_seconds for pool in self.pools))
 
     def check_settings(self) -> None:
         """Raise unless there is one momentum. Warns where all that is not sent is lost."""
@@ -173,13 +160,11 @@ class ChunkSynchronizer(PoolSynchronizer):
 
     def begin(self) -> None:
         """Tell the pools momentum and loss scale. Warns where all that is not sent is lost."""
+        super().begin()
         momentum = self._momentum()
         for pool in self.pools:
-            pool.skip_nonfinite = self.skips_nonfinite
             if pool.momentum != momentum:
                 pool.momentum = momentum
-            if pool.loss_scale != self.loss_scale:
-                pool.loss_scale = self.loss_scale
 
     def _momentum(self) -> float:
         """Return what residuals are multiplied by in this iteration."""
@@ -206,76 +191,9 @@ class ChunkSynchronizer(PoolSynchronizer):
 
     _momentum_before = -1.0
 
-    def drop(self, stream: Any = None) -> None:
-        """Make residual again what the last iteration has sent, an equal part on each rank. Zeroes the gradients."""
-        for pool in self.pools:
-            if not pool.overflowed:
-                pool.take_back(stream)
-
-    def has_gradient(self, index: int) -> bool:
-        """Tell whether a residual of the tensor was sent."""
-        group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
-        return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
-
-    # ---- state ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return residuals, the chunks that are sent next, and the iteration, of this rank."""
-        return self._state(SparseGradientPool.state_dict)
-
-    def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the sums of the residuals over the ranks, and the rest, the same on all ranks. Collective."""
-        return self._state(SparseGradientPool.consolidated_state_dict)
-
-    def _state(self, state_of: Callable[[SparseGradientPool], dict[str, Any]]) -> dict[str, Any]:
-        return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless the state is one of these tensors, in whatever order."""
-        if not {"names", "pools"} <= set(state):
-            message = "this is not the state of csc"
-            raise ArgumentError(message)
-        order = {name: number for number, name in enumerate(state["names"])}
-        for (dtype, indices), pool in zip(self.layout.groups, self.pools, strict=True):
-            mine = [self.layout.names[i] for i in indices]
-            known = [name for name in mine if name in order]
-            there = state["pools"].get(dtype)
-            if len(known) < len(mine) or there is None or len(there["residuals"]) != len(mine):
-                message = f"the state is of a model in which other parameters are {dtype}"
-                raise ArgumentError(message)
-            residual = dict(zip(sorted(mine, key=lambda name: order[name]), there["residuals"], strict=True))
-            pool.check_state_dict({**there, "residuals": [residual[name] for name in mine]})
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state whose tensors are in the order of these, or without residuals. Collective."""
-        for pool in self.pools:
-            if state is None:
-                own = pool.state_dict()
-                residuals = [np.zeros_like(each) for each in own["residuals"]]
-                pool.load_state_dict({**own, "residuals": residuals, "iteration": 0, "important": []})
-            else:
-                pool.load_state_dict(state["pools"][pool.dtype])
-
-    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say iteration, chunks and order of a state."""
-        entries = {"the order of gradients": ", ".join(state["names"])}
-        for dtype, pool in state["pools"].items():
-            chosen = hashlib.sha256(np.asarray(pool["important"], np.uint8).tobytes()).hexdigest()[:8]
-            entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
-            entries[f"the choice of {dtype} chunks"] = f"{pool['chunk_size']} elements each, {chosen}"
-        return entries
-
-    def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another one, by the names of tensors, and count on from its iteration."""
-        assert isinstance(other, ChunkSynchronizer)
-        residuals = dict(zip(other.layout.names, other.residuals, strict=True))
-        iteration = max((pool.iteration for pool in other.pools), default=0)
-        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
-            names = [self.layout.names[i] for i in indices]
-            state = pool.state_dict()
-            state["residuals"] = [residuals.get(name, own) for name, own in zip(names, state["residuals"], strict=True)]
-            pool.load_state_dict({**state, "iteration": iteration, "important": []})
-        super().take_over(other)
+    def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
+        chosen = hashlib.sha256(np.asarray(state["important"], np.uint8).tobytes()).hexdigest()[:8]
+        return {f"the choice of {dtype} chunks": f"{state['chunk_size']} elements each, {chosen}"}
 
 
 def _check_number(name: str, number: object, what: str, is_right: object) -> None:
