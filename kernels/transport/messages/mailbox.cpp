@@ -415,7 +415,7 @@ bool Mailbox::progress(bool look) {
   std::erase_if(in_flight_, [this](const auto& letter) { return test(letter); });
   try {
     const bool drawn = !closed_ && draw_messages();
-    if (look && !closed_) {
+    if (!closed_ && (look || is_told_of_deaths_)) {
       look_out();
     }
     return drawn || in_flight_.size() != before;
@@ -425,40 +425,27 @@ bool Mailbox::progress(bool look) {
   }
 }
 
+// MPI tells of ranks that have died whenever it is asked about any rank, until that is acknowledged.
 bool Mailbox::draw_messages() {
-  for (int drawn = 0; drawn < drawn_at_once; ++drawn) {
+  int drawn = 0;
+  for (int turn = 0; turn < drawn_at_once; ++turn) {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
     const int code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_->get(), &there, &message, &status);
-    if (code != MPI_SUCCESS) {
-      note_failure(code);
-      return true;
+    if (code != MPI_SUCCESS && is_process_failure(code)) {
+      acknowledge_failures(mpi_->get());
+      is_told_of_deaths_ = true;
+      continue;
     }
+    mpi_->check(code, "MPI_Improbe");
     if (there == 0) {
-      return drawn > 0;
+      break;
     }
     deliver(envelope_of(status), message);
+    ++drawn;
   }
-  return true;
-}
-
-// MPI tells of ranks that have died whenever it is asked about any rank, until that is acknowledged.
-void Mailbox::note_failure(int code) {
-  bool is_news = false;
-  for (const int r : failed_ranks(mpi_->get())) {
-    is_news = is_news || words_[static_cast<std::size_t>(r)].state == State::open;
-    note(r, State::died);
-  }
-  acknowledge_failures(mpi_->get());
-  if (is_news) {
-    return;
-  }
-  try {
-    mpi_->check(code, "MPI_Improbe");
-  } catch (const Error& error) {
-    end_all(error);
-  }
+  return drawn > 0;
 }
 
 void Mailbox::note(int rank, State state) {
@@ -517,15 +504,24 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   return std::nullopt;
 }
 
-// Ranks of this host that have died; and what was on its way to or from those that have left a while ago. What a rank
-// has sent before it closed may still be arriving, however long that takes.
+// Ranks that have died; and what was on its way to or from those that have left a while ago. What a rank has sent before
+// it closed may still be arriving, however long that takes.
 void Mailbox::look_out() {
+  std::vector<int> dead;
+  if (std::exchange(is_told_of_deaths_, false)) {
+    dead = failed_ranks(mpi_->get());
+  }
   for (int r = 0; r < size(); ++r) {
     if (words_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
-      while (draw_messages()) {  // what it has sent
-      }
-      note(r, State::died);
+      dead.push_back(r);
     }
+  }
+  if (!dead.empty()) {
+    while (draw_messages() || draw_messages()) {  // what they have sent: MPI finds it when it is asked the second time
+    }
+  }
+  for (const int r : dead) {
+    note(r, State::died);
   }
   if (lost_ == 0) {
     return;

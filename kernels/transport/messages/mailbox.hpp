@@ -185,7 +185,6 @@ class Mailbox {
   bool progress(bool look);
   bool draw_messages();
   void look_out();
-  void note_failure(int code);
   void note(int rank, State state);
   void end_posted_in_vain();
   void end_all(const Error& error);
@@ -218,6 +217,7 @@ class Mailbox {
   std::vector<Word> words_;                         // by rank
   std::vector<bool> acquainted_;                    // by rank: messages have passed, or are awaited
   int lost_ = 0;                                    // ranks that are no longer open
+  bool is_told_of_deaths_ = false;                  // by MPI, since look_out() was called
   bool has_thread_ = false;
   bool closed_ = false;
   std::atomic<int> waiters_{0};

@@ -17,8 +17,6 @@
 
 namespace gradientflow::transport {
 
-namespace {
-
 bool is_process_failure(int code) {
   int kind = MPI_SUCCESS;
   MPI_Error_class(code, &kind);
@@ -28,8 +26,6 @@ bool is_process_failure(int code) {
   return false;
 #endif
 }
-
-}  // namespace
 
 std::vector<int> failed_ranks([[maybe_unused]] MPI_Comm comm) {
   std::vector<int> ranks;

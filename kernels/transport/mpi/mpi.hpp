@@ -19,6 +19,9 @@ namespace gradientflow::transport {
 // have failed, Error(peer) that names them, if the library tells which.
 void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
 
+// Whether `code` says that a process has failed.
+[[nodiscard]] bool is_process_failure(int code);
+
 // The ranks of `comm` whose processes have failed, as far as the library tells. Where it does, it refuses receives from
 // any rank until the failures have been acknowledged.
 [[nodiscard]] std::vector<int> failed_ranks(MPI_Comm comm);
