@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -285,6 +286,19 @@ KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolS
 NAMES_OF_STRATEGIES = set(BY_NAME)
 
 
+def names_in(tree: ast.AST) -> set[str]:
+    """Return the names, the last parts of dotted names, and the texts of an expression."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
 def questions_of_kind(root: Path) -> list[str]:
     """Name every place outside of the strategies where code asks which one it has."""
     found = []
@@ -294,12 +308,13 @@ def questions_of_kind(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             asks = False
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
-                names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
-                asks = bool(names & KINDS_OF_STRATEGY)
+                asks = bool(names_in(node.args[1]) & KINDS_OF_STRATEGY)
             elif isinstance(node, ast.Compare):
-                sides = (node.left, *node.comparators)
-                asks = any(ast.unparse(each).endswith("strategy.name") for each in sides)
-                asks |= any(isinstance(each, ast.Constant) and each.value in NAMES_OF_STRATEGIES for each in sides)
+                asks = any(ast.unparse(each).endswith("strategy.name") for each in (node.left, *node.comparators))
+                is_identity = any(isinstance(each, ast.Is | ast.IsNot) for each in node.ops)  # as of types
+                asks |= bool(names_in(node) & (NAMES_OF_STRATEGIES | (KINDS_OF_STRATEGY if is_identity else set())))
+            elif isinstance(node, ast.match_case):
+                asks = bool(names_in(node.pattern) & (NAMES_OF_STRATEGIES | KINDS_OF_STRATEGY))
             elif isinstance(node, ast.Attribute):
                 asks = node.attr == "is_sparse" and ast.unparse(node.value).endswith("strategy")
             if asks:
@@ -420,17 +435,14 @@ def test_the_checker_finds_bad_imports(tmp_path: Path, file: str, text: str, imp
     "question",
     [
         *("isinstance(x, CSC)", "x.strategy.is_sparse", "isinstance(x, A | SparseGradientPool)"),
-        *("x.strategy.name == 'mine'", "x == 'csc'"),
+        *("x.strategy.name == 'mine'", "x == 'csc'", "x in ('csc', 'other')", "type(x) is strategies.CSC"),
+        *("isinstance(x, (int, strategies.Dense))", "case CSC():\n    pass", "case 'dense':\n    pass"),
     ],
 )
 def test_the_checker_finds_questions_of_kind(tmp_path: Path, question: str) -> None:
-    write(
-        tmp_path,
-        {
-            **{"gradientflow/torch/a.py": question, "bench/train/a.py": question, "gradientflow/cli/a.py": question},
-            "gradientflow/strategies/b.py": question,
-        },
-    )
+    text = "match x:\n" + indent(question, "    ") if question.startswith("case") else question
+    places = ("gradientflow/torch/a.py", "bench/train/a.py", "gradientflow/cli/a.py", "gradientflow/strategies/b.py")
+    write(tmp_path, dict.fromkeys(places, text))
     rooms = ("gradientflow.cli", "gradientflow.torch", "gradientflow.bench.train")
     assert questions_of_kind(tmp_path) == [f"{room}.a: {question}" for room in rooms]
 
