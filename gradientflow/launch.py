@@ -57,6 +57,9 @@ _RANK_SCRIPT = (
     'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
 )
 
+# The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
+_NOT_TOO_SHORT = "sleep 0.1; "
+
 
 class LaunchError(ArgumentError):
     """A job cannot be started; the message is one sentence for the user."""
@@ -195,7 +198,7 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     return [*command, *program]
 
 
-def rank_program(program: Sequence[str], hosts: str | None = None, before: str = "") -> list[str]:
+def rank_program(program: Sequence[str], hosts: str | None = None) -> list[str]:
     """Write what a rank runs for `program` to find the variables in its environment that PyTorch's launcher sets.
 
     They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The last two stay as they are
@@ -207,21 +210,20 @@ def rank_program(program: Sequence[str], hosts: str | None = None, before: str =
         The program and its arguments.
     hosts : str, optional
         Where the job is started, as `mpirun_command` takes it.
-    before : str, optional
-        A shell command to run first.
 
     Returns
     -------
     list of str
-        The program for `mpirun_command`. It needs a shell, and takes about a millisecond.
+        The program for `mpirun_command`. It needs a shell, and takes about a millisecond; with daemons on other hosts a
+        tenth of a second.
     """
     master = {
         "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
         "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
     }
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
-    script = f"export {assignments}; {_RANK_SCRIPT}"
-    return ["sh", "-c", f"{before}; {script}" if before else script, "sh", *program]
+    before = _NOT_TOO_SHORT if hosts is not None or in_allocation() else ""
+    return ["sh", "-c", f"{before}export {assignments}; {_RANK_SCRIPT}", "sh", *program]
 
 
 def launch_environment(launcher: Launcher) -> dict[str, str]:

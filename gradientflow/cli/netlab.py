@@ -17,9 +17,6 @@ from gradientflow.launch import (
     ranks_of_this_job,
 )
 
-# The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
-_NOT_TOO_SHORT = "sleep 0.1"
-
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--hosts", type=int, metavar="N", help="How many hosts to make.")
@@ -73,7 +70,7 @@ def netlab(
     if launcher.library != OPEN_MPI:
         raise NetlabError(f"netlab starts jobs with Open MPI only, and {launcher.path} belongs to {launcher.library}")
     if not shell:
-        command = mpirun_command(launcher, lab.ranks, rank_program(command, "host0", _NOT_TOO_SHORT), lab.slots)
+        command = mpirun_command(launcher, lab.ranks, rank_program(command, "host0"), lab.slots)
     with lab:
         for host, seconds in downs:
             lab.take_link_down(host, seconds)

@@ -197,6 +197,15 @@ def test_the_master_is_the_first_host(nodes: str, first: str, monkeypatch: pytes
     assert "MASTER_ADDR=one " in rank_program(["a"], "one:2,two:2")[2]
 
 
+def test_ranks_on_other_hosts_do_not_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's daemons might not notice it, and wait for ever."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert not rank_program(["a"])[2].startswith("sleep")
+    assert rank_program(["a"], "one:2,two:2")[2].startswith("sleep 0.1; ")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert rank_program(["a"])[2].startswith("sleep 0.1; ")
+
+
 def test_hosts_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# two\n\na slots=2 max_slots=4\n b-1.c:3  # b\na\nd\n")
