@@ -110,7 +110,7 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   }
 }
 
-// A letter and its mailbox.
+// A letter and its mailbox, whose Python object stays, too (keep_alive below): it is closed when the interpreter exits.
 struct BoundLetter {
   std::shared_ptr<Mailbox> mailbox;
   std::shared_ptr<Letter> letter;
@@ -179,7 +179,8 @@ void bind_mailbox(py::module_& module) {
   py::class_<BoundLetter>(module, "Letter")
       .def_property_readonly("done", &done)
       .def_property_readonly("device_done", &done)
-      .def_property_readonly("source", [](const BoundLetter& self) { return self.letter->envelope().source; })
+      .def_property_readonly(
+          "source", [](const BoundLetter& self) { return self.letter->ended() ? self.letter->envelope().source : -1; })
       .def("wait", &wait, py::arg("timeout") = py::none())
       .def("ended_by", &ended_by, py::arg("timeout") = py::none())
       .def(
@@ -206,7 +207,8 @@ void bind_mailbox(py::module_& module) {
             const WithoutGil release;
             return BoundLetter{self, self->send(to.value, tag.value, pointer(address), nbytes, std::move(held))};
           },
-          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("dest"), py::arg("tag"))
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("dest"), py::arg("tag"),
+          py::keep_alive<0, 1>())
       .def(
           "receive",
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
@@ -216,7 +218,8 @@ void bind_mailbox(py::module_& module) {
             return BoundLetter{self, self->receive(from.value_or(Mailbox::any_source), tag.value, pointer(address),
                                                    nbytes, std::move(held))};
           },
-          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"))
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"),
+          py::keep_alive<0, 1>())
       .def(
           "next",
           [](Mailbox& self, const Tags& tags, std::optional<int> from, const Timeout& timeout) {
@@ -236,7 +239,7 @@ void bind_mailbox(py::module_& module) {
             const WithoutGil release;
             return BoundLetter{self, self->receive(arrival, pointer(address), std::move(held))};
           },
-          py::arg("arrival"), py::arg("address"), py::arg("owner"))
+          py::arg("arrival"), py::arg("address"), py::arg("owner"), py::keep_alive<0, 1>())
       .def("close", &Mailbox::close, py::arg("orderly"), py::call_guard<WithoutGil>());
 }
 

@@ -442,6 +442,8 @@ def leave_open() -> None:
     kept = [mail.receive(empty(5), source, 1) for mail in boxes for source in (None, LEFT)]
     for letter in kept:
         letter.when_ended(lambda: None)
+    for letter in kept:  # threads that nobody ends, and some that keep a mailbox which nobody else has
+        threading.Thread(target=letter.ended_by, daemon=True).start()
     kept += [mail.send(empty(3_000_000), RIGHT, 2) for mail in boxes]
     time.sleep(0.1 * (RANK % 3))
     if RANK % 2:
