@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
+import signal
 import sys
 import threading
 import time
@@ -12,13 +14,21 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from support import RANK, SIZE, WORLD, raises, run, run_checks
 
 import gradientflow as gf
-from gradientflow.errors import ArgumentError, ClosedError, CommunicationTimeoutError, MismatchError, PeerError
+from gradientflow.errors import (
+    ArgumentError,
+    ClosedError,
+    CommunicationTimeoutError,
+    MismatchError,
+    PeerError,
+    SystemCallError,
+)
 from gradientflow.mailbox import Letter, Mailbox, Tags, make_mailbox
 
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
@@ -259,6 +269,49 @@ def check_threads(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+def check_dropped_messages(comm: gf.Communicator) -> None:
+    """What is taken out of a mailbox and dropped is gone, and its sender need not wait; another one has no say."""
+    with box(comm) as mail, box(comm) as other:
+        sending = mail.send(empty(9_000_000), RIGHT, 1)
+        arrival = mail.native.next(mail.tags, timeout=LATE)
+        assert arrival is not None
+        x = empty(9_000_000)
+        with raises(ArgumentError, "the message has come to another mailbox than the mailbox"):
+            other.native.take(arrival, x.ctypes.data, x)
+        del arrival
+        sending.wait(LATE)
+        WORLD.Barrier()
+
+
+def check_forks(comm: gf.Communicator) -> None:
+    """A forked process is told so at once, whatever the threads of this one were doing."""
+    with box(comm) as mail:
+        letter = mail.receive(empty(1), LEFT, 0)
+        assert letter.source == -1
+        is_over = threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                assert not letter.done
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            time.sleep(0.01)
+            if (child := os.fork()) == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(5)
+                with raises(ClosedError, "belongs to the process that this one was forked from"):
+                    mail.send(empty(1), RIGHT, 1)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, "a forked process has not been told"
+        is_over.set()
+        for thread in threads:
+            thread.join(LATE)
+        WORLD.Barrier()
+
+
 def check_tags(comm: gf.Communicator) -> None:
     with box(comm) as mail:
         assert mail.inner.count == 5
@@ -435,6 +488,35 @@ def death(how: str) -> None:
         os._exit(0)
 
 
+def no_thread() -> None:
+    """The operating system has no thread left; where it has, messages go on as if nothing had been."""
+    with gf.init() as comm, box(comm) as mail:
+        x, y = empty(3), pattern(3, RANK)
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmSize"))
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))  # less than the stack of a thread
+        is_over = threading.Event()
+        try:
+            with suppress(RuntimeError):  # once they have the stacks that were left over
+                while True:
+                    threading.Thread(target=is_over.wait, daemon=True).start()
+            for start in (lambda: mail.receive(x, LEFT, 0), lambda: mail.send(y, RIGHT, 0)):
+                with raises(SystemCallError, "cannot start the thread of a mailbox: "):
+                    start()
+            with raises(SystemCallError, "cannot start the progress thread of a communicator: "):
+                comm.allreduce_async(y)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+            is_over.set()
+        sending, letter = mail.send(y, RIGHT, 0), mail.receive(x, LEFT, 0)
+        sending.wait(LATE)
+        letter.wait(LATE)
+        assert (x == pattern(3, LEFT)).all()
+        comm.allreduce_async(y).wait()
+        WORLD.Barrier()
+
+
 def leave_open() -> None:
     """End with everything under way, in another order on every rank."""
     comm = gf.init()
@@ -458,6 +540,8 @@ def main() -> None:
         run_checks()
     elif what == "large":
         large()
+    elif what == "no-thread":
+        no_thread()
     elif what == "leave":
         leave_open()
     else:

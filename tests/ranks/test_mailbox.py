@@ -35,6 +35,10 @@ def test_a_rank_that_dies_is_named(mpirun: Run, how: str, recover: bool | str) -
         assert f"rank {rank} has heard" in finished.stdout, finished.output
 
 
+def test_without_a_thread_nothing_begins(mpirun: Run) -> None:
+    mpirun(2, "mailbox", "no-thread")
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_program_may_end_with_mailboxes_open(mpirun: Run, ranks: int) -> None:
     finished = mpirun(ranks, "mailbox", "leave")

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
+#include "../../base/thread.hpp"
 
 namespace gradientflow::collective {
 namespace {
@@ -48,7 +49,7 @@ void NcclWatch::begin(const transport::Signature& signature, cuda::Stream stream
   const std::lock_guard lock(mutex_);
   under_way_.push_back({signature, std::move(events), true, Clock::now()});
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("the thread that watches NCCL", [this] { run(); });
   } else if (sleeps_) {
     changed_.notify_all();
   }

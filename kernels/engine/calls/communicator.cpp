@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "../../base/thread.hpp"
+
 namespace gradientflow::engine {
 namespace {
 
@@ -558,7 +560,7 @@ std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>
   const std::lock_guard lock(mutex_);
   check_usable();
   if (!progress_thread_.joinable()) {
-    progress_thread_ = std::thread([this] { progress(); });
+    progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
   }
   pending_.push_back({next_ticket_, work, handle});
   ++next_ticket_;

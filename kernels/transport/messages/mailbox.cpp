@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../../base/text.hpp"
+#include "../../base/thread.hpp"
 #include "../mpi/patience.hpp"
 #include "../mpi/retirement.hpp"
 
@@ -98,6 +99,14 @@ std::string Letter::what() const {
          std::to_string(tag_);
 }
 
+Arrival::~Arrival() {
+  if (message_ != MPI_MESSAGE_NULL) {
+    if (const std::shared_ptr<Mailbox> mailbox = mailbox_.lock()) {
+      mailbox->drop(*this);
+    }
+  }
+}
+
 // What a mailbox's thread sleeps on: beyond the mailbox, which may be destroyed meanwhile, by a callback for example.
 class Mailbox::Alarm {
  public:
@@ -176,10 +185,19 @@ Mailbox::~Mailbox() {
 
 bool Mailbox::is_forked() const noexcept { return getpid() != process_; }
 
-void Mailbox::check_usable() const {
+void Mailbox::check_process() const {
   if (is_forked()) {
     throw Error(ErrorKind::closed, name_ + " belongs to the process that this one was forked from");
   }
+}
+
+// In a forked process the lock may be that of a thread which is not there.
+std::unique_lock<std::mutex> Mailbox::lock() const {
+  check_process();
+  return std::unique_lock(mutex_);
+}
+
+void Mailbox::check_usable() const {
   if (closed_) {
     throw Error(ErrorKind::closed, name_ + " has been closed");
   }
@@ -187,12 +205,16 @@ void Mailbox::check_usable() const {
 }
 
 std::shared_ptr<Letter> Mailbox::make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
-                                             Owner owner) const {
+                                             Owner owner) {
   check_usable();
   const int first = kind == Letter::Kind::send ? 0 : any_source;
   if (peer < first || peer >= size()) {
     throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " does not exist: the ranks of " + name_ +
                                       " are 0 to " + std::to_string(size() - 1));
+  }
+  if (!has_thread_) {  // before MPI has the memory
+    start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] { carry(mailbox, alarm); }).detach();
+    has_thread_ = true;
   }
   auto letter = std::make_shared<Letter>();
   letter->kind_ = kind;
@@ -204,7 +226,7 @@ std::shared_ptr<Letter> Mailbox::make_letter(Letter::Kind kind, int peer, std::i
 }
 
 Tags Mailbox::draw(std::int64_t count) {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (count < 1 || count > tags_left_) {
     throw Error(ErrorKind::value, std::to_string(count) + " tags cannot be drawn: there are " +
                                       std::to_string(tags_left_) + " left of the " + std::to_string(notice_tag_) +
@@ -215,12 +237,12 @@ Tags Mailbox::draw(std::int64_t count) {
 }
 
 Tags Mailbox::draw_rest() {
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   return {0, std::exchange(tags_left_, 0)};
 }
 
 std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
   auto letter = make_letter(Letter::Kind::send, to, tag, bytes, std::move(owner));
   acquainted_[static_cast<std::size_t>(to)] = true;
   if (const auto error = loss(to, letter->what())) {
@@ -231,12 +253,12 @@ std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data
                 "MPI_Isend");
     start(letter);
   }
-  finish(lock);
+  finish(held);
   return letter;
 }
 
 std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
   auto letter = make_letter(Letter::Kind::receive, from, tag, bytes, std::move(owner));
   letter->data_ = data;
   if (from >= 0) {
@@ -254,9 +276,9 @@ std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data,
     end(letter, error);
   } else {
     posted_.push_back(letter);
-    wake_thread();
+    alarm_->ring_if_idle();
   }
-  finish(lock);
+  finish(held);
   return letter;
 }
 
@@ -264,7 +286,7 @@ std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadlin
   std::unique_ptr<Arrival> arrival;
   std::optional<Error> error;
   wait_until(deadline, [&] {
-    const std::lock_guard lock(mutex_);
+    const auto held = lock();
     check_usable();
     const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) {
       return tags.has(each->envelope_.tag) && is_from(each->envelope_, from);
@@ -272,6 +294,7 @@ std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadlin
     if (found != arrived_.end()) {
       arrival = std::move(*found);
       arrived_.erase(found);
+      arrival->mailbox_ = self_;
       ++taken_;
     } else {
       error = loss(from, "the receive of a message from " + rank_text(from));
@@ -285,7 +308,10 @@ std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadlin
 }
 
 std::shared_ptr<Letter> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
+  if (arrival.mailbox_.lock().get() != this) {
+    throw Error(ErrorKind::value, "the message has come to another mailbox than " + name_);
+  }
   const Envelope& envelope = arrival.envelope_;
   auto letter = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
   letter->data_ = data;
@@ -294,15 +320,30 @@ std::shared_ptr<Letter> Mailbox::receive(Arrival& arrival, void* data, Owner own
   }
   --taken_;
   begin(letter, arrival.envelope_, arrival.message_);
-  finish(lock);
+  finish(held);
   return letter;
+}
+
+void Mailbox::drop(Arrival& arrival) noexcept {
+  if (is_forked()) {
+    return;
+  }
+  try {
+    auto held = lock();
+    if (!closed_ && !mpi_->finalized()) {
+      discard(arrival.envelope_, arrival.message_);
+      --taken_;
+    }
+    finish(held);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): MPI keeps it
+  }
 }
 
 // What MPI has done at once is not worth the thread's while.
 void Mailbox::start(const std::shared_ptr<Letter>& letter) {
   if (!test(letter)) {
     in_flight_.push_back(letter);
-    wake_thread();
+    alarm_->ring_if_idle();
   }
 }
 
@@ -504,8 +545,8 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   return std::nullopt;
 }
 
-// Ranks that have died; and what was on its way to or from those that have left a while ago. What a rank has sent before
-// it closed may still be arriving, however long that takes.
+// Ranks that have died; and what was on its way to or from those that have left a while ago. What a rank has sent
+// before it closed may still be arriving, however long that takes.
 void Mailbox::look_out() {
   std::vector<int> dead;
   if (std::exchange(is_told_of_deaths_, false)) {
@@ -557,9 +598,7 @@ void Mailbox::poll() {
 
 template <class Done>
 bool Mailbox::wait_until(const Deadline& deadline, Done done) {
-  if (is_forked()) {
-    check_usable();
-  }
+  check_process();
   const auto leave = [](std::atomic<int>* waiters) { --*waiters; };
   ++waiters_;
   const std::unique_ptr<std::atomic<int>, decltype(leave)> waiter(&waiters_, leave);
@@ -597,7 +636,7 @@ void Mailbox::wait(const Letter& letter, std::optional<double> seconds) {
 Error Mailbox::timeout_error(const Letter& letter, double seconds) const {
   std::string text = letter.what() + " was not done within " + format_number(seconds) + " s on rank " +
                      std::to_string(rank()) + "; it goes on";
-  const std::lock_guard lock(mutex_);
+  const auto held = lock();
   if (letter.kind_ == Letter::Kind::receive && !arrived_.empty()) {
     text += ". Nobody has asked for ";
     for (std::size_t i = 0; i < std::min(arrived_.size(), told_in_errors); ++i) {
@@ -615,37 +654,28 @@ Error Mailbox::given_up(const Letter& letter, const std::string& why) {
 }
 
 bool Mailbox::cancel(const std::shared_ptr<Letter>& letter) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
   const bool is_posted = std::erase(posted_, letter) > 0;
   if (is_posted) {
     end(letter, given_up(*letter, "it has been cancelled"));
   }
-  finish(lock);
+  finish(held);
   return is_posted;
 }
 
 void Mailbox::when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then) {
-  std::unique_lock lock(mutex_);
+  auto held = lock();
   if (letter->ended()) {
     if (!closed_) {
       callbacks_.push_back(std::move(then));
-      wake_thread();
-      finish(lock);
+      finish(held);
       return;
     }
-    lock.unlock();
+    held.unlock();
     then();
     return;
   }
   letter->then_ = std::move(then);
-}
-
-void Mailbox::wake_thread() {
-  if (!has_thread_) {
-    std::thread([mailbox = self_, alarm = alarm_] { carry(mailbox, alarm); }).detach();
-    has_thread_ = true;
-  }
-  alarm_->ring_if_idle();
 }
 
 // It holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait for its

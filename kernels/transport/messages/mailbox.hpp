@@ -9,7 +9,7 @@
 // Between two ranks, messages with one tag are received in the order in which they were sent.
 //
 // Whoever waits carries all messages of the mailbox on; while nobody does, a thread does so, in naps of up to 5 ms. The
-// thread starts with the first message that is not done at once, and sleeps while nothing is pending.
+// thread starts with the first message, and sleeps while nothing is pending.
 //
 // Inside a node, too, MPI carries the messages: its own way through shared memory is as fast as a direct read with a
 // handshake. docs/architecture.md has the figures.
@@ -85,15 +85,21 @@ class Letter {
   std::atomic<bool> ended_{false};
 };
 
-// A message that has been taken out of a mailbox, to be received once there is memory for it.
+// A message that has been taken out of a mailbox, to be received once there is memory for it. One that is dropped
+// instead is gone, and its sender need not wait.
 class Arrival {
  public:
+  Arrival() = default;
+  Arrival(const Arrival&) = delete;
+  Arrival& operator=(const Arrival&) = delete;
+  ~Arrival();
   [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
 
  private:
   friend class Mailbox;
   Envelope envelope_;
   MPI_Message message_ = MPI_MESSAGE_NULL;
+  std::weak_ptr<Mailbox> mailbox_;  // that it has been taken out of
 };
 
 // For any thread.
@@ -119,7 +125,7 @@ class Mailbox {
   [[nodiscard]] Tags draw_rest();
 
   // Starts to send `bytes` bytes, which must stay as they are until the letter has ended. Throws Error(value),
-  // Error(closed), Error(mpi).
+  // Error(closed), Error(mpi), Error(system).
   [[nodiscard]] std::shared_ptr<Letter> send(int to, std::int64_t tag, const void* data, std::size_t bytes,
                                              Owner owner);
 
@@ -159,6 +165,7 @@ class Mailbox {
   [[nodiscard]] int size() const noexcept { return mpi_->size(); }
 
  private:
+  friend class Arrival;
   enum class State : std::int32_t { open, closed, failed, died };
 
   struct Word {  // of another rank
@@ -170,11 +177,14 @@ class Mailbox {
 
   Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive);
   [[nodiscard]] bool is_forked() const noexcept;
-  void check_usable() const;
-  [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
-                                                    Owner owner) const;
+  void check_process() const;
+  [[nodiscard]] std::unique_lock<std::mutex> lock() const;
+  void drop(Arrival& arrival) noexcept;
 
   // All with mutex_ held.
+  void check_usable() const;
+  [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+                                                    Owner owner);
   void start(const std::shared_ptr<Letter>& letter);
   void begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
   void discard(const Envelope& envelope, MPI_Message& message);
@@ -194,7 +204,6 @@ class Mailbox {
   template <class Done>
   bool wait_until(const Deadline& deadline, Done done);
   void finish(std::unique_lock<std::mutex>& lock);
-  void wake_thread();
   [[nodiscard]] bool carry_on(std::chrono::nanoseconds& nap);
   static void carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
 

@@ -1,0 +1,23 @@
+// Threads that the operating system may refuse.
+#pragma once
+
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "error.hpp"
+
+namespace gradientflow {
+
+// Throws Error(system) that says which thread cannot be started.
+template <class Body>
+[[nodiscard]] std::thread start_thread(const std::string& name, Body&& body) {
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start " + name, error.code().value());
+  }
+}
+
+}  // namespace gradientflow
