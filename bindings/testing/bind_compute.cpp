@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../kernels/base/dtype.hpp"
@@ -12,6 +14,7 @@
 #include "../../kernels/compute/kernels.hpp"
 #include "../../kernels/compute/optimizer_steps.hpp"
 #include "../../kernels/compute/simd.hpp"
+#include "../../kernels/compute/top_k.hpp"
 #include "../gil.hpp"
 #include "testing.hpp"
 
@@ -120,6 +123,47 @@ void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr
                                                              .outer_rate = outer_rate});
 }
 
+compute::Select::How how_from_name(const std::string& name) {
+  using How = compute::Select::How;
+  return name == "exact" ? How::exact : name == "sampled" ? How::sampled : How::random;
+}
+
+// The number of entries sent, the threshold, and the number of infinite and NaN elements.
+std::tuple<std::size_t, float, std::size_t> select(const std::string& level, std::uintptr_t gradient,
+                                                   const std::string& dtype, std::uintptr_t residual,
+                                                   std::uintptr_t next_residual, std::uintptr_t velocity,
+                                                   std::uintptr_t next_velocity, const compute::Block& block,
+                                                   std::uintptr_t data, const std::string& how, float scale,
+                                                   float momentum, bool masking, std::uint64_t seed, float threshold) {
+  const compute::Selected selected =
+      compute::select_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
+                                                          .dtype = dtype_from_name(dtype),
+                                                          .scale = scale,
+                                                          .residual = floats(residual),
+                                                          .next_residual = floats(next_residual),
+                                                          .velocity = floats(velocity),
+                                                          .next_velocity = floats(next_velocity),
+                                                          .momentum = momentum,
+                                                          .masking = masking,
+                                                          .how = how_from_name(how),
+                                                          .seed = seed,
+                                                          .threshold = threshold,
+                                                          .block = block,
+                                                          .data = static_cast<std::byte*>(pointer(data))});
+  return {selected.sent, selected.threshold, selected.nonfinite};
+}
+
+std::size_t combine(const std::string& level, std::uintptr_t gradient, const std::string& dtype, float scale,
+                    const compute::Block& block, const std::vector<std::uintptr_t>& blocks) {
+  std::vector<const std::byte*> data;
+  for (const std::uintptr_t address : blocks) {
+    data.push_back(static_cast<const std::byte*>(pointer(address)));
+  }
+  return compute::combine_at(
+      compute::simd_from_name(level),
+      {.gradient = pointer(gradient), .dtype = dtype_from_name(dtype), .scale = scale, .block = block, .blocks = data});
+}
+
 std::vector<std::string> levels() {
   std::vector<std::string> names;
   for (const SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512}) {
@@ -156,6 +200,28 @@ void bind_compute(py::module_& module) {
               py::arg("gradient_dtype"), py::arg("momentum"), py::arg("count"), py::arg("parameter") = 0,
               py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F, py::arg("weight_decay") = 0.0F,
               py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F, py::arg("outer_rate") = 1.0F, without_gil);
+  py::class_<compute::Block>(compute, "Block")
+      .def_readonly("count", &compute::Block::count)
+      .def_readonly("k", &compute::Block::k)
+      .def_readonly("index_begin", &compute::Block::index_begin)
+      .def_readonly("value_begin", &compute::Block::value_begin)
+      .def_readonly("bytes", &compute::Block::bytes)
+      .def_property_readonly("values", [](const compute::Block& b) { return std::string(name_of(b.values)); })
+      .def_property_readonly("indices", [](const compute::Block& b) {
+        return std::array{"words", "offsets", "bitmap"}[static_cast<std::size_t>(b.indices)];
+      });
+  compute.def(
+      "block_of",
+      [](std::size_t count, std::size_t k, const std::string& values) {
+        return compute::block_of(count, k, dtype_from_name(values));
+      },
+      py::arg("count"), py::arg("k"), py::arg("values"));
+  compute.def("select", &select, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("residual"),
+              py::arg("next_residual"), py::arg("velocity"), py::arg("next_velocity"), py::arg("block"),
+              py::arg("data"), py::arg("how"), py::arg("scale") = 1.0F, py::arg("momentum") = 0.0F,
+              py::arg("masking") = true, py::arg("seed") = 0, py::arg("threshold") = 0.0F, without_gil);
+  compute.def("combine", &combine, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("scale"),
+              py::arg("block"), py::arg("blocks"), without_gil);
   compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");
   compute.def(
       "active_level", [] { return std::string(compute::name_of(compute::active_simd())); },

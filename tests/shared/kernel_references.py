@@ -73,3 +73,81 @@ def reduced(sources: list[Array], dtype: str, op: str, divisor: int = 1) -> Arra
     if dtype in FLOATS and op not in ("max", "min"):
         result = same_nan(result)
     return narrow(result, dtype) if dtype in CASTABLE else result
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+def sent_as(values: Array, dtype: str) -> Array:
+    """Values as they travel, as float32: rounded, and in float16 no larger than its largest."""
+    if dtype == "float16":
+        values = np.clip(values, np.float32(-65504), np.float32(65504))
+    return widen(narrow(values, dtype), dtype)
+
+
+def largest(x: Array, k: int, values: str) -> Array:
+    """The indices, ascending, of the k elements of largest magnitude, of equal ones the first; none travels as 0."""
+    order = np.argsort(-np.abs(x), kind="stable")[:k]
+    return np.sort(order[sent_as(x[order], values) != 0])
+
+
+def passing(x: Array, k: int, values: str, threshold: float) -> Array:
+    """Those that pass a threshold, if they are at least 0.8 k; no more than the k largest, which stand in for fewer."""
+    chosen = largest(x, k, values)
+    some = chosen[np.abs(x[chosen]) >= np.float32(threshold)]
+    return some if len(some) * 5 >= k * 4 else chosen
+
+
+def block_format(count: int, k: int, values: str) -> tuple[str, int, int, int]:
+    """The smallest form of the indices, where indices and values begin, and the size of a block."""
+    sizes = {"words": 4 * k, "offsets": (2 * k + 3) // 4 * 4 + -(-count // 65536) * 4, "bitmap": -(-count // 32) * 4}
+    smallest = min(sizes, key=lambda name: sizes[name])
+    value_begin = 4 + sizes[smallest]
+    return smallest, 4, value_begin, value_begin + (k * (4 if values == "float32" else 2) + 3) // 4 * 4
+
+
+def encoded(indices: Array, x: Array, count: int, k: int, values: str) -> bytes:
+    """The block of these entries."""
+    name, _, _, size = block_format(count, k, values)
+    parts = [np.array([len(indices)], np.uint32).tobytes()]
+    if name == "words":
+        parts.append(np.pad(indices.astype(np.uint32), (0, k - len(indices))).tobytes())
+    elif name == "offsets":
+        offsets = np.pad((indices % 65536).astype(np.uint16), (0, k + k % 2 - len(indices)))
+        pages = np.bincount(indices // 65536, minlength=-(-count // 65536)).astype(np.uint32)
+        parts += [offsets.tobytes(), pages.tobytes()]
+    else:
+        bits = np.zeros(-(-count // 32) * 32, np.uint8)
+        bits[indices] = 1
+        parts.append(np.packbits(bits, bitorder="little").tobytes())
+    clipped = np.clip(x, np.float32(-65504), np.float32(65504)) if values == "float16" else x
+    parts.append(narrow(clipped.astype(np.float32), values).tobytes())
+    return b"".join(parts).ljust(size, b"\0")
+
+
+def decoded(block: bytes, count: int, k: int, values: str) -> tuple[Array, Array]:
+    """The indices and, as float32, the values of the entries of a block."""
+    name, begin, value_begin, _ = block_format(count, k, values)
+    number = int(np.frombuffer(block, np.uint32, 1)[0])
+    if name == "words":
+        indices = np.frombuffer(block, np.uint32, number, begin).astype(np.int64)
+    elif name == "offsets":
+        pages = -(-count // 65536)
+        entries = np.frombuffer(block, np.uint32, pages, value_begin - 4 * pages)
+        offsets = np.frombuffer(block, np.uint16, number, begin)
+        indices = np.repeat(np.arange(pages) * 65536, entries) + offsets
+    else:
+        bits = np.frombuffer(block, np.uint8, value_begin - begin, begin)
+        indices = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    storage = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}[values]
+    return indices, widen(np.frombuffer(block, storage, number, value_begin), values)
+
+
+def combined(gradient: Array, dtype: str, blocks: list[tuple[Array, Array]], scale: float) -> tuple[Array, int]:
+    """The gradient after the entries of all blocks, in their order, were added up; and how many elements have one."""
+    sums = np.full(len(gradient), np.float32(-0.0))
+    has_entry = np.zeros(len(gradient), np.bool_)
+    for indices, values in blocks:
+        sums[indices] += values
+        has_entry[indices] = True
+    return np.where(has_entry, cast(sums, dtype, "float32", scale), gradient), int(has_entry.sum())

@@ -9,6 +9,7 @@
 #include "norm_kernel.hpp"
 #include "reduce_kernel.hpp"
 #include "table.hpp"
+#include "top_k_kernel.hpp"
 
 namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE {
 
@@ -55,6 +56,8 @@ const KernelTable kernels = {
             {momentum_step<BFloat16, Float16>, momentum_step<BFloat16, BFloat16>, momentum_step<BFloat16, NoCopy>},
             {momentum_step<Float32, Float16>, momentum_step<Float32, BFloat16>, momentum_step<Float32, NoCopy>},
         },
+    .correct = {correct<Float16>, correct<BFloat16>, correct<Float32>},
+    .scan = scan,
 };
 
 }  // namespace gradientflow::compute::GRADIENTFLOW_SIMD_NAMESPACE

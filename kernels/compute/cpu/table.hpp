@@ -6,6 +6,7 @@
 
 #include "../chunks.hpp"
 #include "../optimizer_steps.hpp"
+#include "../top_k.hpp"
 
 namespace gradientflow::compute {
 
@@ -19,6 +20,30 @@ struct ReduceCall {
   bool streaming;
 };
 
+// Elements of a layer that may be sent, in ascending order. Behind the last there is room for a vector.
+struct Candidates {
+  std::uint32_t* indices;
+  float* values;
+  std::size_t number;
+};
+
+// What Select does to the elements from `first` on; all pointers are to the first of them, and none is nullptr but
+// those of a velocity that there is not. Elements of x whose magnitude has the bits `least` (at least 1) or more are
+// appended to the candidates.
+struct CorrectCall {
+  void* gradient;
+  const float* residual;
+  float* next_residual;
+  const float* velocity;
+  float* next_velocity;  // nullptr: there is no velocity
+  std::size_t count;
+  std::size_t first;
+  float scale;
+  float momentum;
+  std::int32_t least;
+  bool streaming;  // next_residual and next_velocity, which begin at cache lines
+};
+
 using ReduceKernel = void (*)(const ReduceCall& call);
 using CastKernel = void (*)(void* destination, const void* source, std::size_t count, float scale);
 using CountKernel = std::size_t (*)(const void* source, std::size_t count);
@@ -28,6 +53,9 @@ using GatherKernel = double (*)(const Gather& call);
 using ScatterKernel = double (*)(const Scatter& call);
 using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
 using MomentumKernel = void (*)(const MomentumStep& call);
+using CorrectKernel = void (*)(const CorrectCall& call, Candidates& found);
+using ScanKernel = void (*)(const float* x, std::size_t count, std::size_t first, std::int32_t least,
+                            Candidates& found);
 
 // Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined. Three
 // entries stand for float16, bfloat16 and float32.
@@ -41,6 +69,8 @@ struct KernelTable {
   ScatterKernel scatter[3];
   SquaresKernel sum_of_squares[3];
   MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
+  CorrectKernel correct[3];
+  ScanKernel scan;
 };
 
 namespace baseline {

@@ -1,0 +1,103 @@
+// The kernels of sparse communication by entry (LAGS-SGD paper, algorithm 1): what of a layer is sent, in the form
+// in which it travels, and the sum of what all ranks have sent. Those of whole chunks are in chunks.hpp.
+//
+// Gradients are float16, bfloat16 or float32, computed with in float32; residuals and velocities are float32. No
+// pointer needs an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may
+// be 0. All results have the same bits at every SIMD level and on every device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "../base/dtype.hpp"
+#include "simd.hpp"
+
+namespace gradientflow::compute {
+
+// How the indices of entries travel. `words`: 32 bits each. `offsets`: 16 bits each, within pages of 65,536
+// elements, and behind them the number of entries of each page (32 bits). `bitmap`: a bit for each element of the
+// layer.
+enum class IndexFormat : std::uint8_t { words, offsets, bitmap };
+
+// The form in which up to `k` entries of a layer of `count` elements travel. It depends on these numbers alone, so
+// all ranks have the same, and a message needs no sizes: the number of entries that are really there (32 bits), then
+// indices, ascending, then values, of float32, float16 or bfloat16. Parts begin at multiples of 4 bytes; what is not
+// used is zero, so that blocks of equal entries have equal bytes.
+struct Block {
+  std::size_t count;
+  std::size_t k;
+  DType values;
+  IndexFormat indices;
+  std::size_t index_begin;  // bytes from the beginning of the block
+  std::size_t value_begin;
+  std::size_t bytes;
+};
+
+// The smallest of the three, of equal ones the first. `k` is at most `count`, which is below 2^32. Throws
+// Error(value) otherwise, Error(type) for other values.
+[[nodiscard]] Block block_of(std::size_t count, std::size_t k, DType values);
+
+// x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
+// The entries of x that are selected are written to the block, rounded to its dtype, and what rounding took stays:
+// next_residual = x - sent, in float32; float16 takes up to 65504, and what is beyond stays, too. next_velocity =
+// v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is zeroed. residual and
+// velocity are left as they were, so that an iteration can be given up.
+struct Select {
+  enum class How : std::uint8_t {
+    exact,    // the k entries of largest magnitude; of equal ones those with the lower index
+    sampled,  // by a threshold that is estimated from a random sample (double sampling): k entries or fewer, see below
+    random,   // k entries drawn by `seed` alone, each set of k equally likely (Robert Floyd's algorithm): on ranks with
+              // the same seed the same ones
+  };
+  void* gradient;
+  DType dtype;
+  float scale = 1.0F;
+  const float* residual;  // nullptr: zeros
+  float* next_residual;
+  const float* velocity = nullptr;  // nullptr: zeros
+  float* next_velocity = nullptr;   // nullptr: there is none
+  float momentum = 0.0F;
+  bool masking = true;
+  How how = How::sampled;
+  std::uint64_t seed = 0;  // of the sample, or of the entries drawn
+  float threshold = 0.0F;  // sampled: an estimate from before, used in place of a sample where it is not 0
+  Block block;
+  std::byte* data;  // block.bytes
+};
+
+// `sampled`: about 1 % of the elements, more of a small layer (and of one where that is a quarter of it, none: it is
+// exact), one of each of as many parts, give a threshold that a little more than k elements should pass. Those are
+// found in the one pass that computes x. If more than k pass, the k largest of them are sent; if fewer than 0.8 k
+// do, the k largest of the layer, which takes another pass over x. More than an eighth of a layer is selected
+// exactly.
+//
+// Elements that are 0, or so small that they would travel as 0, are never sent, however many are asked for (but by
+// `random`: they are drawn as all others).
+struct Selected {
+  std::size_t sent;       // entries
+  float threshold;        // the least magnitude that was sent, 0 where none was or `random`; for a later call
+  std::size_t nonfinite;  // elements of x that are infinite or NaN; above 0 the block is empty, and next_residual and
+                          // next_velocity are not meaningful
+};
+// Throws Error(value) if the given threshold is negative or not finite.
+Selected select(const Select& call);
+
+// gradient[i] = scale * (sum of the entries i of all blocks, in their order, in float32), rounded once, where at
+// least one block has an entry i; other elements are left as they are. Throws Error(value) if a block is not one: an
+// index beyond the layer, more entries than k, indices that do not ascend. Nothing is written then.
+struct Combine {
+  void* gradient;
+  DType dtype;
+  float scale = 1.0F;
+  Block block;
+  std::span<const std::byte* const> blocks;  // one for each rank
+};
+// Returns the number of elements written: the size of the union.
+std::size_t combine(const Combine& call);
+
+// The same at a given level, for tests that compare the levels. Throws Error(value) if `level` cannot run here.
+Selected select_at(SimdLevel level, const Select& call);
+std::size_t combine_at(SimdLevel level, const Combine& call);
+
+}  // namespace gradientflow::compute
