@@ -51,13 +51,6 @@ void synchronize(const collective::Placement& placement) {
   compute::cuda::runtime().synchronize(placement.stream);
 }
 
-std::vector<std::size_t> shape_of(py::handle tensor) {
-  const py::object whole = py::hasattr(tensor, "shape")
-                               ? py::reinterpret_borrow<py::object>(tensor)
-                               : py::object(py::memoryview(py::reinterpret_borrow<py::buffer>(tensor)));
-  return whole.attr("shape").cast<std::vector<std::size_t>>();
-}
-
 // `out` is None for calls in place and where a rank gets no result, `x` where a rank puts nothing in.
 BoundCall bind_call(const Communicator& communicator, Request request, const LabelText& label, py::handle x,
                     py::handle out) {
@@ -76,7 +69,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   }
   std::vector<std::size_t> shape;
   if (label.value) {
-    shape = shape_of(puts_in ? x : out);
+    shape = shape_of(puts_in ? bound.input : bound.output);
     request.label = engine::Label{*label.value, shape};
   }
   bound.call = make_call(communicator, request);

@@ -339,6 +339,23 @@ TensorView view_tensor(py::handle object, Access access, const char* name) {
   }
 }
 
+std::vector<std::size_t> shape_of(const TensorView& view) {
+  if (py::isinstance<py::array>(view.owner)) {
+    const auto array = py::reinterpret_borrow<py::array>(view.owner);
+    return {array.shape(), array.shape() + array.ndim()};
+  }
+  const dlpack::Tensor* tensor = nullptr;
+  if (PyCapsule_IsValid(view.owner.ptr(), "dltensor_versioned") != 0) {
+    tensor = &static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(view.owner.ptr(), "dltensor_versioned"))
+                  ->tensor;
+  } else if (PyCapsule_IsValid(view.owner.ptr(), "dltensor") != 0) {
+    tensor = &static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(view.owner.ptr(), "dltensor"))->tensor;
+  } else {
+    return py::object(view.owner.attr("__cuda_array_interface__")["shape"]).cast<std::vector<std::size_t>>();
+  }
+  return {tensor->shape, tensor->shape + tensor->ndim};
+}
+
 std::optional<compute::cuda::Stream> current_stream(py::handle object) {
   if (is_of_torch(object)) {
     const py::object device = object.attr("device");

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "../kernels/base/dtype.hpp"
 #include "../kernels/engine/calls/request.hpp"
@@ -28,6 +29,9 @@ struct TensorView : engine::Array {
 // Throws Error(type) where the object, its dtype or its device is not supported, and Error(value) where it is not
 // contiguous or, for Access::write, read-only. `name` is what the argument is called in messages.
 TensorView view_tensor(pybind11::handle object, Access access, const char* name);
+
+// What its owner says.
+std::vector<std::size_t> shape_of(const TensorView& view);
 
 // The stream in which what `object` holds on a device would be used now; nothing where it is not known, or where the
 // object is not on a device.

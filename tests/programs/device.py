@@ -93,7 +93,7 @@ def check_arrays(comm: gf.Communicator) -> None:
 
 def check_protocols(comm: gf.Communicator) -> None:
     x = mine()
-    assert comm.allreduce(Interface(x)) is not None
+    assert comm.allreduce(Interface(x), label="x") is not None
     assert (x.get() == TOTAL).all()
     x = mine()
     for version_2 in (Interface(x, version=2, stream=None), Interface(x, strides=(4,))):
@@ -101,7 +101,7 @@ def check_protocols(comm: gf.Communicator) -> None:
         comm.allreduce(version_2)
         assert (x.get() == TOTAL).all()
     capsules = Capsules(mine())
-    comm.allreduce(capsules)
+    comm.allreduce(capsules, label="x")
     assert (capsules._array.get() == TOTAL).all()
     assert capsules.streams == [1]  # it was asked to put its work before the default stream
     handle = comm.allreduce_async(capsules)

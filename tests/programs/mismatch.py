@@ -225,6 +225,28 @@ def check_labels(comm: gf.Communicator) -> None:
     still_works(comm)
 
 
+def check_labelled_protocols(comm: gf.Communicator) -> None:
+    """The shape is that of the memory, whatever shows it, and whatever else the object has."""
+
+    class Capsules:
+        shape = "unknown"
+
+        def __init__(self, array: np.ndarray) -> None:
+            self._array = array
+
+        def __dlpack__(self, **arguments: Any) -> Any:
+            return self._array.__dlpack__(**arguments)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self._array.__dlpack_device__()
+
+    array = np.full((2, 3), 1.0)
+    for other in (Capsules(array), memoryview(array)):
+        comm.allreduce(other if RANK == ODD_ONE else array, op="max", label="x")
+        with raises(MismatchError, f"rank {ODD_ONE}: allreduce of 'x' (2, 3), 6 float64"):
+            comm.allreduce(other if RANK == ODD_ONE else array.reshape(3, 2), op="max", label="x")
+
+
 def check_swapped(comm: gf.Communicator) -> None:
     """Two tensors of equal size, exchanged by one rank: an error, instead of a sum of one and the other."""
     names = ["fc1.weight", "fc2.weight"]
