@@ -29,6 +29,7 @@ using transport::Mailbox;
 using transport::Tags;
 using Clock = Mailbox::Clock;
 using Tag = Argument<"tag", "a whole number", std::int64_t>;
+using Source = Argument<"source", "the number of a rank, or None", std::optional<int>>;
 
 constexpr auto between_signals = std::chrono::milliseconds(50);
 
@@ -76,6 +77,13 @@ Mailbox::Owner owner_of(const py::object& object) {
   unneeded().let_go();
   PyObject* const held = py::object(object).release().ptr();
   return {held, [](const PyObject* each) { drop(const_cast<PyObject*>(each)); }};  // NOLINT(*-const-cast): was not
+}
+
+int rank_of(const Source& source) {
+  if (source.value && *source.value < 0) {
+    throw Error(ErrorKind::value, "source is the number of a rank, or None, not " + std::to_string(*source.value));
+  }
+  return source.value.value_or(Mailbox::any_source);
 }
 
 void* pointer(std::uintptr_t address) {
@@ -212,21 +220,21 @@ void bind_mailbox(py::module_& module) {
       .def(
           "receive",
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
-             std::optional<int> from, const Tag& tag) {
+             const Source& from, const Tag& tag) {
             Mailbox::Owner held = owner_of(owner);
             const WithoutGil release;
-            return BoundLetter{self, self->receive(from.value_or(Mailbox::any_source), tag.value, pointer(address),
-                                                   nbytes, std::move(held))};
+            return BoundLetter{self,
+                               self->receive(rank_of(from), tag.value, pointer(address), nbytes, std::move(held))};
           },
           py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"),
           py::keep_alive<0, 1>())
       .def(
           "next",
-          [](Mailbox& self, const Tags& tags, std::optional<int> from, const Timeout& timeout) {
+          [](Mailbox& self, const Tags& tags, const Source& from, const Timeout& timeout) {
             const WithoutGil release;
             std::unique_ptr<Arrival> found;
             wait_in_steps(after(timeout.value), [&](Clock::time_point until) {
-              found = self.next(from.value_or(Mailbox::any_source), tags, until);
+              found = self.next(rank_of(from), tags, until);
               return found != nullptr;
             });
             return found;

@@ -23,6 +23,7 @@ from support import RANK, SIZE, WORLD, raises, run, run_checks
 import gradientflow as gf
 from gradientflow.errors import (
     ArgumentError,
+    ArgumentTypeError,
     ClosedError,
     CommunicationTimeoutError,
     MismatchError,
@@ -330,6 +331,13 @@ def check_tags(comm: gf.Communicator) -> None:
         with raises(ArgumentError, f"rank {SIZE} does not exist", f"0 to {SIZE - 1}"):
             mail.send(empty(1), SIZE, 0)
         x, y = empty(1), empty(1)
+        for ask in (lambda rank: mail.receive(x, rank, 0), lambda rank: mail.native.next(mail.tags, rank, 0)):
+            with raises(ArgumentError, f"rank {SIZE} does not exist"):
+                ask(SIZE)
+            with raises(ArgumentError, "source is the number of a rank, or None, not -1"):
+                ask(-1)
+            with raises(ArgumentTypeError, "source is the number of a rank, or None, not 'a' (str)"):
+                ask("a")
         letters = [mail.receive(x, LEFT, 0), mail.receive(y, LEFT, highest)]
         mail.send(np.full(1, 2, np.uint8), RIGHT, highest)
         mail.send(np.full(1, 1, np.uint8), RIGHT, 0)

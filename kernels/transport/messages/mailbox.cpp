@@ -204,14 +204,17 @@ void Mailbox::check_usable() const {
   mpi_->check_not_finalized();
 }
 
+void Mailbox::check_rank(int rank, bool may_be_any) const {
+  if ((rank < 0 || rank >= size()) && !(may_be_any && rank == any_source)) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(rank) + " does not exist: the ranks of " + name_ +
+                                      " are 0 to " + std::to_string(size() - 1));
+  }
+}
+
 std::shared_ptr<Letter> Mailbox::make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
                                              Owner owner) {
   check_usable();
-  const int first = kind == Letter::Kind::send ? 0 : any_source;
-  if (peer < first || peer >= size()) {
-    throw Error(ErrorKind::value, "rank " + std::to_string(peer) + " does not exist: the ranks of " + name_ +
-                                      " are 0 to " + std::to_string(size() - 1));
-  }
+  check_rank(peer, kind == Letter::Kind::receive);
   if (!has_thread_) {  // before MPI has the memory
     start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] { carry(mailbox, alarm); }).detach();
     has_thread_ = true;
@@ -285,6 +288,7 @@ std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data,
 std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
   std::unique_ptr<Arrival> arrival;
   std::optional<Error> error;
+  check_rank(from, true);
   wait_until(deadline, [&] {
     const auto held = lock();
     check_usable();

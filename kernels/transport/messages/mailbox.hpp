@@ -134,7 +134,7 @@ class Mailbox {
 
   // The oldest message that no receive was posted for, from a rank or any, with a tag of these: taken out of the
   // mailbox, to be received with `receive`. Nothing where none has come until the deadline. Throws Error(peer) where
-  // none can come any more, Error(closed).
+  // none can come any more, Error(value), Error(closed).
   [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
   [[nodiscard]] std::shared_ptr<Letter> receive(Arrival& arrival, void* data, Owner owner);
 
@@ -183,6 +183,7 @@ class Mailbox {
 
   // All with mutex_ held.
   void check_usable() const;
+  void check_rank(int rank, bool may_be_any) const;
   [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
                                                     Owner owner);
   void start(const std::shared_ptr<Letter>& letter);
