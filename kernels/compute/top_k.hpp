@@ -66,11 +66,11 @@ struct Select {
   std::byte* data;  // block.bytes
 };
 
-// `sampled`: about 1 % of the elements, more of a small layer (and of one where that is a quarter of it, none: it is
-// exact), one of each of as many parts, give a threshold that a little more than k elements should pass. Those are
-// found in the one pass that computes x. If more than k pass, the k largest of them are sent; if fewer than 0.8 k
-// do, the k largest of the layer, which takes another pass over x. More than an eighth of a layer is selected
-// exactly.
+// `sampled`: a sample in which some 64 of the k largest are expected (at a ratio of 1000: 64,000 elements; one, at
+// random, of each of as many parts of the layer) gives a threshold that somewhat more than k elements should pass.
+// Those are found in the one pass that computes x. If more than k pass, the k largest of them are sent; if fewer than
+// 0.8 k do, the k largest of the layer, which takes another pass over x. Without a sample, exactly, are selected fewer
+// than 4,096 entries (a threshold that rises in the pass is as good), and more than an eighth of a layer.
 //
 // Elements that are 0, or so small that they would travel as 0, are never sent, however many are asked for (but by
 // `random`: they are drawn as all others).

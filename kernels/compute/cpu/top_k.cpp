@@ -107,18 +107,13 @@ Kth kth_largest(const float* x, std::size_t count, std::size_t k) {
   return {prefix, larger};
 }
 
-// Of a sample of this size, `expected` are among the k largest of the layer. 0: no sample is taken.
-struct Sample {
-  std::size_t size = 0;
-  std::size_t expected = 0;
-};
-Sample sample_of(std::size_t count, std::size_t k) {
-  constexpr std::size_t wanted = 64;  // enough that their number says something
-  const std::size_t size = std::max(count / 100, wanted * count / k);
-  return size > count / 4 ? Sample{} : Sample{size, size * k / count};
+// Of a sample of this size, `sample_hits` are expected to be among the k largest of the layer: enough that their number
+// says something. No sample is taken (0) where it is too large a part of the layer to be worth it.
+constexpr std::size_t sample_hits = 64;
+std::size_t sample_of(std::size_t count, std::size_t k) {
+  const std::size_t size = sample_hits * count / k;
+  return size > count / 64 ? 0 : size;
 }
-
-std::size_t root(std::size_t n) { return static_cast<std::size_t>(std::sqrt(static_cast<double>(n))); }
 
 // Takes entries in ascending order: rounds them, writes them to the block, and leaves what rounding took.
 class Writer {
@@ -215,16 +210,16 @@ class Selection {
       return nonfinite_ != 0 ? writer.finish(nonfinite_) : take_largest(writer);
     }
     const bool exact = call_.how == Select::How::exact;
-    const Sample sample = sample_of(count_, k_);
+    const std::size_t sample = sample_of(count_, k_);
     std::uint32_t least = floor_;
     if (!exact && call_.threshold != 0) {
       least = std::max(magnitude(call_.threshold), floor_);
-    } else if (sample.size != 0) {
+    } else if (sample != 0) {
       least = estimate(sample, exact ? 6 : 3, true);
     }
     collect(least, true);
     if (nonfinite_ == 0 && least > floor_ && (exact ? found_.number < k_ : found_.number * 5 < k_ * 4)) {
-      least = sample.size != 0 && call_.threshold != 0 ? estimate(sample, 6, false) : floor_;
+      least = sample != 0 && call_.threshold != 0 ? estimate(sample, 6, false) : floor_;
       collect(least, false);
       if (least > floor_ && found_.number < k_) {
         collect(floor_, false);
@@ -286,11 +281,12 @@ class Selection {
   // The candidates of the layer, of x as it arises or as it is. There is room for twice as many as are sent; when it
   // is full, the k largest stay, and what follows must be larger than the least of them.
   void collect(std::uint32_t least, bool arises) {
-    const std::size_t limit = std::max(2 * k_, run);
+    const std::size_t limit = 2 * k_ + 256;
     make_room(limit + run);
     found_.number = 0;
-    for (std::size_t begin = 0; begin < count_; begin += run) {
-      const std::size_t number = std::min(run, count_ - begin);
+    std::size_t number = std::min(run, std::max<std::size_t>(4 * k_, 256));  // then there is a threshold at the latest
+    for (std::size_t begin = 0; begin < count_; begin += number, number = run) {
+      number = std::min(number, count_ - begin);
       const std::size_t before = found_.number;
       if (arises) {
         correct(begin, number, least, found_);
@@ -374,23 +370,21 @@ class Selection {
     return selected;
   }
 
-  // The threshold that about k elements pass, and `more` standard deviations. The sample is stratified: one element,
-  // anywhere, of each of as many parts of the layer. `arises`: x is not yet there, and computed for the sample alone.
-  std::uint32_t estimate(const Sample& sample, std::size_t more, bool arises) {
-    const std::size_t rank = sample.expected + more * root(sample.expected) + 1;
-    if (rank >= sample.size) {
-      return floor_;
-    }
-    const auto x = std::make_unique_for_overwrite<float[]>(sample.size);
+  // The threshold that about k elements pass, and more by so many standard deviations. The sample is stratified: one
+  // element, anywhere, of each of as many parts of the layer. `arises`: x is not yet there, and computed for the sample
+  // alone.
+  std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
+    const std::size_t rank = sample_hits + deviations * 8 + 1;
+    const auto x = std::make_unique_for_overwrite<float[]>(sample);
     std::array<std::uint32_t, run> places;
     std::array<std::byte, run * 4> gradient;
     std::array<std::array<float, run>, 4> rows;
     Candidates none = found_;
-    for (std::size_t begin = 0; begin < sample.size; begin += run) {
-      const std::size_t number = std::min(run, sample.size - begin);
+    for (std::size_t begin = 0; begin < sample; begin += run) {
+      const std::size_t number = std::min(run, sample - begin);
       for (std::size_t i = 0; i < number; ++i) {
-        const std::uint64_t from = (begin + i) * count_ / sample.size;
-        const std::uint64_t to = (begin + i + 1) * count_ / sample.size;
+        const std::uint64_t from = (begin + i) * count_ / sample;
+        const std::uint64_t to = (begin + i + 1) * count_ / sample;
         places[i] = static_cast<std::uint32_t>(from + random_below(to - from, call_.seed, begin + i));
       }
       const auto pick = [&](float* row, const float* values) {
@@ -423,7 +417,7 @@ class Selection {
            .streaming = false},
           none);
     }
-    const std::uint32_t least = kth_largest(x.get(), sample.size, rank).least;
+    const std::uint32_t least = kth_largest(x.get(), sample, rank).least;
     return std::clamp(least, floor_, infinity);
   }
 
@@ -663,7 +657,7 @@ std::size_t combine_with(const KernelTable& table, const Combine& call) {
 
 Selected select_with(const KernelTable& table, const Select& call) {
   static_cast<void>(float_index(call.dtype));
-  if (!(call.threshold >= 0 && std::isfinite(call.threshold))) {
+  if (!std::isfinite(call.threshold) || call.threshold < 0) {
     throw Error(ErrorKind::value,
                 "the threshold of a selection must be finite and not negative, not " + std::to_string(call.threshold));
   }
