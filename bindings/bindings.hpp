@@ -13,6 +13,7 @@ void bind_communicator(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
 void bind_sparse_pool(pybind11::module_& module);
+void bind_top_k_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

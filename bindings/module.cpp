@@ -12,5 +12,6 @@ PYBIND11_MODULE(_core, module) {
   bind_mailbox(module);
   bind_gradient_pool(module);
   bind_sparse_pool(module);
+  bind_top_k_pool(module);
   bind_optimizer(module);
 }

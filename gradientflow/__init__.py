@@ -11,6 +11,7 @@ if not use_installed_package():
     from .handle import Handle
     from .pool import GradientPool
     from .sparse_pool import SparseGradientPool
+    from .top_k_pool import TopKGradientPool
 
     __version__: str = build_info()["version"]
     __all__ = [
@@ -19,6 +20,7 @@ if not use_installed_package():
         "GradientPool",
         "Handle",
         "SparseGradientPool",
+        "TopKGradientPool",
         "__version__",
         "errors",
         "init",

@@ -53,7 +53,7 @@ class RangeReport:
 
 
 class BasePool:
-    """The part that `GradientPool` and `SparseGradientPool` share.
+    """The part that all pools share.
 
     Attributes
     ----------
@@ -71,8 +71,6 @@ class BasePool:
         Name of the dtype.
     wire : str or None
         As given.
-    fusion_threshold : int or float
-        In bytes.
     """
 
     _native: Any
@@ -96,8 +94,6 @@ class BasePool:
         self._native = native
         self.extra: npt.NDArray[np.float64] = native.extra
         self.nbytes: int = native.bytes
-        given: int = native.fusion_threshold
-        self.fusion_threshold: int | float = math.inf if given == NO_LIMIT else given
         self.memory: NodeArray | DeviceArray = self._array(0, (self.nbytes,), "uint8")
         self.offsets: tuple[int, ...] = tuple(native.offset(i) for i in range(len(self._shapes)))
 
@@ -228,8 +224,13 @@ def stream_number(stream: Any) -> int:
     return number
 
 
-def native_threshold(threshold: Any) -> int | None:
-    """Return a fusion threshold as the core takes it: in bytes, `NO_LIMIT` for infinity, or None for "auto".
+def threshold_from(native: int) -> int | float:
+    """Return a threshold of the core, in bytes or infinity."""
+    return math.inf if native == NO_LIMIT else native
+
+
+def native_threshold(threshold: Any, name: str = "fusion_threshold") -> int | None:
+    """Return a fusion threshold, or another one, as the core takes it: bytes, `NO_LIMIT` for infinity, None for "auto".
 
     Raises
     ------
@@ -247,11 +248,11 @@ def native_threshold(threshold: Any) -> int | None:
     try:
         number = float(min(threshold, NO_LIMIT))
     except TypeError as error:
-        message = f"fusion_threshold is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
+        message = f"{name} is a number of bytes or text such as '8MiB', not a {type(threshold).__name__}"
         raise ArgumentTypeError(message) from error
     if number >= NO_LIMIT:
         return NO_LIMIT
     if not number >= 0 or number != int(number):
-        message = f"fusion_threshold is a whole number of bytes of 0 or more, not {threshold!r}"
+        message = f"{name} is a whole number of bytes of 0 or more, not {threshold!r}"
         raise ArgumentError(message)
     return int(threshold)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .arguments import whole
-from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number
+from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number, threshold_from
 from .communicator import Communicator
 
 
@@ -106,7 +106,7 @@ class GradientPool(BasePool):
     ...     pool.wait()
     """
 
-    has_residuals = False  # nothing is kept of what is not sent
+    corrects_momentum = False  # all is sent in every iteration
     skip_nonfinite = True  # gradients that are not finite are no error
     loss_scale = 1.0  # how many times too large the gradients are: nothing depends on it
     nonfinite_tensors: tuple[int, range] | None = None
@@ -138,6 +138,7 @@ class GradientPool(BasePool):
                 whole("extra", extra, 0),
             )
         )
+        self.fusion_threshold: int | float = threshold_from(self._native.fusion_threshold)
         self.ranges: tuple[PoolRange, ...] = tuple(
             PoolRange(range(first, end), offset, nbytes) for first, end, offset, nbytes in self._native.ranges
         )

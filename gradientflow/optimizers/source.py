@@ -24,7 +24,7 @@ class OfPool:
     pool : GradientPool or SparseGradientPool
         The pool.
     correction : bool
-        Whether a pool with residuals has momentum correction.
+        Whether a pool that can correct momentum does so.
     loss_scale : LossScale, float, "dynamic" or None
         What gradients are too large by.
     """
@@ -33,8 +33,8 @@ class OfPool:
         self, pool: GradientPool | SparseGradientPool, correction: bool, loss_scale: LossScale | float | str | None
     ) -> None:
         self._pool = pool
-        self._everywhere = not (pool.has_residuals and correction)
-        self.rate_in_momentum = pool.has_residuals and correction
+        self._everywhere = not (pool.corrects_momentum and correction)
+        self.rate_in_momentum = pool.corrects_momentum and correction
         self.shapes: Sequence[Any] = pool.shapes
         self.groups: Groups = [(pool.dtype, range(len(pool.shapes)))]
         self.device = pool.device

@@ -76,6 +76,9 @@ std::string describe(const Signature& signature, std::string_view label) {
   } else if (is_of_pool) {
     text += ", range " + std::to_string(signature.detail - pool_detail(0)) + " of a gradient pool";
   }
+  if (signature.kind == CallKind::allgather && signature.detail != 0 && !signature.labelled) {
+    text += ", entries of a top-k gradient pool";
+  }
   if (signature.wire) {
     text += ", wire " + std::string(name_of(*signature.wire));
   }
@@ -86,8 +89,9 @@ std::string describe(const Signature& signature, std::string_view label) {
 }
 
 const char* closing_of(const Signature& signature) {
-  const bool is_of_pool = (signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier) &&
-                          signature.detail != 0 && !signature.labelled;
+  const bool can_be = signature.kind == CallKind::allreduce || signature.kind == CallKind::barrier ||
+                      signature.kind == CallKind::allgather;
+  const bool is_of_pool = can_be && signature.detail != 0 && !signature.labelled;
   return is_of_pool ? "has closed its gradient pool (or its optimizer or communicator)" : "has closed its communicator";
 }
 

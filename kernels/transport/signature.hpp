@@ -75,7 +75,7 @@ struct Signature {
 static_assert(sizeof(Signature) == 24);
 
 // The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash
-// of the counts.
+// of the counts, of an allgather or a barrier of a top-k pool one of its settings.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
 inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
 

@@ -113,10 +113,13 @@ PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
-PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"]
-PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.pool"] | {
+PYTHON_LAYERS["gradientflow.residual_pool"] = PYTHON_LAYERS["gradientflow.pool"]
+PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.residual_pool"}
+PYTHON_LAYERS["gradientflow.top_k_pool"] = PYTHON_LAYERS["gradientflow.sparse_pool"]
+PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_pool"] | {
     "gradientflow.pool",
     "gradientflow.sparse_pool",
+    "gradientflow.top_k_pool",
 }
 PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
@@ -281,7 +284,10 @@ def test_only_the_command_line_imports_the_benchmarks() -> None:
 
 
 # Which strategy it is, or of which kind, is asked where strategies are written, and nowhere else.
-KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolSynchronizer", "SparseGradientPool"}
+KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolSynchronizer"} | {
+    "SparseGradientPool",
+    "TopKGradientPool",
+}
 
 NAMES_OF_STRATEGIES = set(BY_NAME)
 
@@ -303,7 +309,7 @@ def questions_of_kind(root: Path) -> list[str]:
     """Name every place outside of the strategies where code asks which one it has."""
     found = []
     for module, path in python_modules(root).items():
-        if python_layer(module) in ("gradientflow.strategies", "gradientflow.sparse_pool"):
+        if python_layer(module) in ("gradientflow.strategies", "gradientflow.sparse_pool", "gradientflow.top_k_pool"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             asks = False

@@ -18,6 +18,14 @@ using Deadline = std::optional<Times::Clock::time_point>;
 
 struct TimeOver : std::exception {};  // and the iteration goes on
 
+// Throws TimeOver where the deadline passes first, else what the call ended with.
+inline void await(Handle& handle, Deadline deadline) {
+  if (!handle.done_by(deadline)) {
+    throw TimeOver();
+  }
+  handle.wait({});
+}
+
 // Ends an iteration by `end(deadline)`, unless another thread has done so meanwhile: `iteration()` tells. One thread at
 // a time does it. Throws Error(timeout) where the time, in seconds, is over first: the iteration goes on, and can be
 // waited for again.

@@ -431,14 +431,6 @@ void GradientPool::finish_slices(collective::Group& group) {
   group.run(meet);
 }
 
-// Throws TimeOver where the deadline passes first, else what the call ended with.
-void GradientPool::await(Handle& handle, Deadline deadline) {
-  if (!handle.done_by(deadline)) {
-    throw TimeOver();
-  }
-  handle.wait({});
-}
-
 // The first error of an iteration is thrown when all of it has ended.
 template <class Work>
 void GradientPool::noting_failure(Work work) {

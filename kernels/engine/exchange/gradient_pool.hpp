@@ -136,7 +136,6 @@ class GradientPool {
   void finish_slices(collective::Group& group);
   void finish_ranges(Deadline deadline, Stream stream);
   void end_iteration(Deadline deadline, Stream stream);
-  static void await(Handle& handle, Deadline deadline);
   template <class Work>
   void noting_failure(Work work);
   std::optional<Error> start_next_iteration();

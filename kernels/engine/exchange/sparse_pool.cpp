@@ -430,10 +430,7 @@ void SparsePool::receive_norms(Deadline deadline) {
   if (exchanged_) {
     return;
   }
-  if (!exchange_->done_by(deadline)) {
-    throw TimeOver();
-  }
-  exchange_->wait({});
+  await(*exchange_, deadline);
   exchange_report_.outcome = exchange_->outcome();
   exchange_report_.times = exchange_->times();
   exchanged_ = true;

@@ -1,0 +1,84 @@
+// What the bindings of pools with residuals have in common.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "argument.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
+#include "pool_memory.hpp"
+#include "reports.hpp"
+
+namespace gradientflow::bindings {
+
+using Floats = pybind11::array_t<float, pybind11::array::c_style>;
+
+inline std::span<const float> span_of(const Floats& numbers) {
+  return {numbers.data(), static_cast<std::size_t>(numbers.size())};
+}
+
+template <class Pool, class Copy>
+Floats kept_of(const Pool& pool, Copy copy) {
+  Floats numbers(static_cast<pybind11::ssize_t>(pool.elements()));
+  copy({numbers.mutable_data(), pool.elements()});
+  return numbers;
+}
+
+// (rank or -1, first tensor, last tensor)
+template <class Pool>
+pybind11::object nonfinite_of(const Pool& pool) {
+  const auto place = pool.nonfinite();
+  return place ? pybind11::make_tuple(place->rank, place->first, place->last) : pybind11::object(pybind11::none());
+}
+
+template <class Pool>
+void define_residual_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_class) {
+  namespace py = pybind11;
+  const py::call_guard<WithoutGil> without_gil;
+  pool_class.def_property_readonly("bytes", &Pool::bytes)
+      .def_property_readonly("extra", &extra_of<Pool>)
+      .def_property_readonly("overflowed", &Pool::overflowed)
+      .def_property_readonly("nonfinite", &nonfinite_of<Pool>)
+      .def_property_readonly("bookkeeping_seconds", &Pool::bookkeeping_seconds)
+      .def_property_readonly("reports", [](const Pool& pool) { return reports_of(pool.reports()); })
+      .def_property_readonly("ready_count", &Pool::ready_count)
+      .def_property_readonly("iteration", &Pool::iteration)
+      .def_property_readonly("closed", &Pool::closed)
+      .def_property_readonly("segment", [](const Pool& pool) { return segment_of(pool.memory()); })
+      .def("is_ready", &Pool::is_ready, py::arg("tensor"))
+      .def_property("skip_nonfinite", &Pool::skip_nonfinite, &Pool::set_skip_nonfinite)
+      .def_property("loss_scale", &Pool::loss_scale, &Pool::set_loss_scale)
+      .def_property_readonly(
+          "residuals",
+          [](const Pool& pool) { return kept_of(pool, [&](std::span<float> to) { pool.copy_residuals(to); }); })
+      .def(
+          "set_residuals",
+          [](Pool& pool, const Floats& residual, Number stream) {
+            pool.set_residuals(span_of(residual), stream_of(stream));
+          },
+          py::arg("residual"), py::arg("stream"))
+      .def("take_over_means", &Pool::take_over_means, py::arg("other"))
+      .def("refuse_state", &Pool::refuse_state, py::arg("why"), without_gil)
+      .def("offset", &Pool::offset, py::arg("tensor"))
+      .def(
+          "zero", [](Pool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"), without_gil)
+      .def(
+          "ready",
+          [](Pool& pool, const TensorIndex& index, Number stream) {
+            pool.ready(tensor_at(pool, index), stream_of(stream));
+          },
+          py::arg("index"), py::arg("stream"), without_gil)
+      .def(
+          "ready_all", [](Pool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
+          without_gil)
+      .def(
+          "abandon", [](Pool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"), without_gil)
+      .def("close", &Pool::close, py::arg("drain"), without_gil);
+}
+
+}  // namespace gradientflow::bindings

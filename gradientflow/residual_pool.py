@@ -1,0 +1,248 @@
+"""What pools with residuals have in common: what they keep of the gradients, and their states."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .arguments import number as _number
+from .arguments import whole
+from .base_pool import BasePool
+from .communicator import Communicator
+from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
+
+_FORMAT = 1  # of state dicts
+
+
+class ResidualPool(BasePool, ABC):
+    """The part that `SparseGradientPool` and `TopKGradientPool` share."""
+
+    _comm: Communicator
+    _kind: str  # of pool, for messages
+    _kept: tuple[str, ...] = ("residuals",)  # entries of a state that are arrays by tensor
+
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether an iteration with gradients that are not finite is dropped, in place of an error, on all ranks."""
+        return bool(self._native.skip_nonfinite)
+
+    @skip_nonfinite.setter
+    def skip_nonfinite(self, skip: bool) -> None:
+        self._native.skip_nonfinite = bool(skip)
+
+    def has_nonfinite(self, stream: Any = None) -> bool:
+        """Tell whether the last iteration was dropped because a gradient was not finite."""
+        return self.overflowed
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether the last iteration has left a gradient of tensor `index` that is not zero."""
+        nbytes = math.prod(self._shapes[index]) * self._itemsize
+        memory = self._array(self.offsets[index], (nbytes,), "uint8")
+        on_host = memory if isinstance(memory, np.ndarray) else memory.get()
+        return bool(as_float32(on_host, self.dtype).any())
+
+    @property
+    def residuals(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """The residuals of this rank, by tensor: copies, in memory of the host."""
+        return self._by_tensor(self._native.residuals)
+
+    def _by_tensor(self, flat: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], ...]:
+        """Return what lies as the gradients do, by tensor."""
+        starts = [offset // self._itemsize for offset in self.offsets]
+        return tuple(
+            flat[start : start + math.prod(shape)].reshape(shape)
+            for start, shape in zip(starts, self._shapes, strict=True)
+        )
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last iteration was dropped because a gradient was not finite."""
+        return bool(self._native.overflowed)
+
+    @property
+    def nonfinite_tensors(self) -> tuple[int, range] | None:
+        """After a `NonFiniteError`, the rank where the gradient was found, and of which tensors it is one.
+
+        The rank is -1 if the gradient of every rank was finite, and their mean was not.
+        """
+        place = self._native.nonfinite
+        return None if place is None else (place[0], range(place[1], place[2] + 1))
+
+    @property
+    def loss_scale(self) -> float:
+        """How many times too large the gradients in the views are; residuals are not. A power of two."""
+        return float(self._native.loss_scale)
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._native.loss_scale = _number("loss_scale", scale)
+
+    @property
+    def bookkeeping_seconds(self) -> float:
+        """How long this rank took in the last iteration to choose and collect what is sent, and to put back what came.
+
+        On a CUDA device it is what the host took to have it done.
+        """
+        return float(self._native.bookkeeping_seconds)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """Return what a state has beside rank, iteration and what is kept by tensor."""
+
+    @abstractmethod
+    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Go on from a state that has been checked; `kept` is what it keeps, as it lies in memory. Collective."""
+
+    @abstractmethod
+    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a state has the right things beside rank, iteration and what is kept by tensor."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank goes on with: what it keeps, what it sends next, and the iteration.
+
+        Between iterations. It is this rank's own: each rank has to save and load its own. With another number of ranks,
+        or another layout, `consolidated_state_dict` is the one to save.
+        """
+        return self._state(self._comm.rank, {name: list(getattr(self, name)) for name in self._kept})
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the sum over the ranks of what they keep, and the iteration, the same on all ranks. Collective.
+
+        Any number of ranks can load it: each then has an equal part of the sum, so that nothing is lost. Since
+        what each rank had is no longer known, a run does not go on bit by bit as it would have.
+        """
+        kept = {name: [each.copy() for each in getattr(self, name)] for name in self._kept}
+        for arrays in kept.values():
+            for each in arrays:
+                self._comm.allreduce(each.reshape(-1), "sum")
+        return self._state(None, kept)
+
+    def _state(self, rank: int | None, kept: dict[str, Any]) -> dict[str, Any]:
+        own = self._own_state()
+        return {"format": _FORMAT, "rank": rank, "ranks": self._comm.size, "iteration": self.iteration, **own, **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
+
+        Collective: all ranks load states of the same iteration.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is the state of another rank, of another number of ranks, or of other tensors, or has numbers that are
+            not finite in float32: before anything is changed.
+        gradientflow.errors.MismatchError
+            On every rank, if they would go on differently, or if another rank has refused its state: before anything is
+            changed.
+        """
+        try:
+            kept = self._checked_state(state)
+        except GradientFlowError as error:
+            self._refuse_state(error)
+            raise
+        self._restore(state, kept)
+
+    def _refuse_state(self, why: GradientFlowError) -> None:
+        """Tell the other ranks, which load a state, that this one does not, and why."""
+        self._native.refuse_state(str(why))
+
+    def set_residuals(self, residuals: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Replace the residuals of this rank, by tensor, and zero the gradients. Between iterations; not collective.
+
+        On a CUDA device the gradients are zeroed in the default stream.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there are not as many arrays as tensors, of their shapes, or numbers are not finite in float32: before
+            anything is changed.
+        gradientflow.errors.ArgumentTypeError
+            If they are not arrays of numbers.
+        """
+        self._native.set_residuals(self._flat(residuals, "the residuals"), 0)
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would of this rank's state, and change nothing."""
+        self._checked_state(state)
+
+    def _checked_state(self, state: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
+        """Return what the state keeps, as it lies in memory."""
+        if not isinstance(state, Mapping):
+            message = f"a state is a dictionary, not a {type(state).__name__}"
+            raise ArgumentTypeError(message)
+        missing = {"format", "rank", "ranks", "iteration", *self._own_state(), *self._kept} - set(state)
+        if missing or state["format"] != _FORMAT:
+            message = f"this is not the state of a {self._kind}"
+            raise ArgumentError(message)
+        if state["rank"] is not None and (state["rank"], state["ranks"]) != (self._comm.rank, self._comm.size):
+            message = (
+                f"this is the state of rank {state['rank']} of {state['ranks']}, and this is rank {self._comm.rank} of "
+                f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
+            )
+            raise ArgumentError(message)
+        kept = [self._flat(state[name], f"the {name} of the state") for name in self._kept]
+        self._check_own_state(state)
+        whole("iteration", state["iteration"], 0)
+        parts = np.float32(self._comm.size if state["rank"] is None else 1)
+        return [each / parts for each in kept]
+
+    def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
+        """Return the residuals as they lie in memory, after checking them."""
+        if not isinstance(residual, Sequence | np.ndarray):
+            message = f"{what} is a sequence of arrays, one for each tensor, not a {type(residual).__name__}"
+            raise ArgumentTypeError(message)
+        arrays = [array_of(f"{what} of tensor {index}", each) for index, each in enumerate(residual)]
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:
+            theirs, mine = _brief(shapes), _brief(self._shapes)
+            message = f"{what} is that of another model: it has tensors of {theirs}, this pool {mine}"
+            raise ArgumentError(message)
+        flat = np.zeros(self.nbytes // self._itemsize, np.float32)
+        for index, (offset, array) in enumerate(zip(self.offsets, arrays, strict=True)):
+            start = offset // self._itemsize
+            place = flat[start : start + array.size]
+            with np.errstate(over="ignore"):
+                place[...] = array.reshape(-1)
+            if not np.isfinite(place).all():
+                message = f"{what} of tensor {index} has numbers that are not finite in float32"
+                raise ArgumentError(message)
+        return flat
+
+    @property
+    def _itemsize(self) -> int:
+        return 4 if self.dtype == "float32" else 2
+
+
+def array_of(name: str, values: Any) -> npt.NDArray[Any]:
+    """Return an array of real numbers or flags."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} is not an array: {error}"
+        raise ArgumentTypeError(message) from error
+    if array.size and array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        message = f"{name} is an array of numbers, not of {array.dtype}"
+        raise ArgumentTypeError(message)
+    return array
+
+
+def as_float32(memory: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    """Return numbers of a dtype as float32."""
+    if dtype == "bfloat16":
+        return (memory.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return memory.view(dtype).astype(np.float32)
+
+
+def _brief(shapes: Sequence[tuple[int, ...]]) -> str:
+    shown = ", ".join(map(str, shapes[:4]))
+    return f"{len(shapes)} shapes, {shown}, ..." if len(shapes) > 4 else f"shapes {shown}"
+
+
+__all__ = ["ResidualPool", "array_of", "as_float32"]

@@ -1,0 +1,314 @@
+"""A gradient pool that sends the largest entries of each layer, and keeps the rest: top-k sparsification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .arguments import number, sequence, whole
+from .base_pool import native_communicator, native_threshold, stream_number, threshold_from
+from .communicator import Communicator
+from .errors import ArgumentError
+from .residual_pool import ResidualPool, array_of
+
+Ratios = float | Sequence[float]
+
+
+class LayerReport(NamedTuple):
+    """How a layer went in the last iteration.
+
+    Attributes
+    ----------
+    first_tensor, tensors : int
+        Its first tensor, and how many it has.
+    elements : int
+        Elements of these.
+    k : int
+        How many entries a rank sends at most.
+    ratio : float
+        The compression ratio that this comes from.
+    dense : bool
+        Whether all of it was averaged, since that takes fewer bytes.
+    indices : str
+        How indices travel: "words" (32 bits each), "offsets" (16 bits each) or "bitmap" (a bit for each element).
+    sent : int
+        Entries that this rank has sent.
+    union : int
+        Entries that at least one rank has sent.
+    threshold : float
+        The smallest magnitude that this rank has sent.
+    select_seconds : float
+        How long this rank took to select them.
+    message : int
+        In which of the messages they travelled, as numbered in `TopKGradientPool.reports`.
+    """
+
+    first_tensor: int
+    tensors: int
+    elements: int
+    k: int
+    ratio: float
+    dense: bool
+    indices: str
+    sent: int
+    union: int
+    threshold: float
+    select_seconds: float
+    message: int
+
+
+class TopKGradientPool(ResidualPool):
+    """Gradients of which each rank sends the entries of largest magnitude, layer by layer; the rest stays in residuals.
+
+    Once the tensors of a layer are ready, the thread that says so adds this rank's residual and selects ``k = ceil(n /
+    ratio)`` of the n entries. These travel in the background, as values with their indices, while later layers are
+    computed; the rest is the next residual. After `wait` the views have the sum of what all ranks have sent, divided by
+    the number of ranks, and zeros elsewhere, the same bits on all ranks. What is sent and the residual add up to
+    gradient and residual before, bit for bit; also what rounding to `wire` takes stays. (LAGS-SGD paper, algorithm 1.)
+
+    Layers travel in their order, in messages of at least `merge_bytes`. Where all of a layer takes fewer bytes than its
+    entries, it is averaged as it is, and its residual with it. On a single rank entries are selected, too.
+
+    Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    shapes : sequence of int or of sequences of int
+        The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
+        which backpropagation produces them.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of all tensors. Residuals are float32.
+    ratios : float or sequence of float, default 1000
+        The compression ratio of each layer, or one for all: 1 or more. The same on all ranks.
+    layers : sequence of int, optional
+        How many consecutive tensors each layer has; by default a tensor is a layer. ``[len(shapes)]`` selects from all
+        tensors together.
+    selection : {"sampled", "exact", "random"}
+        "exact" selects the k largest, of equal ones the first. "sampled" estimates a threshold from a sample of the
+        entries, and sends up to k, close to it. "random" draws k entries, the same on all ranks.
+    threshold_reuse : int, default 0
+        So many iterations begin with the threshold of the one before, in place of a sample.
+    momentum : float, optional
+        Momentum correction: velocities, ``momentum * velocity + gradient``, take the place of gradients, from 0 to
+        below 1. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
+    masking : bool, default True
+        Whether velocities become zero where they were sent.
+    clip : float, optional
+        Gradients are scaled down, layer by layer and before they are added to anything, to a norm of
+        ``clip / sqrt(ranks)``.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What values travel as: by default float32, or bfloat16 for gradients of bfloat16.
+    algorithm : str, default "auto"
+        As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
+    merge_bytes : int or str, default "auto"
+        A message has at least so many bytes, or ends with the last layer. "auto" is 32 KiB between nodes; inside a
+        node, where entries are read where they lie, all layers travel together.
+    overlap : bool, default True
+        Whether layers are selected from, and sent, as soon as they are ready; else in `wait`.
+    seed : int, default 0
+        Of samples, and of random selections.
+    extra : int, default 0
+        So many float64 numbers, in `extra`, are averaged along in every iteration.
+    skip_nonfinite : bool, default False
+        Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
+        error.
+    device : str or int, default "cpu"
+        Memory of the host is what there is.
+
+    Attributes
+    ----------
+    memory, offsets, nbytes, dtype
+        As in `GradientPool`.
+    extra : numpy.ndarray
+        The numbers that are averaged along; "tensor" ``len(shapes)`` for `ready`.
+    merge_bytes : int or float
+        In bytes.
+    wire : str or None
+        As given.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range.
+    gradientflow.errors.ArgumentTypeError
+        If the dtype is another one.
+    gradientflow.errors.MismatchError
+        If the ranks make different pools.
+
+    Examples
+    --------
+    >>> import gradientflow as gf
+    >>> with gf.init() as comm:
+    ...     pool = gf.TopKGradientPool(comm, [(784, 2048), (2048,)], ratios=250)
+    ...     weights = [np.zeros((784, 2048), np.float32), np.zeros(2048, np.float32)]
+    ...     optimizer = gf.optimizers.SGD(pool, weights, lr=0.1)
+    ...     for index, view in enumerate(pool.views):
+    ...         view[...] = 1.0
+    ...         pool.ready(index)
+    ...     pool.wait()
+    ...     optimizer.step()
+    """
+
+    corrects_momentum = False  # it does so itself: the optimizer takes what comes as it is
+    _kind = "top-k gradient pool"
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        ratios: Ratios = 1000.0,
+        *,
+        layers: Sequence[int] | None = None,
+        selection: str = "sampled",
+        threshold_reuse: int = 0,
+        momentum: float | None = None,
+        masking: bool = True,
+        clip: float | None = None,
+        wire: str | None = None,
+        algorithm: str = "auto",
+        merge_bytes: float | str = "auto",
+        overlap: bool = True,
+        seed: int = 0,
+        extra: int = 0,
+        skip_nonfinite: bool = False,
+        device: str | int = "cpu",
+    ) -> None:
+        native = native_communicator(comm)
+        counts = self._prepare(shapes, dtype, device)
+        self.wire = wire
+        self._comm = comm
+        together = (
+            [] if layers is None else [whole("layers", each, 1) for each in sequence("layers", layers, "numbers")]
+        )
+        self._adopt(
+            load_core().TopKPool(
+                native,
+                counts,
+                self.dtype,
+                _ratios(ratios),
+                together,
+                selection,
+                whole("threshold_reuse", threshold_reuse, 0),
+                None if momentum is None else number("momentum", momentum),
+                bool(masking),
+                None if clip is None else number("clip", clip),
+                wire,
+                algorithm,
+                native_threshold(merge_bytes, "merge_bytes"),
+                bool(overlap),
+                whole("seed", seed, 0),
+                whole("extra", extra, 0),
+                bool(skip_nonfinite),
+                self.device,
+            )
+        )
+        self.merge_bytes: int | float = threshold_from(self._native.merge_bytes)
+        self._kept = ("residuals",) if momentum is None else ("residuals", "velocities")
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The compression ratio of each layer. It can be changed between iterations, to the same on all ranks."""
+        return tuple(self._native.ratios)
+
+    @ratios.setter
+    def ratios(self, ratios: Ratios) -> None:
+        self._native.ratios = _ratios(ratios)
+
+    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+        """Wait until the views have the mean of what all ranks have sent, and start the next iteration.
+
+        Tensors that are not ready count as zeros on this rank, which may have none where others have some.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; by default as long as the calls themselves may take.
+        stream : optional
+            As in `ready`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if no rank has made any tensor ready in this iteration.
+        gradientflow.errors.NonFiniteError
+            On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`.
+        gradientflow.errors.MismatchError
+            On every rank, if they have different ratios or loss scales.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+
+        Notes
+        -----
+        After the first three errors gradients are zero, and residuals and velocities are as before the iteration.
+        """
+        self._native.wait(timeout, stream_number(stream))
+
+    def update(self, everywhere: bool = True) -> Any:
+        """Return what the core's optimizers take for a step: all gradients, with zeros for what was not sent.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            Unless it is averaged: after `wait`, and before the next tensor is ready.
+        """
+        return self._native.update()
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Which elements of the memory have gradients: one row, of the first and one past the last."""
+        return np.array([[0, self.nbytes // self._itemsize]])
+
+    def take_back(self, stream: Any = None) -> None:
+        """Forget the last iteration, which no step follows: residuals and velocities are as before it.
+
+        Zeroes the gradients. All ranks do it, or none; it does nothing after an iteration that was dropped.
+        """
+        self._native.take_back()
+
+    @property
+    def layer_reports(self) -> tuple[LayerReport, ...]:
+        """How each layer went in the last iteration; empty before the first, and after one that failed."""
+        return tuple(LayerReport(*report) for report in self._native.layer_reports)
+
+    @property
+    def velocities(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """The velocities of this rank, by tensor: copies; none without momentum."""
+        flat = self._native.velocities
+        return () if flat is None else self._by_tensor(flat)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"thresholds": np.asarray(self._native.thresholds, np.float32)}
+
+    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+        thresholds = array_of("thresholds", state["thresholds"])
+        if thresholds.ndim != 1 or not (np.isfinite(thresholds) & (thresholds >= 0)).all():
+            message = f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}"
+            raise ArgumentError(message)
+
+    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Where there are other layers than those of the state, thresholds are found anew."""
+        thresholds = np.asarray(state["thresholds"], np.float32)
+        if state["rank"] is None or len(thresholds) != len(self.ratios):
+            thresholds = thresholds[:0]
+        velocities = kept[1] if len(kept) > 1 else np.zeros(0, np.float32)
+        self._native.restore(kept[0], velocities, thresholds, int(state["iteration"]))
+
+
+def _ratios(ratios: Any) -> list[float]:
+    if np.ndim(ratios) == 0:
+        return [number("ratios", ratios)]
+    return [number("ratios", each) for each in sequence("ratios", ratios, "numbers")]
+
+
+__all__ = ["LayerReport", "TopKGradientPool"]

@@ -1,0 +1,80 @@
+#include "layer_work.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "../../compute/chunks.hpp"
+#include "../../compute/kernels.hpp"
+#include "../../compute/optimizer_steps.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+// What the gradient is multiplied by, so that its norm is no larger than `clip` (DGC paper, section 3.2).
+float scale_of(const LayerJob& job, const Selection& how) {
+  if (how.clip == 0.0) {
+    return how.scale;
+  }
+  const double norm = std::sqrt(compute::sum_of_squares(job.gradient, job.dtype, job.layer.count, how.scale));
+  return norm > how.clip && std::isfinite(norm) ? static_cast<float>(how.scale * (how.clip / norm)) : how.scale;
+}
+
+void add(float* to, const float* numbers, std::size_t count) {
+  const std::array<void*, 1> targets = {to};
+  const std::array<const void*, 2> sources = {to, numbers};
+  compute::reduce(targets, sources, count, {.dtype = DType::float32, .op = ReduceOp::sum});
+}
+
+// gradient = (velocity + residual) / scale, with the velocity momentum * velocity + gradient * scale where there is
+// one. What comes after the iteration is the room to compute in.
+void add_kept(const LayerJob& job, const Selection& how, float scale) {
+  const std::size_t count = job.layer.count;
+  const float* first = job.residual;
+  if (job.velocity != nullptr) {
+    compute::cast(job.next_velocity, DType::float32, job.velocity, DType::float32, count, how.momentum);
+    first = job.next_velocity;
+  }
+  compute::update_residual({.gradient = job.gradient,
+                            .dtype = job.dtype,
+                            .residual = first,
+                            .next_residual = job.next_residual,
+                            .count = count,
+                            .scale = scale});
+  if (job.next_velocity != nullptr) {
+    compute::copy(job.next_velocity, job.next_residual, count * sizeof(float), compute::Store::cached);
+    if (job.residual != nullptr) {
+      add(job.next_residual, job.residual, count);
+    }
+  }
+  compute::cast(job.gradient, job.dtype, job.next_residual, DType::float32, count, 1.0F / how.scale);
+}
+
+}  // namespace
+
+compute::Selected select_from(const LayerJob& job, const Selection& how) {
+  const float scale = scale_of(job, how);
+  if (!job.layer.dense) {
+    return compute::select({.gradient = job.gradient,
+                            .dtype = job.dtype,
+                            .scale = scale,
+                            .residual = job.residual,
+                            .next_residual = job.next_residual,
+                            .velocity = job.velocity,
+                            .next_velocity = job.next_velocity,
+                            .momentum = how.momentum,
+                            .masking = how.masking,
+                            .how = how.how,
+                            .seed = job.seed,
+                            .threshold = job.threshold,
+                            .block = job.layer.block,
+                            .data = job.block});
+  }
+  if (job.residual != nullptr || job.next_velocity != nullptr || scale != how.scale) {
+    add_kept(job, how, scale);
+  }
+  return {.sent = job.layer.elements,
+          .threshold = 0.0F,
+          .nonfinite = compute::count_nonfinite(job.gradient, job.dtype, job.layer.count)};
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,59 @@
+// Which tensors of a pool are ready in an iteration, and which threads are at work on them. The pool's mutex guards it.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+namespace gradientflow::engine {
+
+class ReadyTensors {
+ public:
+  // With the one that stands for the extra numbers.
+  explicit ReadyTensors(std::size_t tensors) : ready_(tensors, false) {}
+
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] bool has(std::size_t tensor) const { return tensor < ready_.size() && ready_[tensor]; }
+
+  // Throws Error(value) unless it is one of the first `tensors`, and not ready yet.
+  void check_new(std::size_t tensor, std::size_t tensors) const;
+  void check_new(std::size_t tensor) const { check_new(tensor, ready_.size()); }
+
+  void add(std::size_t tensor);
+  void add_all() { ready_.assign(ready_.size(), true); }  // without counting them
+  void forget();
+
+ private:
+  std::vector<bool> ready_;
+  std::size_t count_ = 0;
+};
+
+// Threads at work on what has become ready; who ends the iteration waits for them.
+class Workers {
+ public:
+  explicit Workers(std::mutex& mutex) : mutex_(mutex) {}
+
+  void enter() { ++number_; }  // with the mutex held; then one Leave
+  void wait_for_all(std::unique_lock<std::mutex>& lock) {
+    none_.wait(lock, [this] { return number_ == 0; });
+  }
+
+  class Leave {
+   public:
+    explicit Leave(Workers& workers) : workers_(workers) {}
+    Leave(const Leave&) = delete;
+    Leave& operator=(const Leave&) = delete;
+    ~Leave();
+
+   private:
+    Workers& workers_;
+  };
+
+ private:
+  std::mutex& mutex_;
+  std::condition_variable none_;
+  std::size_t number_ = 0;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,67 @@
+// What of each layer travels, and in which message: from numbers that all ranks share, so that none asks another. Pure.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+#include "../../compute/top_k.hpp"
+#include "fusion.hpp"
+
+namespace gradientflow::engine {
+
+// Consecutive tensors that are selected from together.
+struct TopKLayer {
+  TensorRange tensors;
+  std::size_t begin = 0;     // in memory, in elements
+  std::size_t count = 0;     // elements there, with the padding between its tensors
+  std::size_t elements = 0;  // without padding
+
+  // For a ratio:
+  double ratio = 1.0;
+  std::size_t k = 0;
+  bool dense = false;  // all of it is averaged, where it lies
+  compute::Block block{};
+  std::size_t data = 0;  // where its block begins in the memory for blocks, in bytes
+  std::size_t message = 0;
+};
+
+// Layers that travel together: their blocks, side by side; or the gradients of layers that are dense.
+struct TopKMessage {
+  std::size_t begin = 0;  // layers, up to and without `end`
+  std::size_t end = 0;
+  bool dense = false;
+  std::size_t data = 0;  // of blocks: where they begin in the memory for blocks
+  std::size_t bytes = 0;
+};
+
+struct TopKPlan {
+  std::vector<TopKLayer> layers;
+  std::vector<TopKMessage> messages;  // in the order of layers; the last one is of blocks, and ends with a trailer
+  std::size_t trailer = 0;            // where that begins in the memory for blocks
+  std::size_t bytes = 0;              // of the memory for blocks
+};
+
+struct TopKRules {
+  std::size_t ranks;
+  DType gradients;
+  DType values;             // that blocks have
+  std::size_t merge_bytes;  // a message has so many, or ends with the last layer
+  std::size_t trailer_bytes;
+};
+
+// The layers of tensors with so many elements at these offsets, in elements: `together` says how many tensors each has,
+// one each where it is empty. Throws Error(value) where these are not all tensors, or a layer has 2^32 elements or
+// more.
+[[nodiscard]] std::vector<TopKLayer> lay_out_layers(std::span<const std::size_t> counts,
+                                                    std::span<const std::size_t> offsets,
+                                                    std::span<const std::size_t> together);
+
+// The same ratio for all where there is one. Throws Error(value) for others than one for each layer, finite and 1 or
+// more.
+[[nodiscard]] TopKPlan plan_top_k(std::vector<TopKLayer> layers, std::span<const double> ratios,
+                                  const TopKRules& rules);
+
+}  // namespace gradientflow::engine

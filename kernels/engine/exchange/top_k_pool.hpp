@@ -1,0 +1,265 @@
+// Sparse communication by entry (LAGS-SGD paper, algorithm 1): a gradient pool of which each rank sends the entries of
+// largest magnitude, layer by layer, and keeps what it has not sent in residuals.
+//
+// A layer is one or more consecutive tensors. Once they are ready, the thread that has completed the layer adds the
+// residual and selects: entries go into a block, the rest into the next residual, and the gradient is zeroed. Blocks
+// have sizes that all ranks know (TopKPlan), so a message, the blocks of one or more layers, is one allgather; messages
+// go in the order of layers. Whoever has received one adds its entries up, in the order of ranks, where the gradients
+// were: so all ranks have the same bits. A layer of which a dense allreduce is cheaper has one.
+//
+// The last message ends with a trailer: the extra numbers, and whether a gradient was not finite. What all ranks must
+// have alike in an iteration, ratios among them, is compared along with each message.
+//
+// Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is
+// abandoned, has gradients that are not finite, or is taken back, leaves them as they were.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../calls/communicator.hpp"
+#include "../calls/waiting.hpp"
+#include "../memory/kept_numbers.hpp"
+#include "../memory/pool_memory.hpp"
+#include "../update/update.hpp"
+#include "block_memory.hpp"
+#include "gradient_pool.hpp"
+#include "layer_work.hpp"
+#include "ready_tensors.hpp"
+#include "residual_pool.hpp"
+#include "top_k_plan.hpp"
+
+namespace gradientflow::engine {
+
+class TopKPool {
+ public:
+  using Stream = GradientPool::Stream;
+
+  struct Options {
+    std::vector<double> ratios = {1000.0};  // by layer, or one for all
+    std::vector<std::size_t> layers = {};   // how many tensors each has; empty: one each
+    compute::Select::How selection = compute::Select::How::sampled;
+    std::size_t threshold_reuse = 0;     // so many iterations use the threshold of the last one before one samples
+    std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
+    bool masking = true;                 // a velocity is zeroed where it was sent
+    std::optional<double> clip = {};     // the largest norm of the gradient over all ranks, as far as layers tell
+    std::optional<DType> wire = {};      // what is sent; by default float32, or bfloat16 for gradients of it
+    transport::Algorithm algorithm = transport::Algorithm::automatic;
+    std::optional<std::size_t> merge_bytes = {};  // layers travel together until a message has so many
+    bool overlap = true;                          // else all is done in `wait`
+    std::uint64_t seed = 0;                       // of samples, and of random selections
+    std::size_t extra = 0;                        // numbers that are averaged along in every iteration
+    bool skip_nonfinite = false;                  // drop an iteration with such gradients, in place of an error
+    std::optional<int> device = {};
+  };
+
+  // How a layer went in the last iteration.
+  struct LayerReport {
+    TensorRange tensors;
+    std::size_t elements;
+    std::size_t k;
+    double ratio;
+    bool dense;
+    compute::IndexFormat indices;
+    std::size_t sent;    // entries, of this rank
+    std::size_t united;  // entries that at least one rank has sent
+    float threshold;
+    double select_seconds;
+    std::size_t message;
+  };
+
+  // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do. Collective. Throws
+  // Error(type) unless `dtype` is float16, bfloat16 or float32, Error(value) for an option out of range.
+  TopKPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  TopKPool(const TopKPool&) = delete;
+  TopKPool& operator=(const TopKPool&) = delete;
+  ~TopKPool();
+
+  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
+  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
+  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] std::byte* data() const { return memory_->data(); }
+  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
+  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
+  [[nodiscard]] std::vector<double>& extra() { return extra_; }
+  [[nodiscard]] std::size_t merge_bytes() const { return rules_.merge_bytes; }
+  [[nodiscard]] std::size_t layers() const { return plan_.layers.size(); }
+
+  // By layer, or one for all; the same on all ranks. Between iterations. Throws Error(value) for one below 1.
+  void set_ratios(std::span<const double> ratios);
+  [[nodiscard]] std::vector<double> ratios() const;
+
+  // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
+  void ready(std::size_t tensor, Stream stream = nullptr);
+  void ready_all(Stream stream = nullptr);
+  [[nodiscard]] std::size_t ready_count() const;
+  [[nodiscard]] bool is_ready(std::size_t tensor) const;
+
+  // Waits until the memory holds the mean of what all ranks have sent, and zeros elsewhere, and starts the next
+  // iteration. Tensors that are not ready count as zeros; where none is on any rank, throws Error(value) on all of
+  // them. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited
+  // for again. Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are
+  // skipped; Error(mismatch), on all ranks, where ratios or loss scales differ. After all of these gradients are zero,
+  // and residuals are as before.
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
+
+  // Ends an iteration that has begun, without its result: the other ranks get nothing of layers that are not complete.
+  void abandon(Stream stream = nullptr);
+
+  // Of the last iteration that was waited for: residuals are as before it, and gradients zero. Nothing where it has not
+  // been kept.
+  void take_back();
+
+  [[nodiscard]] std::vector<LayerReport> layer_reports() const;
+  [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // by message
+  [[nodiscard]] bool overflowed() const;                            // whether the last iteration was dropped
+  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;    // where it was not skipped for that, but failed
+  [[nodiscard]] double bookkeeping_seconds() const;                 // in which this rank selected and added up
+  [[nodiscard]] std::uint64_t iteration() const;                    // how many have ended
+
+  // As those of GradientPool.
+  [[nodiscard]] Means means() const;
+  [[nodiscard]] Update update() const;
+  void take_over_means(const TopKPool& other);
+  void zero(Stream stream = nullptr);
+
+  // As those of SparsePool.
+  void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
+  [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
+  void set_loss_scale(double scale);
+  [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(selection_.scale); }
+
+  // The residuals, or the velocities, laid out as the gradients. Between iterations.
+  [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
+  void copy_residuals(std::span<float> destination) const { copy(residual_, destination); }
+  void copy_velocities(std::span<float> destination) const { copy(velocity_, destination); }
+  [[nodiscard]] std::vector<float> thresholds() const;  // by layer, to go on with
+  // Of this rank alone; zeroes the gradients. Throws Error(value) for what is not finite.
+  void set_residuals(std::span<const float> residual, Stream stream = nullptr);
+
+  // What an iteration begins with.
+  struct State {
+    std::span<const float> residual;
+    std::span<const float> velocity;   // empty without momentum
+    std::span<const float> threshold;  // by layer; empty: none
+    std::uint64_t iteration;
+  };
+  // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
+  // anything is changed.
+  void restore(const State& state);
+  void refuse_state(const std::string& why);
+
+  void close(bool drain) noexcept;
+  [[nodiscard]] bool closed() const { return communicator_->closed(); }
+  void check_process() const { communicator_->check_process(); }
+
+ private:
+  using Clock = Times::Clock;
+
+  // What a rank says at the end of its last message, before its extra numbers.
+  struct Trailer {
+    std::int64_t first_nonfinite;  // tensors, or -1
+    std::int64_t last_nonfinite;
+  };
+
+  // Of a layer in this iteration.
+  struct Course {
+    std::size_t left = 0;  // tensors that are not ready
+    bool done = false;     // selected from
+    compute::Selected selected{};
+    std::size_t united = 0;
+    Clock::time_point ready{};
+    double seconds = 0.0;
+  };
+
+  void check_options() const;
+  [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
+  void check_open() const;
+  void check_between_iterations(const char* what) const;
+  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
+  [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
+  void plan(std::span<const double> ratios);
+  void make_calls();
+  [[nodiscard]] collective::Call make_call_for(const TopKMessage& message) const;
+  [[nodiscard]] std::uint32_t hash_of_settings() const;
+
+  // With mutex_ held; returns the layer that is complete now.
+  std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now);
+  void process(std::span<const std::size_t> complete);
+  void select_from_layer(std::size_t layer);
+  void note_nonfinite(std::size_t layer);
+  void start_due_messages();  // with mutex_ held
+  void write_trailer();
+  void finish_what_is_left(Stream stream);
+  void send_nothing_of_what_is_left();
+
+  template <class Run>
+  void exchange(std::size_t message, Run run);
+  void combine(std::size_t message);
+  void end_iteration(Deadline deadline, Stream stream);
+  void finish_messages(Deadline deadline);
+  [[nodiscard]] std::optional<Error> conclude();
+  [[nodiscard]] std::optional<Error> find_nonfinite(const std::vector<const std::byte*>& trailers);
+  [[nodiscard]] Error different_settings();
+  [[nodiscard]] std::string settings_text(std::size_t layer) const;
+  void average_extra(const std::vector<const std::byte*>& trailers);
+  void keep();
+  void drop_gradients();
+  void start_next_iteration(bool has_means);
+  void copy(const KeptNumbers& kept, std::span<float> destination) const;
+
+  Options options_;
+  DType dtype_;
+  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
+  std::vector<double> extra_;
+  std::shared_ptr<Communicator> communicator_;  // its own
+  bool has_thread_;                             // that makes progress
+  TopKRules rules_;
+  TopKPlan plan_;
+  std::unique_ptr<PoolMemory> memory_;
+  std::unique_ptr<BlockMemory> blocks_;
+  std::vector<collective::Call> calls_;  // by message
+  std::vector<std::size_t> layer_of_;    // by tensor
+  KeptNumbers residual_;
+  KeptNumbers velocity_;
+  std::vector<float> thresholds_;  // by layer
+  Selection selection_;
+
+  std::timed_mutex waiting_;  // one thread waits at a time
+  mutable std::mutex mutex_;
+  Workers workers_{mutex_};
+  ReadyTensors ready_;
+  std::vector<Course> course_;  // by layer
+  std::vector<std::shared_ptr<Handle>> under_way_;
+  std::size_t due_ = 0;        // messages that are complete here
+  std::size_t collected_ = 0;  // and waited for
+  bool finishing_ = false;
+  bool abandoned_ = false;
+  std::atomic<bool> idle_{false};  // nothing was ready when this iteration was waited for
+  std::atomic<bool> failed_{false};
+  std::optional<Error> failure_;
+  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; at last of all
+  bool drops_ = false;                             // this iteration, for that
+  std::vector<GradientPool::Report> current_;      // by message
+  std::atomic<std::int64_t> bookkeeping_{0};       // nanoseconds
+  std::uint64_t iteration_ = 0;
+
+  // Of the last iteration.
+  Means means_ = no_means;
+  bool dropped_ = false;
+  bool can_take_back_ = false;
+  std::optional<NonfinitePlace> nonfinite_;
+  double last_bookkeeping_ = 0.0;
+  std::vector<LayerReport> layer_reports_;
+  std::vector<GradientPool::Report> reports_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,65 @@
+#include "kept_numbers.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradientflow::engine {
+
+KeptNumbers::KeptNumbers(std::vector<std::size_t> begins, std::optional<int> device)
+    : begins_(std::move(begins)), side_(begins_.size() - 1, 0), filled_(begins_.size() - 1, 0) {
+  for (FloatArray& side : sides_) {
+    side = FloatArray(begins_.back(), device);
+  }
+  remember();
+}
+
+const float* KeptNumbers::before(std::size_t part) const {
+  return is_none() || filled_[part] == 0 ? nullptr : sides_[side_[part]].data() + begins_[part];
+}
+
+float* KeptNumbers::after(std::size_t part) const {
+  return is_none() ? nullptr : sides_[1 - side_[part]].data() + begins_[part];
+}
+
+void KeptNumbers::keep(std::size_t part) {
+  if (!is_none()) {
+    side_[part] = static_cast<std::uint8_t>(1 - side_[part]);
+    filled_[part] = 1;
+  }
+}
+
+void KeptNumbers::remember() {
+  remembered_[0] = side_;
+  remembered_[1] = filled_;
+}
+
+void KeptNumbers::go_back() {
+  side_ = remembered_[0];
+  filled_ = remembered_[1];
+}
+
+void KeptNumbers::read(std::span<float> destination) const {
+  for (std::size_t part = 0; part < side_.size();) {
+    std::size_t end = part + 1;  // of the parts that are in the same place
+    while (end < side_.size() && filled_[end] == filled_[part] && side_[end] == side_[part]) {
+      ++end;
+    }
+    const auto stretch = destination.subspan(begins_[part], begins_[end] - begins_[part]);
+    if (filled_[part] != 0) {
+      sides_[side_[part]].read(begins_[part], stretch);
+    } else {
+      std::fill(stretch.begin(), stretch.end(), 0.0F);
+    }
+    part = end;
+  }
+}
+
+void KeptNumbers::write(std::span<const float> source) {
+  if (!is_none()) {
+    sides_[0].write(0, source);
+    std::fill(side_.begin(), side_.end(), 0);
+    std::fill(filled_.begin(), filled_.end(), 1);
+  }
+}
+
+}  // namespace gradientflow::engine
