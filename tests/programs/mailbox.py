@@ -425,6 +425,22 @@ def check_untaken(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+def check_closing_twice_at_once(comm: gf.Communicator) -> None:
+    """The second is not done before the first, which still waits for what nobody takes."""
+    mail = Box(comm)
+    sending = mail.send(empty(9_000_000), RIGHT, 0)
+    first = threading.Thread(target=mail.native.close, args=[True], daemon=True)
+    first.start()
+    with suppress(ClosedError):
+        while True:
+            mail.receive(empty(1), LEFT, 1)
+            time.sleep(0.001)
+    mail.native.close(False)
+    assert sending.done
+    first.join(LATE)
+    WORLD.Barrier()
+
+
 def check_callbacks_that_close(comm: gf.Communicator) -> None:
     mail = Box(comm)
     closed = threading.Event()

@@ -743,6 +743,10 @@ void Mailbox::close(bool orderly) noexcept {
   try {
     std::unique_lock lock(mutex_);
     if (std::exchange(closed_, true)) {
+      lock.unlock();
+      while (!has_left_) {
+        std::this_thread::sleep_for(1ms);
+      }
       return;
     }
     const std::string why = name_ + " has been closed";
@@ -762,13 +766,15 @@ void Mailbox::close(bool orderly) noexcept {
     if (!mpi_->finalized()) {
       tell(orderly ? State::closed : State::failed);
     }
+    has_left_ = true;
     const auto callbacks = std::exchange(callbacks_, {});
     finish(lock);
     alarm_->ring();
     for (const auto& callback : callbacks) {
       callback();
     }
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no memory to tell the others with
+  } catch (const std::exception&) {  // no memory to tell the others with
+    has_left_ = true;
   }
 }
 

@@ -158,7 +158,8 @@ class Mailbox {
   void when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then);
 
   // Gives up receives. `orderly`: waits a moment for what is on its way, and tells the others that this rank has
-  // closed, otherwise that it has given up. Closing twice is harmless. Not collective.
+  // closed, otherwise that it has given up. Closing twice is harmless, and the second time waits for the first. Not
+  // collective.
   void close(bool orderly) noexcept;
 
   [[nodiscard]] int rank() const noexcept { return mpi_->rank(); }
@@ -230,6 +231,7 @@ class Mailbox {
   bool is_told_of_deaths_ = false;                  // by MPI, since look_out() was called
   bool has_thread_ = false;
   bool closed_ = false;
+  std::atomic<bool> has_left_{false};  // whoever closes it is done with MPI
   std::atomic<int> waiters_{0};
 };
 
