@@ -14,7 +14,6 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "../kernels/base/dtype.hpp"
 #include "../kernels/base/error.hpp"

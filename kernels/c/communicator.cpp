@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 

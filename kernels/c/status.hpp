@@ -1,7 +1,6 @@
 // The border that no exception crosses: what is thrown becomes a status, and its sentence this thread's last message.
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 #include "../base/error.hpp"

@@ -1,8 +1,6 @@
 #include "mpi_collective.hpp"
 
 #include <array>
-#include <span>
-#include <vector>
 
 #include "../../base/error.hpp"
 #include "../call/partition.hpp"

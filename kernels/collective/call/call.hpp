@@ -1,7 +1,6 @@
 // One collective call of one rank: what all ranks agree on, and where this rank's tensors are.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>

@@ -1,6 +1,5 @@
 #include "staged.hpp"
 
-#include <cstring>
 #include <vector>
 
 #include "../../base/error.hpp"

@@ -5,7 +5,6 @@
 // wire, the device rounds them before they go down, and widens them after they have come up.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>

@@ -1,8 +1,5 @@
 #include "peer_exchange.hpp"
 
-#include <algorithm>
-#include <utility>
-
 #include "../../base/error.hpp"
 
 namespace gradientflow::collective {

@@ -1,7 +1,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <optional>
 #include <string>
 
 #include "../../base/config.hpp"

@@ -5,7 +5,6 @@
 // memory of their own for each launch, all of it allocated once, and launches in different streams share nothing.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>

@@ -1,9 +1,7 @@
 #include "gradient_pool.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <exception>
 #include <string>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "retirement.hpp"
 
-#include <algorithm>
 #include <list>
 #include <mutex>
 #include <utility>

@@ -3,8 +3,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <utility>
-
 namespace gradientflow::transport {
 namespace {
 
