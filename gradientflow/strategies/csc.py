@@ -16,10 +16,10 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.sparse_pool import Density, SparseGradientPool
 
-from .explanation import Sparsity
 from .layout import Layout
 from .pooled import PoolStrategy
 from .residual import ResidualSynchronizer
+from .sparsity import Chunks
 
 
 class CSC(PoolStrategy):
@@ -138,9 +138,9 @@ class CSC(PoolStrategy):
         return not self.correction
 
     @property
-    def _sparsity(self) -> Sparsity:
+    def _sparsity(self) -> Chunks:
         """The chunks that are sent after the warm-up."""
-        return Sparsity(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
+        return Chunks(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
 
 
 class ChunkSynchronizer(ResidualSynchronizer):

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from gradientflow._location import load_core
 from gradientflow.arguments import instance, nonnegative, whole
 from gradientflow.communicator import Communicator
-from gradientflow.sparse_pool import SparseGradientPool
 
 from .link import Link
+from .sparsity import Sparsity, allreduce_bytes, bookkeeping_seconds
 
-_LARGE = 1 << 20  # elements, of which bookkeeping is measured
-_REPETITIONS = 5
 _BACKWARD_SHARE = 2 / 3  # of the computation of a step
 _WORTH_IT = 1.02  # a gain below is within what a step varies by
 _FLOAT = 4  # bytes
-
-
-@dataclass(frozen=True)
-class Sparsity:
-    """What of the gradients is sent.
-
-    Attributes
-    ----------
-    density : float
-        The share of the chunks.
-    chunk_size : int
-        Elements of a chunk.
-    """
-
-    density: float
-    chunk_size: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +40,8 @@ class Explanation:
         What a rank spends on gathering, updating residuals and scattering, as measured on this machine.
     compute_seconds, backward_seconds : float
         As given, or 0.
+    overlaps : bool
+        Whether what the strategy sends travels during backpropagation.
     """
 
     strategy: str
@@ -79,11 +59,13 @@ class Explanation:
     bookkeeping_seconds: float
     compute_seconds: float
     backward_seconds: float
+    overlaps: bool = True
 
     @property
     def step_seconds(self) -> float:
         """What a step takes, as predicted."""
-        exposed = max(0.0, self.communication_seconds - self.backward_seconds)
+        hidden = self.backward_seconds if self.overlaps else 0.0
+        exposed = max(0.0, self.communication_seconds - hidden)
         return self.compute_seconds + self.bookkeeping_seconds + exposed
 
     @property
@@ -163,6 +145,8 @@ class Subject:
         What is sent, if not everything.
     device : str or int
         Where the gradients are.
+    overlaps : bool
+        Whether they travel during backpropagation.
     """
 
     strategy: str
@@ -172,6 +156,7 @@ class Subject:
     algorithm: str
     sparsity: Sparsity | None = None
     device: str | int = "cpu"
+    overlaps: bool = True
 
 
 def measure(
@@ -195,59 +180,34 @@ def measure(
     for what, number in (("compute_seconds", compute_seconds), ("backward_seconds", backward_seconds)):
         if number is not None:
             nonnegative(what, number)
-    if sparsity is not None:
-        sparsity = Sparsity(sparsity.density, min(sparsity.chunk_size, max(1, parameters)))
-    chunks = math.ceil(parameters / sparsity.chunk_size) if sparsity else 0
-    sent = parameters
-    if sparsity is not None:
-        sent = min(parameters, load_core().important_count(sparsity.density, chunks) * sparsity.chunk_size)
     device = subject.device
     dense = Link.of_allreduce(comm, "float32", None, algorithm, device)
     travels = wire if dtype == "float32" and wire is not None and comm.nodes > 1 else dtype
-    own = dense if travels == "float32" else Link.of_allreduce(comm, dtype, wire, algorithm, device)
+
+    def own() -> Link:
+        return dense if travels == "float32" else Link.of_allreduce(comm, dtype, wire, algorithm, device)
+
+    seconds = own().seconds(parameters) if sparsity is None else sparsity.seconds(comm, parameters, own, dense)
     width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
-    norms = 0 if sparsity is None else 8 * (chunks + 6)
     return Explanation(
         strategy=subject.strategy,
         ranks=comm.size,
         nodes=comm.nodes,
         parameters=parameters,
-        elements_sent=sent,
+        elements_sent=sparsity.sent(parameters) if sparsity else parameters,
         wire=travels,
-        bytes_sent=_traffic(comm, sent * width + norms),
-        dense_bytes_sent=_traffic(comm, parameters * _FLOAT),
+        bytes_sent=sparsity.traffic(comm, parameters, width) if sparsity else allreduce_bytes(comm, parameters * width),
+        dense_bytes_sent=allreduce_bytes(comm, parameters * _FLOAT),
         latency_seconds=dense.latency,
         seconds_per_byte=dense.seconds_per_element / _FLOAT,
-        communication_seconds=own.seconds(sent) + dense.seconds(norms / _FLOAT),
+        communication_seconds=seconds,
         dense_communication_seconds=dense.seconds(parameters),
-        bookkeeping_seconds=_bookkeeping(comm, sparsity, device) * parameters if sparsity else 0.0,
+        bookkeeping_seconds=bookkeeping_seconds(comm, sparsity, parameters, device) if sparsity else 0.0,
         compute_seconds=compute,
         backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
+        overlaps=subject.overlaps,
     )
-
-
-def _bookkeeping(comm: Communicator, sparsity: Sparsity, device: str | int) -> float:
-    """Return the seconds of bookkeeping for one parameter, on the slowest rank."""
-    count = max(_LARGE, sparsity.chunk_size)
-    times = np.zeros(_REPETITIONS + 2)
-    density, chunk_size = sparsity.density, sparsity.chunk_size
-    with SparseGradientPool(comm, [count], density=density, chunk_size=chunk_size, device=device) as pool:
-        for i in range(len(times)):
-            if pool.device is None:
-                pool.views[0][...] = 1.0 + i
-            else:
-                pool.views[0].set(1.0 + i)
-            pool.ready()
-            pool.wait()
-            times[i] = pool.bookkeeping_seconds
-    comm.allreduce(times, "max")
-    return float(np.median(times[2:])) / count
-
-
-def _traffic(comm: Communicator, nbytes: float) -> float:
-    """Return what a rank sends to other nodes for an allreduce of so many bytes: its share of a ring over nodes."""
-    return 2 * nbytes * (comm.nodes - 1) / comm.nodes * comm.nodes / comm.size if comm.nodes > 1 else 0.0
 
 
 def _number(count: int, thing: str) -> str:
@@ -262,4 +222,4 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms"
 
 
-__all__ = ["Explanation", "Sparsity", "Subject", "measure"]
+__all__ = ["Explanation", "Subject", "measure"]

@@ -13,7 +13,8 @@ from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.pool import GradientPool
 
-_SMALL = 1 << 10  # elements; with two sizes, latency and bandwidth can be told apart
+_SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
+_GATHERED = 1 << 15  # entries, in place of the larger one
 _REPETITIONS = 5
 ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])  # of a sparse gradient
 
@@ -42,9 +43,10 @@ class Link:
         algorithm: str = "auto",
         device: str | int = "cpu",
         *,
-        large: int = 1 << 20,
+        large: int | None = None,
     ) -> Link:
-        """Measure the allreduce of a gradient pool, up to so many elements. Collective."""
+        """Measure the allreduce of a gradient pool, with up to so many elements. Collective."""
+        large = large or _LARGE
         times = []
         for count in (_SMALL, large):
             with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
@@ -52,13 +54,13 @@ class Link:
         return cls._fitted(times, large)
 
     @classmethod
-    def of_allgather(cls, comm: Communicator, *, large: int = 1 << 15) -> Link:
-        """Measure the allgather of up to so many entries of a rank, indices and values. Collective."""
+    def of_allgather(cls, comm: Communicator) -> Link:
+        """Measure the allgather of the entries of a rank, indices and values. Collective."""
         times = []
-        for count in (_SMALL, large):
+        for count in (_SMALL, _GATHERED):
             entries = np.zeros(count, ENTRY).view(np.int32)
             times.append(_median(comm, partial(comm.allgather, entries)))
-        return cls._fitted(times, large)
+        return cls._fitted(times, _GATHERED)
 
     @classmethod
     def _fitted(cls, times: list[float], large: int) -> Link:

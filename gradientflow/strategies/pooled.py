@@ -18,16 +18,18 @@ from gradientflow.errors import ArgumentTypeError, GradientFlowError, NonFiniteE
 from gradientflow.memory import numpy_dtype
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.top_k_pool import TopKGradientPool
 
-from .explanation import Sparsity, Subject
+from .explanation import Subject
 from .layout import Layout
+from .sparsity import Sparsity
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Update
 
 _WIRES = ("float32", "float16", "bfloat16")
 
-Pool = GradientPool | SparseGradientPool
+Pool = GradientPool | SparseGradientPool | TopKGradientPool
 
 
 class PoolStrategy(Strategy):

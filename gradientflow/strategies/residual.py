@@ -19,13 +19,10 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     Attributes
     ----------
-    kept : tuple of str
-        What states of the pools have one array a tensor of.
     afresh : mapping
-        What of such a state does not hold for other tensors, and is this then.
+        What of the state of a pool does not hold for other tensors, and is this then.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("residuals",)
     afresh: ClassVar[Mapping[str, Any]] = {}
 
     @property
@@ -87,7 +84,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 message = f"the state is of a model in which other parameters are {dtype}"
                 raise ArgumentError(message)
             places = np.argsort(np.argsort([order[name] for name in mine]))
-            arrays = {key: [there[key][place] for place in places] for key in self.kept if there.get(key)}
+            arrays = {key: [there[key][place] for place in places] for key in _kept(there)}
             pool.check_state_dict({**there, **arrays})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -95,7 +92,7 @@ class ResidualSynchronizer(PoolSynchronizer):
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
-                zeros = {key: [np.zeros_like(each) for each in own[key]] for key in self.kept}
+                zeros = {key: [np.zeros_like(each) for each in own[key]] for key in _kept(own)}
                 pool.load_state_dict({**own, **zeros, "iteration": 0, **self.afresh})
             else:
                 pool.load_state_dict(state["pools"][pool.dtype])
@@ -116,19 +113,24 @@ class ResidualSynchronizer(PoolSynchronizer):
         """Take the residuals of another one, by the names of tensors, and count on from its iteration."""
         assert isinstance(other, ResidualSynchronizer)
         iteration = max((pool.iteration for pool in other.pools), default=0)
-        there: dict[str, dict[str, Any]] = {key: {} for key in self.kept}
+        there: dict[str, dict[str, Any]] = {}
         for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
             names, state = [other.layout.names[i] for i in indices], pool.state_dict()
-            for key in self.kept:
-                there[key].update(zip(names, state[key], strict=True))
+            for key in _kept(state):
+                there.setdefault(key, {}).update(zip(names, state[key], strict=True))
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             names, own = [self.layout.names[i] for i in indices], pool.state_dict()
             arrays = {
-                key: [there[key].get(name, mine) for name, mine in zip(names, own[key], strict=True)]
-                for key in self.kept
+                key: [there.get(key, {}).get(name, mine) for name, mine in zip(names, own[key], strict=True)]
+                for key in _kept(own)
             }
             pool.load_state_dict({**own, **arrays, "iteration": iteration, **self.afresh})
         super().take_over(other)
+
+
+def _kept(state: Mapping[str, Any]) -> list[str]:
+    """Return what the state of a pool has an array for each tensor of."""
+    return [key for key in ("residuals", "velocities") if key in state]
 
 
 __all__ = ["ResidualSynchronizer"]

@@ -18,9 +18,14 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowEr
 
 from .csc import CSC
 from .dense import Dense
+from .dgc import DGC
+from .lags import LAGS
+from .random_k import RandomK
+from .slgs import SLGS
 from .strategy import Strategy
+from .top_k import TopK
 
-BY_NAME: Mapping[str, type[Strategy]] = {each.name: each for each in (CSC, Dense)}
+BY_NAME: Mapping[str, type[Strategy]] = {each.name: each for each in (CSC, Dense, DGC, LAGS, RandomK, SLGS, TopK)}
 
 _FORMS = "name, name(argument=value, ...), or path/to/file.py:Class(argument=value, ...) for one of your own"
 # Up to a semicolon that is not inside of parentheses or quotes.

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
@@ -18,6 +19,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from gradientflow import Communicator, Config, init
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
 
 Array = NDArray[Any]
 

@@ -21,7 +21,7 @@ import gradientflow.device
 from gradientflow._location import load_core
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
-from gradientflow.strategies import explanation
+from gradientflow.strategies import link, sparsity
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
 from gradientflow.torch.parameters import is_lazy
@@ -172,7 +172,7 @@ def _emulate() -> None:
     for name, function in replaced.items():
         assert callable(getattr(devices, name))
         setattr(devices, name, function)
-    explanation._SMALL, explanation._LARGE = 64, 1024  # an emulated device is slow
+    link._SMALL, link._LARGE, sparsity._LARGE = 64, 1024, 1024  # an emulated device is slow
     for owner, names in (
         (GradientPool, ("wait", "abandon", "zero")),
         (SparseGradientPool, ("wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict")),

@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from support import RANK, SIZE, WORLD, raises, run_checks
 from tensor_places import PLACE
+from topk_reference import Reference
 from torch import nn
 
 import gradientflow as gf
@@ -144,7 +146,7 @@ class Layout:
                 parameter.copy_(torch.from_numpy(values).view(parameter.shape))
 
 
-class Reference:
+class ReferenceOfChunks:
     """Coarse-grained sparse communication of all ranks at once, chunk by chunk, in float64."""
 
     def __init__(self, model: nn.Module, chunk_size: int, momentum: float, decay: float) -> None:
@@ -194,7 +196,7 @@ def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
     """Step by step, with a learning rate that changes, with and without correction."""
     for chunk_size, warmup, correction in ((24, 0, True), (7, 4, True), (24, 2, False)):
         model = seeded(Net)
-        reference = Reference(copy.deepcopy(model), chunk_size, 0.9, 0.01)
+        reference = ReferenceOfChunks(copy.deepcopy(model), chunk_size, 0.9, 0.01)
         strategy = CSC(0.3, chunk_size=chunk_size, warmup=warmup, correction=correction, fusion_threshold=0)
         optimizer = gft.DistributedOptimizer(sgd(model, 0.2), model, comm, strategy=strategy)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
@@ -215,6 +217,135 @@ def check_csc_is_the_algorithm(comm: gf.Communicator) -> None:
         assert 0 < len(pool.sent) < pool.chunks
         assert optimizer.bytes_copied == 0
         optimizer.close()
+
+
+def check_top_k_is_the_algorithm(comm: gf.Communicator) -> None:
+    """Layer by layer and step by step, with every optimizer: also in 16 bits with a loss scale."""
+    on_the_host()
+    for dtype, scale, words, options in (
+        (torch.float32, None, "lags(ratio=4, warmup=0, selection='exact')", {}),
+        (torch.float32, None, "topk(ratio=9)", {}),
+        (torch.float32, None, "dgc(4, 0.5, selection='exact')", {"momentum": 0.5}),
+        (torch.float16, 64.0, "lags(ratio=4, warmup=0, selection='exact')", {}),
+        (torch.bfloat16, 64.0, "lags(ratio=4, warmup=0, selection='exact')", {"rounded": in_bfloat16}),
+    ):
+        model = seeded(Net).to(dtype)
+        twin = copy.deepcopy(model)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        ratio = 9.0 if "9" in words else 4.0
+        elements = [math.prod(shape) for shape in shapes.values()]
+        reference = Reference(SIZE, elements, [ratio] * len(shapes), **options)
+        inner = sgd(model, 0.1, 0.0 if "dgc" in words else 0.9)
+        with gft.DistributedOptimizer(inner, model, comm, strategy=words, loss_scale=scale) as optimizer:
+            for step in range(6):
+                twin.load_state_dict(model.state_dict())
+                everyone = []
+                for rank in range(SIZE):
+                    twin.zero_grad()
+                    (loss_of(twin, batch_of(rank, step)) * (scale or 1)).backward()
+                    everyone.append([p.grad.float().numpy().reshape(-1) / (scale or 1) for p in twin.parameters()])
+                optimizer.zero_grad()
+                optimizer.scale(loss_of(model, batch_of(RANK, step))).backward()
+                synchronizer: Any = optimizer.synchronizer
+                reports = dict(zip(synchronizer.layout.names, optimizer.pools[0].layer_reports, strict=True))
+                reference.ratios = [1.0 if reports[name].dense else ratio for name in shapes]
+                means = reference.step(everyone)
+                kept = dict(zip(synchronizer.layout.names, synchronizer.residuals, strict=True))
+                tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+                for index, (name, parameter) in enumerate(model.named_parameters()):
+                    left = reference.residuals[RANK][index]
+                    assert np.allclose(kept[name].reshape(-1), left, rtol=1e-5, atol=1e-7), (words, dtype, step, name)
+                    used = parameter.grad.float().numpy().reshape(-1) / (scale or 1)
+                    assert np.allclose(used, means[index], rtol=tolerance, atol=tolerance), (words, dtype, step, name)
+                optimizer.step()
+                same_everywhere(model.parameters())
+            assert not all(report.dense for report in reports.values())
+            assert any(residual.any() for residual in synchronizer.residuals)
+
+
+def on_the_host() -> None:
+    """Skip a check elsewhere: there is no top-k pool on devices yet."""
+    if PLACE != "host":
+        raise SkipTest("entries are selected in memory of the host")
+
+
+def in_bfloat16(values: Any) -> Any:
+    return torch.from_numpy(values).bfloat16().float().numpy()
+
+
+def check_top_k_loses_nothing(comm: gf.Communicator) -> None:
+    """What all steps have used and the residuals add up to all gradients: in an order that is learned, and to the end.
+
+    With parameters that are not used, accumulation, groups that are added, and ranks that run out of batches.
+    """
+    on_the_host()
+    for words in ("lags(ratio=8, warmup=0)", "lags(max_ratio=8, warmup=3)", "slgs(ratio=8)", "random_k(ratio=8)"):
+        model = Branches()
+        frozen = model.branches[1].weight.requires_grad_(False)
+        put_in = {parameter: torch.zeros(1, 40) for parameter in model.parameters()}
+        inner = torch.optim.SGD([model.branches[index].weight for index in (0, 2)], lr=1.0)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+
+        def run(model: Any, step: int, *branches: int, put_in: Any = put_in) -> None:
+            for rank in range(SIZE):
+                for branch in branches:
+                    put_in[model.branches[branch].weight] += whole_numbers(rank, step)
+            model(whole_numbers(RANK, step), *branches).backward()
+
+        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
+            for step in range(8):
+                optimizer.zero_grad()
+                if step == 5:
+                    frozen.requires_grad_(True)
+                    optimizer.add_param_group({"params": [frozen]})
+                branches = [0, 2] if step < 5 else [1, 0, 2]
+                if step % 3 == 1:
+                    with optimizer.no_sync():
+                        run(model, 50 + step, *branches)
+                run(model, step, *branches[: 1 + step % 2])
+                optimizer.step()
+                same_everywhere(model.parameters())
+            synchronizer: Any = optimizer.synchronizer
+            kept = zip(synchronizer.layout.names, synchronizer.residuals, strict=True)
+            left = {name: comm.allreduce(each.copy(), "sum") for name, each in kept}
+            for (name, parameter), old in zip(model.named_parameters(), before, strict=True):
+                used = (SIZE * (old - parameter.detach())).numpy()
+                assert np.allclose(used + left[name], put_in[parameter].numpy(), atol=1e-3), (words, name)
+
+
+def check_lags_in_an_order_that_is_learned(comm: gf.Communicator) -> None:
+    """Ratios are fitted in the order of backpropagation, and go along by name, also to a checkpoint."""
+    on_the_host()
+    model, twin = seeded(Turned), seeded(Turned)
+    strategy = "lags(max_ratio=3, warmup=4, monitor=True)"
+    optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=strategy)
+    other = gft.DistributedOptimizer(sgd(twin), twin, comm, strategy=strategy)
+    train(model, optimizer, range(6))
+    assert optimizer.synchronizer.layout.names[0].startswith("last")
+    assert {layer.name for layer in optimizer.synchronizer.monitor.layers} == set(optimizer.synchronizer.layout.names)
+    twin.load_state_dict(model.state_dict())
+    stream = io.BytesIO()
+    torch.save(optimizer.state_dict(), stream)
+    stream.seek(0)
+    other.load_state_dict(torch.load(stream, weights_only=True))
+    assert other.synchronizer.ratios == optimizer.synchronizer.ratios
+    for each, its in ((model, optimizer), (twin, other)):
+        train(each, its, range(6, 10))
+    assert bits(model.parameters()) == bits(twin.parameters())
+    optimizer.close()
+    other.close()
+
+
+def check_dgc_has_the_momentum(comm: gf.Communicator) -> None:
+    on_the_host()
+    model = seeded(Net)
+    with raises(ArgumentError, "the optimizer has one of 0.9 for", "make the optimizer with momentum=0"):
+        gft.DistributedOptimizer(sgd(model), model, comm, strategy="dgc(ratio=4)")
+    with gft.DistributedOptimizer(
+        sgd(model, momentum=0.0), model, comm, strategy="dgc(ratio=4, warmup=2)"
+    ) as optimizer:
+        train(model, optimizer, range(4))
+        same_everywhere(model.parameters())
 
 
 def check_density_one_is_plain_sgd(comm: gf.Communicator) -> None:

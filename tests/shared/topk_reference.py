@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Reference:
         Of each layer.
     momentum, masking, clip
         Of DGC: momentum correction, its masking, and the norm of a rank's gradient of a layer, times the root of P.
+    rounded : callable
+        What values travel as.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Reference:
         momentum: float | None = None,
         masking: bool = True,
         clip: float | None = None,
+        rounded: Callable[[Vector], Vector] = np.copy,
     ) -> None:
         self.ranks, self.elements, self.ratios = ranks, list(elements), list(ratios)
-        self.momentum, self.masking, self.clip = momentum, masking, clip
+        self.momentum, self.masking, self.clip, self.rounded = momentum, masking, clip, rounded
         self.residuals = [[np.zeros(count, np.float32) for count in elements] for _ in range(ranks)]
         self.velocities = [[np.zeros(count, np.float32) for count in elements] for _ in range(ranks)]
         self.sent: list[list[Vector]] = []  # of each rank, each layer
@@ -79,7 +82,7 @@ class Reference:
                 accumulated = self.residuals[rank][layer] + added
                 places = largest(accumulated, k) if chosen is None else chosen(rank, layer)
                 sent = np.zeros(count, np.float32)
-                sent[places] = accumulated[places]
+                sent[places] = self.rounded(accumulated[places])
                 self.residuals[rank][layer] = accumulated - sent
                 if self.momentum is not None and self.masking:
                     self.velocities[rank][layer][places] = 0

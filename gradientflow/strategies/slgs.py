@@ -1,0 +1,44 @@
+"""Single-layer gradient sparsification: one top-k over all gradients, after backpropagation."""
+
+from __future__ import annotations
+
+from .sparsified import SparseStrategy
+
+
+class SLGS(SparseStrategy):
+    """One top-k over the whole gradient, with error feedback, once backpropagation is done: nothing is overlapped.
+
+    Gradients of each dtype are chosen from by themselves.
+
+    Parameters
+    ----------
+    ratio : float, default 1000
+        Of n parameters, n / ratio are sent, rounded up. 1 or more.
+    selection : {"sampled", "exact"}
+        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+    warmup, monitor, wire, algorithm
+        As in `LAGS`.
+    """
+
+    name = "slgs"
+    overlap = False
+
+    def __init__(
+        self,
+        ratio: float = 1000.0,
+        *,
+        selection: str = "sampled",
+        warmup: int = 0,
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        self.selection = selection
+
+    def layers(self, tensors: int) -> list[int]:
+        """Return how many of the tensors of a pool are a layer: all."""
+        return [tensors]
+
+
+__all__ = ["SLGS"]

@@ -1,0 +1,228 @@
+"""Sparsification with error feedback: what the methods share that send single entries of each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from gradientflow.arguments import number, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.top_k_pool import TopKGradientPool
+
+from .explanation import Subject
+from .layout import Layout
+from .monitor import Monitor, MonitorReport
+from .pooled import PoolStrategy
+from .residual import ResidualSynchronizer
+from .sparsity import Entries
+from .synchronizer import Synchronizer
+from .tables import text_table
+from .update import Update
+
+_POOL_OPTIONS = ("selection", "threshold_reuse", "merge_bytes", "seed", "momentum", "masking", "clip", "overlap")
+
+
+class SparseStrategy(PoolStrategy):
+    """A strategy that sends some entries of each layer, and keeps the rest in residuals.
+
+    Attributes of the names of arguments of `gradientflow.TopKGradientPool` are passed on to the pools.
+
+    Parameters
+    ----------
+    ratio : float
+        Of a layer of n elements, n / ratio are sent, rounded up.
+    warmup : int
+        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
+    monitor : bool or int
+        Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+    wire, algorithm
+        As in `gradientflow.GradientPool`.
+    """
+
+    averages = True
+    overlap = True
+
+    def __init__(
+        self, ratio: float, *, warmup: int = 0, monitor: int = False, wire: str | None = None, algorithm: str = "auto"
+    ) -> None:
+        super().__init__(wire=wire, algorithm=algorithm)
+        self.final_ratio = checked_ratio("ratio", ratio)
+        self.ratio: Any = ratio
+        self.warmup = whole("warmup", warmup)
+        self.monitor = monitor if isinstance(monitor, bool) else whole("monitor", monitor)
+
+    def ratio_at(self, iteration: int) -> float:
+        """Return the ratio of an iteration, 0, 1, ..., with the warm-up."""
+        final = self.final_ratio
+        if iteration >= self.warmup:
+            return final
+        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # of which each is below the last
+        return min(final, 4.0 ** (1 + iteration * stages // self.warmup))
+
+    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+        """Make top-k pools, one for each dtype. Collective."""
+        return SparseSynchronizer(comm, layout, self)
+
+    def make_pool(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        *,
+        device: str | int = "cpu",
+        extra: int = 0,
+    ) -> TopKGradientPool:
+        """Make a `gradientflow.TopKGradientPool`. Collective."""
+        return TopKGradientPool(
+            comm,
+            shapes,
+            dtype,
+            self.ratio_at(0),
+            layers=self.layers(len(shapes)),
+            wire=self.wire_of(dtype),
+            algorithm=self.algorithm,
+            extra=extra,
+            device=device,
+            **self.pool_options(),
+        )
+
+    def pool_options(self) -> dict[str, Any]:
+        """Return what a pool is told: attributes that have the names of its arguments."""
+        return {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
+
+    def layers(self, tensors: int) -> list[int]:
+        """Return how many of the tensors of a pool are a layer, one after the other: each is one."""
+        return [1] * tensors
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        sparsity = Entries(self.ratio_at(self.warmup))
+        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, sparsity, device, self.overlap)
+
+
+class SparseSynchronizer(ResidualSynchronizer):
+    """Top-k pools.
+
+    Attributes
+    ----------
+    monitor : MonitorReport or None
+        What was measured last, if the strategy was told to; it is there after the step.
+    """
+
+    strategy: SparseStrategy
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: SparseStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        self.monitor: MonitorReport | None = None
+        self._monitor = Monitor()
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have ended."""
+        return max((pool.iteration for pool in self.pools), default=0)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The ratio of each tensor."""
+        found = {index: float(pool.ratios[layer]) for pool, layer, index in self._layers()}
+        return tuple(found[index] for index in range(len(self.layout)))
+
+    @ratios.setter
+    def ratios(self, ratios: Sequence[float]) -> None:
+        wanted: list[list[float]] = [[1.0] * len(pool.ratios) for pool in self.pools]
+        places = {id(pool): each for pool, each in zip(self.pools, wanted, strict=True)}
+        for pool, layer, index in self._layers():
+            places[id(pool)][layer] = max(places[id(pool)][layer], float(ratios[index]))
+        for pool, each in zip(self.pools, wanted, strict=True):
+            if list(pool.ratios) != each:
+                pool.ratios = each
+
+    def _layers(self) -> Iterator[tuple[Any, int, int]]:
+        """Give, for each tensor, its pool, the number of its layer there, and the index of the tensor."""
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            counts = self.strategy.layers(len(indices))
+            layers = [layer for layer, count in enumerate(counts) for _ in range(count)]
+            for layer, index in zip(layers, indices, strict=True):
+                yield pool, layer, index
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Tell the pools loss scale and ratio."""
+        super().begin()
+        self._ramp()
+
+    def _ramp(self) -> None:
+        ratio = self.strategy.ratio_at(self.iteration)
+        for pool in self.pools:
+            if set(pool.ratios) != {ratio}:
+                pool.ratios = [ratio] * len(pool.ratios)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        self._monitor.forget()
+        update = super().wait(stream)
+        every = int(self.strategy.monitor)
+        if every and update.kind == "apply" and self.iteration % every == 0:
+            self._monitor.take(self.layout, self.pools, self.comm.size)
+        return update
+
+    def after_step(self) -> None:
+        """Measure what is to be monitored."""
+        self.monitor = self._monitor.report(self.comm) or self.monitor
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the residuals of another one, and what was measured, by the names of tensors."""
+        assert isinstance(other, SparseSynchronizer)
+        super().take_over(other)
+        self.monitor, self._monitor = other.monitor, other._monitor
+
+    # ---- what is to be known -------------------------------------------------------------------------------------
+
+    def ratio_table(self) -> str:
+        """Return a table of the layers: their ratios, and how the last iteration went on this rank."""
+        return text_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headings and the rows of the table, in the order of backpropagation."""
+        rows = {
+            indices[report.first_tensor]: [
+                self.layout.names[indices[report.first_tensor]],
+                f"{report.elements:,}",
+                f"{report.ratio:,.6g}",
+                f"{report.k:,}",
+                f"{report.sent:,}",
+                "dense" if report.dense else str(report.indices),
+                f"{1e3 * report.select_seconds:.3f}",
+            ]
+            for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True)
+            for report in pool.layer_reports
+        }
+        return ["layer", "elements", "ratio", "k", "sent", "as", "selecting\nms"], [
+            rows[index] for index in sorted(rows)
+        ]
+
+
+def checked_ratio(name: str, ratio: Any) -> float:
+    """Return a compression ratio as a float.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is below 1, or not finite.
+    gradientflow.errors.ArgumentTypeError
+        If it is no number.
+    """
+    if isinstance(ratio, bool):
+        message = f"{name} is a number of 1 or more, not {ratio!r}"
+        raise ArgumentTypeError(message)
+    found = number(name, ratio)
+    if not 1 <= found < math.inf:
+        message = f"{name} is a number of 1 or more, not {ratio!r}"
+        raise ArgumentError(message)
+    return found
+
+
+__all__ = ["SparseStrategy", "SparseSynchronizer", "checked_ratio"]

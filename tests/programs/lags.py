@@ -1,0 +1,495 @@
+"""LAGS and what it is compared with, in the NumPy loop: against the algorithm in straight lines, states, bad input."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from support import RANK, SIZE, raises, run_checks
+from topk_reference import Reference
+
+import gradientflow as gf
+from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
+from gradientflow.optimizers import SGD
+from gradientflow.strategies import LayerMonitor, Layout, link, parse_strategy, sparsity
+from gradientflow.strategies.link import Link
+from gradientflow.training import ArrayLoop
+
+SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
+COUNTS = [math.prod(shape) for shape in SHAPES]
+FIXED = "lags(ratio=4, warmup=0, selection='exact')"
+ALL = (FIXED, "slgs(ratio=8)", "topk(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)", "lags(max_ratio=50)")
+
+
+def gradients_of(rank: int, step: int) -> list[Any]:
+    """Small whole numbers: sums are exact, and many magnitudes are equal."""
+    random = np.random.default_rng([rank, step])
+    return [random.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
+
+
+@contextmanager
+def trained(comm: gf.Communicator, words: str, dtype: Any = np.float32, **options: Any) -> Iterator[tuple[Any, SGD]]:
+    with ArrayLoop(comm, [np.zeros(shape, dtype) for shape in SHAPES], words, **options) as training:
+        yield training, SGD(training, training.weights, lr=1.0)
+
+
+def exchange(training: ArrayLoop, gradients: list[Any], order: Any = None) -> None:
+    scale = training.loss_scale.value if training.loss_scale else 1.0
+    for index in range(len(SHAPES)) if order is None else order:
+        training.gradients[index][...] = scale * gradients[index]
+        training.ready(index)
+    training.wait()
+
+
+def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
+    exchange(training, gradients_of(RANK, number))
+    optimizer.step()
+
+
+def flat(arrays: Any) -> Any:
+    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
+
+
+def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
+    mine = flat(arrays)
+    assert (comm.allgather(mine) == mine).all()
+
+
+def require_close(found: Any, wanted: Any, what: object) -> None:
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-5), (what, found, wanted)
+
+
+# ---- the algorithm ---------------------------------------------------------------------------------------------------
+
+
+def check_step_by_step(comm: gf.Communicator) -> None:
+    """Each rank sends, keeps and gets what it would in straight lines."""
+    whole = [sum(COUNTS)]
+    for words, ratio, options in (
+        (FIXED, 4.0, {}),
+        ("topk(ratio=7.5)", 7.5, {}),
+        ("topk(density=0.25)", 4.0, {}),
+        ("lags(ratio=1e6, warmup=0)", 1e6, {}),
+        ("lags(ratio=1, warmup=0)", 1.0, {}),
+        ("slgs(ratio=8, selection='exact')", 8.0, {}),
+        ("dgc(ratio=4, momentum=0.5, selection='exact')", 4.0, {"momentum": 0.5}),
+        ("dgc(4, 0.5, masking=False, selection='exact')", 4.0, {"momentum": 0.5, "masking": False}),
+        ("dgc(4, 0.5, clip=6.0, selection='exact')", 4.0, {"momentum": 0.5, "clip": 6.0}),
+        ("dgc(4, 0.0, selection='exact')", 4.0, {}),
+    ):
+        elements = whole if words.startswith("slgs") else COUNTS
+        reference = Reference(SIZE, elements, [ratio] * len(elements), **options)
+        with trained(comm, words) as (training, optimizer):
+            expected = np.zeros(sum(COUNTS))
+            for number in range(5):
+                everyone = [gradients_of(rank, number) for rank in range(SIZE)]
+                layers = [[flat(each)] if elements is whole else [one.reshape(-1) for one in each] for each in everyone]
+                # Backpropagation comes to the tensors in another order on each rank.
+                exchange(training, everyone[RANK], np.roll(range(len(SHAPES)), RANK))
+                reports = training.synchronizer.pools[0].layer_reports
+                assert elements is whole or not all(report.dense for report in reports) or ratio == 1
+                reference.ratios = [1.0 if report.dense else ratio for report in reports]  # what is sent as it is
+                means = flat(reference.step(layers))
+                require_close(flat(training.gradients), means, words)
+                same_everywhere(comm, training.gradients)
+                residuals, mine = flat(training.synchronizer.residuals), flat(reference.residuals[RANK])
+                if "clip" in options:
+                    require_close(residuals, mine, words)
+                else:
+                    assert np.array_equal(residuals, mine), (words, number)
+                expected -= means
+                optimizer.step()
+                require_close(flat(training.weights), expected, words)
+
+
+def check_what_is_sent_and_kept_is_what_was_there(comm: gf.Communicator) -> None:
+    """Of every layer in every step, bit for bit: also rounded to 16 bits, sampled and at random."""
+    others = "lags(ratio=30, warmup=4)", "lags(100, warmup=0, threshold_reuse=3)", "topk(ratio=9, wire='float16')"
+    for words in (*ALL, *others):
+        for dtype, scale in ((np.float32, None), (np.float16, 8.0)):
+            with trained(comm, words, dtype, loss_scale=scale) as (training, optimizer):
+                synchronizer: Any = training.synchronizer
+                velocity = np.zeros(sum(COUNTS), np.float32)
+                for number in range(5):
+                    before = flat(synchronizer.residuals)
+                    gradients = [np.float32(each) / 8 + np.float32(0.01) for each in gradients_of(RANK, number)]
+                    gradients = [each.astype(dtype).astype(np.float32) for each in gradients]
+                    exchange(training, gradients)
+                    velocity = np.float32(0.5 if "dgc" in words else 0) * velocity + flat(gradients)
+                    there, kept = before + velocity, flat(synchronizer.residuals)
+                    sent = there - kept
+                    assert np.array_equal(sent + kept, there), words
+                    if "wire" in words and dtype == np.float32:
+                        assert np.array_equal(sent.astype(np.float16).astype(np.float32), sent), words
+                    velocity[sent != 0] = 0
+                    total = comm.allreduce(sent.copy(), "sum")
+                    mean = flat(training.gradients) / np.float32(scale or 1)
+                    assert np.allclose(SIZE * mean, total, rtol=2e-3 if scale else 1e-6, atol=1e-2 if scale else 1e-5)
+                    optimizer.step()
+
+
+def check_random_entries(comm: gf.Communicator) -> None:
+    """As many as there should be, others in each step, and the same on all ranks and in a second run."""
+    runs = []
+    for _ in range(2):
+        with trained(comm, "random_k(ratio=10, seed=3)") as (training, optimizer):
+            chosen = []
+            for _number in range(4):
+                exchange(training, [np.ones(shape, np.float32) for shape in SHAPES])
+                chosen.append(flat(training.synchronizer.residuals) == 0)
+                for report, count in zip(training.synchronizer.pools[0].layer_reports, COUNTS, strict=True):
+                    assert report.sent == report.k == math.ceil(count / 10)
+                optimizer.step()
+            runs.append(np.array(chosen))
+    assert np.array_equal(*runs)
+    assert len({each.tobytes() for each in runs[0]}) > 1
+    assert len({each.tobytes() for each in comm.allgather(runs[0].astype(np.int8))}) == 1
+
+
+def check_warmup(comm: gf.Communicator) -> None:
+    """The ratio grows by fours."""
+    with trained(comm, "dgc(ratio=100, momentum=0.5, warmup=6)") as (training, optimizer):
+        assert training.strategy.warmup == 6
+        for number, ratio in enumerate((4, 4, 16, 16, 64, 64, 100, 100)):
+            step(training, optimizer, number)
+            assert set(training.synchronizer.ratios) == {ratio}, number
+            assert [report.k for report in training.synchronizer.pools[0].layer_reports] == [
+                math.ceil(count / ratio) for count in COUNTS
+            ]
+
+
+def check_a_loss_scale_changes_nothing(comm: gf.Communicator) -> None:
+    for words in ALL[:-1]:
+        results = []
+        for scale in (None, 256.0):
+            with trained(comm, words, loss_scale=scale) as (training, optimizer):
+                for number in range(3):
+                    step(training, optimizer, number)
+                results.append((flat(training.weights), flat(training.synchronizer.residuals)))
+        assert all(map(np.array_equal, *results)), words
+
+
+def check_uneven_batches(comm: gf.Communicator) -> None:
+    """Nothing is lost where ranks have different numbers of iterations, and dropped iterations leave all as it was."""
+    for words in (FIXED, "slgs(ratio=8)", "topk(ratio=4)", "random_k(ratio=4)", "lags(max_ratio=50, warmup=1)"):
+        with trained(comm, words) as (training, optimizer):
+            with training.join():
+                for number in range(1 + 2 * RANK):
+                    step(training, optimizer, number)
+            put_in = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(1 + 2 * rank))
+            left = comm.allreduce(flat(training.synchronizer.residuals), "sum")
+            require_close(left - SIZE * flat(training.weights), put_in, words)
+            same_everywhere(comm, training.weights)
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def check_states(comm: gf.Communicator) -> None:
+    for words in ALL:
+        with trained(comm, words) as (training, optimizer), trained(comm, words) as (other, stepper):
+            for number in range(4):
+                step(training, optimizer, number)
+            state = copy.deepcopy(training.state_dict())
+            step(other, stepper, 90)  # which is forgotten
+            other.load_state_dict(state)
+            for mine, theirs in zip(other.weights, training.weights, strict=True):
+                mine[...] = theirs
+            for number in range(4, 8):
+                step(training, optimizer, number)
+                step(other, stepper, number)
+                assert np.array_equal(flat(training.weights), flat(other.weights)), words
+                residuals = (flat(each.synchronizer.residuals) for each in (training, other))
+                assert np.array_equal(*residuals), words
+            if SIZE > 1:
+                with raises(ArgumentError, "rank"):
+                    other.load_state_dict(comm.mpi.bcast(state))  # of rank 0
+            everything = training.consolidated_state_dict()
+            before = comm.allreduce(flat(training.synchronizer.residuals), "sum")
+            other.load_state_dict(everything)
+            after = comm.allreduce(flat(other.synchronizer.residuals), "sum")
+            require_close(before, after, words)
+            step(other, stepper, 20)
+            same_everywhere(comm, other.weights)
+
+
+def check_states_that_do_not_fit(comm: gf.Communicator) -> None:
+    """They are refused on all ranks before anything is changed, and the next iteration works."""
+    for words in (FIXED, "lags(max_ratio=50)", "dgc(ratio=4, momentum=0.5)"):
+        with trained(comm, words) as (training, optimizer):
+            step(training, optimizer, 0)
+            state = training.state_dict()
+            before = flat(training.synchronizer.residuals)
+            with ArrayLoop(comm, [np.zeros(40, np.float32)], words) as small:
+                with raises(ArgumentError, "another model"):
+                    training.load_state_dict(small.state_dict())
+                with raises(ArgumentError, "another model"):
+                    small.load_state_dict(state)
+            with (
+                ArrayLoop(comm, [np.zeros(3, np.float32)], "dense") as dense,
+                raises(ArgumentError, "state is of dense"),
+            ):
+                training.load_state_dict(dense.state_dict())
+            with raises(ArgumentError, f"not the state of {training.strategy.name}"):
+                training.load_state_dict({**state, "synchronizer": {}})
+            if SIZE > 1:  # one rank has another state
+                step(training, optimizer, 1)
+                before = flat(training.synchronizer.residuals)
+                with raises(MismatchError, "the iteration of float32"):
+                    training.load_state_dict(training.state_dict() if RANK == SIZE - 1 else state)
+            assert np.array_equal(flat(training.synchronizer.residuals), before)
+            step(training, optimizer, 2)
+            same_everywhere(comm, training.weights)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def check_gradients_that_are_not_finite(comm: gf.Communicator) -> None:
+    for words in (FIXED, "slgs(ratio=8)", "dgc(ratio=4, momentum=0.5)", "lags(max_ratio=50, monitor=True)"):
+        for scale in (None, 8.0):
+            with trained(comm, words, loss_scale=scale) as (training, optimizer):
+                step(training, optimizer, 0)
+                before, weights = flat(training.synchronizer.residuals), flat(training.weights)
+                gradients = gradients_of(RANK, 1)
+                if RANK == SIZE - 1:
+                    gradients[2][1, 1] = np.nan
+                if scale is None:
+                    with raises(NonFiniteError, f"on rank {SIZE - 1}"):
+                        exchange(training, gradients)
+                    training.abandon()
+                else:
+                    exchange(training, gradients)
+                    assert not optimizer.step()
+                assert np.array_equal(flat(training.synchronizer.residuals), before), words
+                assert np.array_equal(flat(training.weights), weights), words
+                step(training, optimizer, 2)
+                same_everywhere(comm, training.weights)
+
+
+def check_an_iteration_that_a_rank_gives_up(comm: gf.Communicator) -> None:
+    """Nothing is lost of what was kept, and the next one works; also where it would have been monitored, and fitted."""
+    for words in (*ALL, "lags(max_ratio=50, warmup=2, monitor=True)"):
+        with trained(comm, words) as (training, optimizer):
+            step(training, optimizer, 0)
+            before, weights = comm.allreduce(flat(training.synchronizer.residuals), "sum"), flat(training.weights)
+            if RANK == SIZE - 1:
+                training.gradients[2][...] = 0
+                training.ready(2)
+                training.abandon()
+            else:
+                with raises(AbandonedError, f"rank {SIZE - 1} gave up"):
+                    exchange(training, [np.zeros(shape, np.float32) for shape in SHAPES])
+                training.abandon()
+            if SIZE > 1 and "dgc" not in words:
+                after = comm.allreduce(flat(training.synchronizer.residuals), "sum")
+                require_close(after, before, words)
+            assert np.array_equal(flat(training.weights), weights)
+            for number in (2, 3):
+                step(training, optimizer, number)
+                same_everywhere(comm, training.weights)
+
+
+def check_ratios_that_differ(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    with raises(MismatchError, "strategy is"):
+        ArrayLoop(comm, [np.zeros(40, np.float32)], f"lags(ratio={RANK + 2})")
+    with trained(comm, FIXED) as (training, optimizer):
+        step(training, optimizer, 0)
+        weights = flat(training.weights)
+        strategy: Any = training.strategy
+        strategy.final_ratio = 8.0 if RANK == SIZE - 1 else 4.0
+        with raises(MismatchError):
+            exchange(training, gradients_of(RANK, 1))
+        training.abandon()
+        strategy.final_ratio = 4.0
+        assert np.array_equal(flat(training.weights), weights)
+        step(training, optimizer, 2)
+        same_everywhere(comm, training.weights)
+
+
+def check_arguments(comm: gf.Communicator) -> None:
+    for words, text in (
+        ("lags(ratio=0.99)", "ratio is a number of 1 or more, not 0.99"),
+        ("lags(ratio='fast')", "'adaptive'"),
+        ("lags(max_ratio=0)", "max_ratio is a number of 1 or more"),
+        ("lags(ratio=9, refit_every=5)", "refit_every goes with an adaptive ratio"),
+        ("lags(ratio=1e999)", "ratio is a number of 1 or more, not inf"),
+        ("slgs(ratio=0)", "1 or more"),
+        ("topk(ratio=5, density=0.1)", "a ratio or a density, not both"),
+        ("topk(density=0)", "density is above 0"),
+        ("random_k(seed=-1)", "seed is 0 or more"),
+        ("dgc(momentum=1)", "below 1"),
+        ("dgc(clip=0)", "clip is above 0"),
+        ("dgc(warmup=-1)", "warmup is 0 or more"),
+    ):
+        with raises(ArgumentError, text):
+            parse_strategy(words)
+    with (
+        ArrayLoop(comm, [np.zeros(4, np.float32)], "dgc(ratio=2)") as training,
+        raises(ArgumentError, "make the optimizer with momentum=0"),
+    ):
+        SGD(training, training.weights, lr=1.0, momentum=0.9)
+    with ArrayLoop(comm, [np.zeros(4, np.float32)], "dgc(ratio=2, momentum=0)") as training:
+        SGD(training, training.weights, lr=1.0, momentum=0.9)
+    with raises(ArgumentError, "give lags a number"):
+        parse_strategy("lags").bind(comm, Layout(("w",), ((4,),), ("float32",), device=0))
+
+
+# ---- the monitor -----------------------------------------------------------------------------------------------------
+
+
+def check_monitor(comm: gf.Communicator) -> None:
+    """Delta, counts and norms are those of the straight lines; only in the iterations that were asked for."""
+    reference = Reference(SIZE, COUNTS, [4.0] * len(COUNTS))
+    with trained(comm, f"{FIXED[:-1]}, monitor=2)") as (training, optimizer):
+        assert training.synchronizer.monitor is None
+        for number in range(6):
+            reference.step([[each.reshape(-1) for each in gradients_of(rank, number)] for rank in range(SIZE)])
+            before = training.synchronizer.monitor
+            exchange(training, gradients_of(RANK, number))
+            for gradient in training.gradients:
+                gradient[...] = 0  # as clipping might do
+            optimizer.step()
+            report = training.synchronizer.monitor
+            if number % 2 == 0:
+                assert report is before
+                continue
+            assert report.iteration == number + 1
+            layers: list[LayerMonitor] = [each for each in report.layers if each.elements]
+            filled = [index for index, count in enumerate(COUNTS) if count]
+            assert [each.name for each in layers] == [training.layout.names[index] for index in filled]
+            require_close([each.delta for each in layers], [reference.deltas[index] for index in filled], "delta")
+            assert [each.sent for each in layers] == [each.k for each in layers]
+            norms = [np.linalg.norm(reference.residuals[RANK][index]) for index in filled]
+            require_close([each.residual_norm for each in layers], norms, "norms")
+            assert all(each.name in str(report) for each in layers)
+            assert report.worst.delta == max(each.delta for each in layers)
+    for words in (
+        "slgs(ratio=8, monitor=True)",
+        "topk(ratio=1, monitor=True)",
+        "dgc(ratio=4, momentum=0, monitor=True)",
+    ):
+        with trained(comm, words) as (training, optimizer):
+            step(training, optimizer, 0)
+            assert len([each for each in training.synchronizer.monitor.layers if each.elements]) in (1, 5)
+            if words == "topk(ratio=1":
+                assert {each.delta for each in training.synchronizer.monitor.layers} == {0.0}
+
+
+# ---- adaptive ratios -------------------------------------------------------------------------------------------------
+
+LARGE = [(3,), (1 << 15,), (64,), (1 << 15,), (1 << 15,), (2,)]  # three stages
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Give what the library logs."""
+    messages: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("gradientflow")
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def check_adaptive_ratios(comm: gf.Communicator) -> None:
+    """They are fitted once it has warmed up, again on request, and are the same on all ranks."""
+    words = "lags(max_ratio=64, warmup=3)"
+    dense, sparse = Link(0.1, 0.0), Link(0.02, 0.0)
+    with (
+        told() as messages,
+        mock.patch.object(Link, "of_allreduce", return_value=dense),
+        mock.patch.object(Link, "of_allgather", return_value=sparse),
+        ArrayLoop(comm, [np.zeros(shape, np.float32) for shape in LARGE], words) as training,
+    ):
+        optimizer = SGD(training, training.weights, lr=1.0)
+        synchronizer: Any = training.synchronizer
+        assert synchronizer.stages == [range(2), range(2, 4), range(4, 6)]
+
+        def train(steps: int, on_first: float, on_all: float) -> None:
+            for number in range(steps):
+                random = np.random.default_rng([RANK, number])
+                for gradient in training.gradients:
+                    gradient[...] = random.standard_normal(gradient.shape)
+                for index in range(len(LARGE)):
+                    # What the first and the second stage can hide behind.
+                    time.sleep({3: on_first if RANK == 0 else on_all, 4: on_all}.get(index, 0.0))
+                    training.ready(index)
+                training.wait()
+                optimizer.step()
+
+        train(2, 0.3, 0.05)
+        assert set(synchronizer.ratios) == {64}
+        assert messages == []
+        train(1, 0.3, 0.05)
+        # The smallest past the ranks, if entries can hide and all cannot; the last stage takes the largest.
+        least = float(max(2, SIZE))
+        assert synchronizer.ratios == (*[least if SIZE > 1 else 1.0] * 2, least, least, 64, 64)
+        assert len(messages) == (RANK == 0)
+        train(6, 0.0, 0.0)  # the median counts
+        assert len(messages) == (RANK == 0)
+        synchronizer.refit()
+        assert set(synchronizer.ratios) == {64}
+        train(11, 0.0, 0.11)
+        synchronizer.refit()
+        assert synchronizer.ratios == (64, 64, 1, 1, 64, 64)  # rank 0 could not hide the first
+        table = synchronizer.ratio_table()
+        assert "hides in" in table
+        assert all(name in table for name in training.layout.names)
+        assert len(messages) == 3 * (RANK == 0)
+        assert all("hides in" in each for each in messages)
+        # A state has the ratios; one for any number of ranks has none, and they are fitted anew.
+        with ArrayLoop(comm, [np.zeros(shape, np.float32) for shape in LARGE], words) as loop:
+            other: Any = loop.synchronizer
+            loop.load_state_dict(training.state_dict())
+            assert other.ratios == synchronizer.ratios
+            loop.load_state_dict(training.consolidated_state_dict())
+            assert set(other.ratios) == {64}
+        bad = training.state_dict()
+        bad["synchronizer"]["ratios"][0] = 0.5
+        with raises(ArgumentError, "a ratio of the state is a number of 1 or more"):
+            training.load_state_dict(bad)
+
+
+def check_ratios_are_fitted_again_by_themselves(comm: gf.Communicator) -> None:
+    with trained(comm, "lags(max_ratio=8, warmup=2, refit_every=3)") as (training, optimizer):
+        fits = []
+        synchronizer: Any = training.synchronizer
+        fit = synchronizer.refit
+        synchronizer.refit = lambda: (fits.append(synchronizer.iteration), fit())
+        for number in range(9):
+            step(training, optimizer, number)
+        assert fits == [2, 5, 8]
+
+
+def check_explain(comm: gf.Communicator) -> None:
+    with (
+        mock.patch.object(link, "_LARGE", 1 << 14),
+        mock.patch.object(link, "_GATHERED", 1 << 12),
+        mock.patch.object(sparsity, "_LARGE", 1 << 14),
+    ):
+        for words in ALL:
+            explanation = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
+            assert explanation.strategy == parse_strategy(words).name
+            assert explanation.strategy in str(explanation)
+            assert 0 < explanation.elements_sent <= 25_000
+            assert explanation.bookkeeping_seconds > 0
+            assert explanation.overlaps == ("slgs" not in words)
+            assert (explanation.bytes_sent > 0) == (comm.nodes > 1)
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])
