@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core_testing, module) {
   bind_compute(module);
   bind_cuda(module);
   bind_collective(module);
+  bind_policy(module);
 }

@@ -26,6 +26,7 @@ from gradientflow.bench.fusion.command import FUSION
 from gradientflow.bench.kernels.command import KERNELS
 from gradientflow.bench.sparse.command import SPARSE
 from gradientflow.bench.train.command import TRAIN
+from gradientflow.bench.zipline.command import ZIPLINE
 from gradientflow.cli.job import Job, die_with_parent, run_job
 from gradientflow.cli.library import built_with, keep_mpi_unstarted
 from gradientflow.errors import GradientFlowError
@@ -110,7 +111,7 @@ class BenchCommand(click.Command):
             raise
 
 
-for _bench in (*COLLECTIVES, FUSION, KERNELS, SPARSE, TRAIN):
+for _bench in (*COLLECTIVES, FUSION, KERNELS, SPARSE, TRAIN, ZIPLINE):
     bench.add_command(BenchCommand(_bench))
 
 

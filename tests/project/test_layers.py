@@ -36,7 +36,8 @@ CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
-CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu"}
+CPP_LAYERS["policy"] = {"base"}
+CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu", "policy"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
@@ -132,7 +133,7 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "kernels", "train"):
+for room in ("collective", "fusion", "kernels", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",

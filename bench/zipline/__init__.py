@@ -1,0 +1,1 @@
+"""The searches for the next barrier of ElasticBSP, beside each other."""

@@ -1,0 +1,147 @@
+"""What a result of ``gradientflow bench zipline`` holds, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.table import Column, Layout, figure, microseconds, name
+
+if TYPE_CHECKING:
+    from .session import Trials
+
+# The elastic synchronization thesis, Tables 6.3 and 6.4: by lookahead and workers, in the order of _IN_THE_THESIS.
+_IN_THE_THESIS = ("zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan")
+_SPREADS = {
+    15: {10: 599, 50: 1103, 100: 1228, 500: 1351, 1000: 1403},
+    150: {10: 518, 50: 1055, 100: 1175, 500: 1307, 1000: 1382},
+}
+_SPREADS_OF_GRID_SCAN = {
+    15: {10: 599, 50: 1103, 100: 1345, 500: 1357, 1000: 1405},
+    150: {10: 518, 50: 1103, 100: 1253, 500: 1344, 1000: 1401},
+}
+_MICROSECONDS = {
+    15: {
+        10: (1.49e2, 0.90e2, 1.24e2, 1.54e3, 1.68e2),
+        100: (6.37e3, 2.46e3, 2.65e3, 8.13e4, 1.11e3),
+        1000: (2.53e5, 9.39e4, 7.68e4, 4.04e6, 7.45e3),
+    },
+    150: {
+        10: (1.32e3, 8.08e2, 1.15e3, 4.67e4, 5.50e3),
+        100: (4.99e4, 1.93e4, 2.30e4, 2.15e6, 4.38e4),
+        1000: (2.38e6, 7.78e5, 5.66e5, 2.07e8, 2.57e5),
+    },
+}
+
+
+@dataclass(frozen=True)
+class ZiplineResult:
+    """An algorithm's figures on one size; scripts rely on the names.
+
+    Attributes
+    ----------
+    algorithm : str
+        Which search.
+    workers, lookahead : int
+        The size.
+    draws : int
+        Random instances that it has seen.
+    median_us, min_us, p95_us : float or None
+        Of a search; None where it was wrong.
+    spread_ms : float or None
+        That it has found, the mean.
+    optimal_share : float
+        The share of instances of which it has found the smallest spread.
+    thesis_us, thesis_spread_ms : float or None
+        The same in the thesis, on its machine and instances, where it has this size.
+    wrong : int
+        Instances on which it was wrong.
+    """
+
+    algorithm: str
+    workers: int
+    lookahead: int
+    draws: int
+    median_us: float | None
+    min_us: float | None
+    p95_us: float | None
+    spread_ms: float | None
+    optimal_share: float
+    thesis_us: float | None
+    thesis_spread_ms: float | None
+    wrong: int
+
+
+def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Trials) -> ZiplineResult:
+    """Turn what an algorithm has done into its result.
+
+    Parameters
+    ----------
+    algorithm : str
+        Which search.
+    workers, lookahead : int
+        The size.
+    trials : Trials
+        What it has done.
+
+    Returns
+    -------
+    ZiplineResult
+        The record.
+    """
+    taken = np.array(trials.nanoseconds) / 1e3
+    right = not trials.wrong
+    in_thesis = _MICROSECONDS.get(lookahead, {}).get(workers)
+    spreads = _SPREADS_OF_GRID_SCAN if algorithm == "grid_scan" else _SPREADS
+    is_there = algorithm in _IN_THE_THESIS
+    return ZiplineResult(
+        algorithm=algorithm,
+        workers=workers,
+        lookahead=lookahead,
+        draws=len(taken),
+        median_us=round(float(np.median(taken)), 3) if right else None,
+        min_us=round(float(taken.min()), 3) if right else None,
+        p95_us=round(float(np.percentile(taken, 95)), 3) if right else None,
+        spread_ms=round(float(np.mean(trials.spreads)), 3) if right else None,
+        optimal_share=round(trials.optimal / len(taken), 4),
+        thesis_us=in_thesis[_IN_THE_THESIS.index(algorithm)] if in_thesis and is_there else None,
+        thesis_spread_ms=spreads.get(lookahead, {}).get(workers) if is_there else None,
+        wrong=trials.wrong,
+    )
+
+
+def _columns(results: Sequence[ZiplineResult], with_cpu: bool) -> list[Column]:
+    in_thesis = any(result.thesis_spread_ms is not None for result in results)
+    return [
+        name("workers", lambda result: str(result.workers), justify="right", repeats=False),
+        name("pushes", lambda result: str(result.lookahead), justify="right", repeats=False),
+        name("search", "algorithm"),
+        figure("call", "us", "median_us", microseconds),
+        figure("p95", "us", "p95_us", microseconds),
+        figure("thesis", "us", "thesis_us", microseconds, shown=in_thesis),
+        figure("spread", "ms", "spread_ms", _whole),
+        figure("thesis", "ms", "thesis_spread_ms", _whole, shown=in_thesis),
+        Column("optimal", lambda result: f"{100 * result.optimal_share:.0f}%"),
+        Column("draws", lambda result: str(result.draws)),
+    ]
+
+
+def _whole(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0f}"
+
+
+def _legend(results: Sequence[ZiplineResult], with_cpu: bool) -> str:
+    text = (
+        "Each worker's next pushes are predicted; a search chooses one of each such that the spread from the earliest "
+        "to the latest is smallest. call is the median over random instances, spread the mean; optimal is the share of "
+        "instances of which the smallest spread was found."
+    )
+    if any(result.thesis_spread_ms is not None for result in results):
+        text += " Beside them the figures of the thesis, on its machine and its instances."
+    return text
+
+
+LAYOUT = Layout(_columns, lambda result: (result.lookahead, result.workers), _legend, ("p95", "draws"))

@@ -1,0 +1,64 @@
+"""What ``gradientflow bench zipline`` measures: its options as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time, parse_list
+
+EXACT = ("zipline", "zipline_opt", "zipline_opt_bs", "smallest_window")
+ALGORITHMS = ("grid_scan", "full_grid_scan", *EXACT)
+
+_BYTES = 100  # for a predicted push, in all
+
+
+@dataclass(frozen=True)
+class ZiplinePlan(Plan):
+    """One run of ``gradientflow bench zipline``.
+
+    Attributes
+    ----------
+    workers, lookahead : tuple of int
+        How many workers, and how many pushes of each are predicted; each with each.
+    algorithms : tuple of str
+        Of `ALGORITHMS`.
+    draws : int
+        Random instances of each size; an algorithm that takes long sees fewer of them.
+    seconds : float
+        The time to spend on each algorithm and size, roughly.
+    """
+
+    workers: tuple[int, ...]
+    lookahead: tuple[int, ...]
+    algorithms: tuple[str, ...] = ALGORITHMS
+    draws: int = 10
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--algorithms", self.algorithms, ALGORITHMS)
+        check_time(None, self.seconds)
+        for option, numbers in (
+            ("--workers", self.workers),
+            ("--lookahead", self.lookahead),
+            ("--draws", (self.draws,)),
+        ):
+            if not numbers:
+                raise PlanError(f"{option} names nothing")
+            if min(numbers) < 1:
+                raise PlanError(f"{option} needs at least 1, not {min(numbers)}")
+        largest = max(self.workers) * max(self.lookahead)
+        check_memory(largest * _BYTES, f"{largest} predicted pushes need", "fewer --workers or --lookahead")
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """What is measured together: all algorithms on so many workers and pushes of each."""
+        return [(workers, lookahead) for lookahead in self.lookahead for workers in self.workers]
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Read whole numbers separated by commas."""
+    try:
+        return tuple(int(part) for part in parse_list(text))
+    except ValueError:
+        raise PlanError(f"{text!r} is not a list of whole numbers such as 10,100,1000") from None

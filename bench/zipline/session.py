@@ -1,0 +1,145 @@
+"""Measuring the searches as planned: on the same random instances, each compared with an independent search."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.native import load_kernels
+from ..core.peers import Peer
+from ..core.session import Session
+from .columns import ZiplineResult, summarise_search
+from .plan import EXACT, ZiplinePlan
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+Block = tuple[int, int]
+Times = NDArray[np.float64]  # milliseconds, [worker, push], ascending
+
+_INTERVALS = 1000.0, 1500.0  # milliseconds between the pushes of a worker, the least and the most
+_SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter searches are made several times in it
+_WARM_UP = 1
+
+
+@dataclass
+class Trials:
+    """What one algorithm has done with the instances that it has seen.
+
+    Attributes
+    ----------
+    nanoseconds : list of int
+        Of a search, for each instance.
+    spreads : list of float
+        That it has found, in milliseconds.
+    optimal : int
+        Instances of which it has found the smallest spread.
+    wrong : int
+        Instances on which it was wrong: exact ones if they differ from the reference, others if what they have found is
+        no solution.
+    """
+
+    nanoseconds: list[int] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+    optimal: int = 0
+    wrong: int = 0
+
+
+class ZiplineSession(Session[Block, Any, ZiplineResult]):
+    """One process measures all searches; a block is a size."""
+
+    def __init__(self, comm: Communicator, plan: ZiplinePlan, *observers: Any) -> None:
+        super().__init__(comm, plan, *observers)
+        self._find = load_kernels().policy.find_barrier
+
+    def place(self, block: Block) -> str:
+        """Name a size."""
+        return "{} workers, {} pushes each".format(*block)
+
+    def measure(self, block: Block, peers: Sequence[Peer]) -> None:
+        """Give every algorithm the same instances, as many as it has time for."""
+        trials = {algorithm: Trials() for algorithm in self.plan.algorithms}
+        for _ in range(self.plan.draws):
+            times = draw_times(*block, np.random.default_rng(self.next_seed()))
+            best = smallest_spread(times)
+            for algorithm, trial in trials.items():
+                if sum(trial.nanoseconds) < self.plan.seconds * 1e9:
+                    self._try(algorithm, times, best, trial)
+        for algorithm, trial in trials.items():
+            if trial.wrong:
+                self.outcome.remark(f"WRONG: {algorithm}, {self.place(block)}: {trial.wrong} instances.")
+            self.outcome.results.append(summarise_search(algorithm, *block, trial))
+        self.done += 1
+
+    def _try(self, algorithm: str, times: Times, best: tuple[float, float], trial: Trials) -> None:
+        """Check a search of one instance, then time it."""
+        start = time.perf_counter()
+        spread, barrier, pushes = self._find(times, algorithm)
+        seconds = time.perf_counter() - start
+        chosen = times[np.arange(len(times)), np.array(pushes) - 1]
+        right = spread == chosen.max() - chosen.min() and barrier == chosen.max()
+        if algorithm in EXACT:
+            right = right and (spread, barrier) == best
+        trial.wrong += not right
+        trial.optimal += spread == best[0]
+        trial.spreads.append(spread)
+        repeats = max(int(_SHORTEST / max(seconds, 1e-9)), 1)
+        begin = time.perf_counter_ns()
+        for _ in range(repeats):
+            self._find(times, algorithm)
+        trial.nanoseconds.append((time.perf_counter_ns() - begin) // repeats)
+
+
+def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Times:
+    """Draw the predicted pushes of an instance as the thesis does (section 6.6.1).
+
+    Parameters
+    ----------
+    workers, lookahead : int
+        How many workers, and how many pushes of each.
+    random : numpy.random.Generator
+        What it is drawn from.
+
+    Returns
+    -------
+    array
+        Milliseconds, [worker, push]. Each worker has an interval of its own, and is somewhere in it at the beginning.
+    """
+    intervals = random.uniform(*_INTERVALS, workers)
+    last = -random.uniform(size=workers) * intervals
+    times: Times = last[:, None] + intervals[:, None] * np.arange(1, lookahead + 1)
+    return times
+
+
+def smallest_spread(times: Times) -> tuple[float, float]:
+    """Find the smallest spread and its earliest barrier, by a heap: the reference.
+
+    Parameters
+    ----------
+    times : array
+        Milliseconds, [worker, push], ascending.
+
+    Returns
+    -------
+    tuple of float
+        The spread and the time of the barrier.
+    """
+    rows = times.tolist()
+    heap = [(row[0], worker, 0) for worker, row in enumerate(rows)]
+    heapq.heapify(heap)
+    latest = max(row[0] for row in rows)
+    best = (latest - heap[0][0], latest)
+    while True:
+        _, worker, push = heap[0]
+        if push + 1 == times.shape[1]:
+            return best
+        following = rows[worker][push + 1]
+        heapq.heapreplace(heap, (following, worker, push + 1))
+        latest = max(latest, following)
+        best = min(best, (latest - heap[0][0], latest))
