@@ -269,7 +269,9 @@ Statement Group::agree(const Call& call, bool same, Along along, PairwiseAllredu
   }
   std::vector<std::span<const std::byte>> parts;
   for (std::size_t i = 0; i < leaders && same && along != Along::nothing; ++i) {
-    parts.push_back(along == Along::tensor ? payload : exchange->part_for(i));
+    parts.push_back(along == Along::block    ? std::span(call.input, call.bytes())
+                    : along == Along::tensor ? payload
+                                             : exchange->part_for(i));
   }
   const Statement word = agreement_->agree_directly(mine, parts);
   if (word.same && !payload.empty()) {
@@ -345,6 +347,10 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
   if (call.signature.kind == CallKind::allreduce) {
     return allreduce_over_messages(call, choice);
   }
+  if (call.signature.kind == CallKind::allgather && choice.path == Path::agreement) {
+    gather_along(call);
+    return {};
+  }
   announce(call, Along::nothing);
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
@@ -379,6 +385,17 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
       return {};
   }
   throw Error(ErrorKind::internal, "unknown kind of call");
+}
+
+// One rank on each node: the blocks travel with the agreement.
+void Group::gather_along(const Call& call) {
+  announce(call, Along::block);
+  const std::vector<int>& ranks = agreement_->leaders();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::byte* const block = ranks[i] == mpi_.rank() ? call.input : agreement_->received(i);
+    compute::copy(call.output + static_cast<std::size_t>(ranks[i]) * call.bytes(), block, call.bytes(),
+                  compute::Store::cached);
+  }
 }
 
 std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, const Choice& choice) {

@@ -102,8 +102,9 @@ class Group {
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 
-  // What travels along with the agreement: nothing, the tensor, or parts of it, a different one to every rank.
-  enum class Along { nothing, tensor, parts };
+  // What travels along with the agreement: nothing, the tensor, to be reduced or to be gathered, or parts of it, a
+  // different one to every rank.
+  enum class Along { nothing, tensor, block, parts };
 
   // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share.
@@ -114,6 +115,7 @@ class Group {
   void pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands);
   [[nodiscard]] PartialReduction partial_reduction_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
+  void gather_along(const Call& call);
   [[noreturn]] void raise_mismatch(const Call& call);
   std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);
   [[nodiscard]] Segments segments() const;

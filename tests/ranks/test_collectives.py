@@ -154,12 +154,17 @@ def test_rounding_for_the_wire_is_not_done_in_the_agreement() -> None:
 
 
 def test_other_calls_between_nodes() -> None:
+    assert select("allgather", nodes=(1,) * 9, bytes=16 * KIB) == "pairwise"
     for nodes in ((1, 1), (2, 2, 1), (4, 4, 4)):
         assert select("barrier", nodes=nodes, bytes=0) == "agreement"
         for kind in ("broadcast", "reduce"):
             assert select(kind, nodes=nodes, bytes=0) == select(kind, nodes=nodes, bytes=64 * KIB - 1) == "binomial"
             assert select(kind, nodes=nodes, bytes=64 * KIB) == "chain"
         for kind in ("allgather", "allgatherv"):
+            if kind == "allgather" and nodes == (1, 1):  # along with the agreement
+                assert select(kind, nodes=nodes, bytes=0) == select(kind, nodes=nodes, bytes=128 * KIB) == "agreement"
+                assert select(kind, nodes=nodes, bytes=128 * KIB + 1) == "ring"
+                continue
             assert select(kind, nodes=nodes, bytes=0) == select(kind, nodes=nodes, bytes=16 * KIB) == "pairwise"
             assert select(kind, nodes=nodes, bytes=16 * KIB + 1) == "ring"
         for bytes_ in (0, 1, MIB):

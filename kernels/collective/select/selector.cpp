@@ -72,6 +72,10 @@ Choice choose_between_nodes(const Situation& s, const Config& config) {
       return s.bytes < chain_bytes ? Choice{Path::binomial, "small: the fewest steps"}
                                    : Choice{Path::chain, "large: all links work at once"};
     case CallKind::allgather:
+      if (s.largest_node == 1 && Agreement::is_direct(s.nodes) && s.bytes <= largest_along) {
+        return {Path::agreement, "small enough to travel along with the agreement"};
+      }
+      [[fallthrough]];
     case CallKind::allgatherv:
       return s.bytes <= pairwise_bytes ? Choice{Path::pairwise, "small: no step waits for another"}
                                        : Choice{Path::ring, "large: one neighbour at a time"};
