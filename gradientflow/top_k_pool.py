@@ -264,8 +264,8 @@ class TopKGradientPool(ResidualPool):
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """Which elements of the memory have gradients: one row, of the first and one past the last."""
-        return np.array([[0, self.nbytes // self._itemsize]])
+        """Which elements of the memory have gradients: one row, of the first and one past the last; or none."""
+        return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
     def take_back(self, stream: Any = None) -> None:
         """Forget the last iteration, which no step follows: residuals and velocities are as before it.

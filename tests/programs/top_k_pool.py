@@ -411,6 +411,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
                 assert pool.nonfinite_tensors == (culprit, range(4, 5))
             assert pool.overflowed == is_bad
             assert pool.has_nonfinite() == is_bad
+            assert pool.spans.tolist() == ([] if is_bad else [[0, pool.nbytes // 4]])
             if is_bad:
                 assert not pool.memory.any()
                 after = [*pool.residuals, *pool.velocities]

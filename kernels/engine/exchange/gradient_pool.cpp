@@ -37,7 +37,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
       tensors_(counts.size() + (extra_lie_behind() ? 1 : 0)),
       active_(tensors_),
       offsets_(lay_out(with_extra(counts, extra_lie_behind() ? options.extra : 0), dtype)),
-      ready_(tensors_, false) {
+      ready_(tensors_) {
   if (options.wire) {
     options_.wire = collective::rounding_wire(*options.wire, dtype);
   }
@@ -124,7 +124,7 @@ void GradientPool::check_open() const {
 void GradientPool::limit(std::size_t tensors) {
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
-  if (tensors > tensors_ || ready_count_ > 0) {
+  if (tensors > tensors_ || ready_.count() > 0) {
     throw Error(ErrorKind::internal, "a pool is limited to more tensors than it has, or in an iteration");
   }
   if (tensors != active_) {
@@ -171,14 +171,7 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    if (tensor >= active_) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(static_cast<std::ptrdiff_t>(tensor)) +
-                                        " is not in the pool, which has " + std::to_string(active_));
-    }
-    if (ready_[tensor]) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
-                                        " was already ready in this iteration: wait ends it, and begins the next one");
-    }
+    ready_.check_new(tensor, active_);
     if (extra_lie_behind() && tensor + 1 == tensors_) {
       write_extra();
     }
@@ -212,11 +205,11 @@ void GradientPool::ready_all(Stream stream) {
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    if (extra_lie_behind() && !ready_.back()) {
+    if (extra_lie_behind() && !ready_.has(tensors_ - 1)) {
       write_extra();
     }
     for (std::size_t tensor = 0; tensor < active_; ++tensor) {
-      if (!ready_[tensor]) {
+      if (!ready_.has(tensor)) {
         mark(tensor, now, stream);
       }
     }
@@ -231,8 +224,7 @@ void GradientPool::mark(std::size_t tensor, Clock::time_point now, Stream stream
   if (options_.device && !ranges_.empty()) {
     marks_[range_of_[tensor]].mark(stream);
   }
-  ready_[tensor] = true;
-  ++ready_count_;
+  ready_.add(tensor);
   if (!ranges_.empty() && --left_[range_of_[tensor]] == 0) {
     complete_[range_of_[tensor]] = now;
   }
@@ -305,7 +297,7 @@ void GradientPool::finish_what_is_left(Stream stream) {
   const auto now = Clock::now();
   idle_ = count_ready() == 0;
   for (std::size_t tensor = 0; tensor < active_; ++tensor) {
-    if (!ready_[tensor]) {
+    if (!ready_.has(tensor)) {
       memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
       mark(tensor, now, stream);
     }
@@ -318,8 +310,7 @@ void GradientPool::finish_what_is_left(Stream stream) {
 std::optional<Error> GradientPool::start_next_iteration() {
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
-  ready_.assign(ready_.size(), false);
-  ready_count_ = 0;
+  ready_.forget();
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     left_[r] = ranges_[r].end - ranges_[r].begin;
   }
@@ -440,7 +431,7 @@ void GradientPool::noting_failure(Work work) {
 }
 
 std::size_t GradientPool::count_ready() const {
-  return ready_count_ + (extra_pool_ != nullptr ? extra_pool_->ready_count() : 0);
+  return ready_.count() + (extra_pool_ != nullptr ? extra_pool_->ready_count() : 0);
 }
 
 std::size_t GradientPool::ready_count() const {
@@ -453,7 +444,7 @@ bool GradientPool::is_ready(std::size_t tensor) const {
     return extra_pool_->ready_count() > 0;
   }
   const std::lock_guard lock(mutex_);
-  return tensor < ready_.size() && ready_[tensor];
+  return ready_.has(tensor);
 }
 
 void GradientPool::zero(Stream stream) {
@@ -469,10 +460,7 @@ void GradientPool::zero(Stream stream) {
 Update GradientPool::update() const {
   check_process();
   check_has_means(means(), ready_count(), tensors());
-  std::vector<std::size_t> offsets;
-  for (std::size_t tensor = 0; tensor <= tensors(); ++tensor) {
-    offsets.push_back(offsets_[tensor] / size_of(dtype_));
-  }
+  const std::vector<std::size_t> offsets = in_elements({offsets_.data(), tensors() + 1}, dtype_);
   return {.means = means(),
           .data = data(),
           .dtype = dtype_,

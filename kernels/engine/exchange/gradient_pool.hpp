@@ -27,6 +27,7 @@
 #include "../memory/pool_memory.hpp"
 #include "../update/update.hpp"
 #include "fusion.hpp"
+#include "ready_tensors.hpp"
 
 namespace gradientflow::engine {
 
@@ -174,8 +175,7 @@ class GradientPool {
   std::size_t collected_ = 0;     // ranges that have been waited for
   std::optional<Error> failure_;  // of this iteration
   mutable std::mutex mutex_;
-  std::vector<bool> ready_;
-  std::size_t ready_count_ = 0;
+  ReadyTensors ready_;
   std::vector<std::size_t> left_;                   // by range: tensors that are not ready
   std::vector<Times::Clock::time_point> complete_;  // by range: when the last of them was
   std::size_t due_ = 0;                             // ranges

@@ -1,7 +1,6 @@
 #include "residual_pool.hpp"
 
 #include <cmath>
-#include <vector>
 
 #include "../../base/text.hpp"
 #include "../../compute/kernels.hpp"
@@ -51,14 +50,6 @@ void refuse_state(Communicator& communicator, const std::string& things, const s
       throw;
     }
   }
-}
-
-std::vector<std::size_t> in_elements(std::span<const std::size_t> offsets, DType dtype) {
-  std::vector<std::size_t> elements;
-  for (const std::size_t offset : offsets) {
-    elements.push_back(offset / size_of(dtype));
-  }
-  return elements;
 }
 
 }  // namespace gradientflow::engine

@@ -29,7 +29,4 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
 // In place of going on from a state, on a rank that cannot: the others, which compare theirs, are told why.
 void refuse_state(Communicator& communicator, const std::string& things, const std::string& why);
 
-// The element-wise offsets of tensors that lie at these in bytes.
-[[nodiscard]] std::vector<std::size_t> in_elements(std::span<const std::size_t> offsets, DType dtype);
-
 }  // namespace gradientflow::engine

@@ -28,10 +28,7 @@ void check_momentum(float momentum) {
 }
 
 void check_options(DType dtype, const SparsePool::Options& options) {
-  if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
-    throw Error(ErrorKind::type, "sparse communication is for gradients of float16, bfloat16 and float32, not " +
-                                     std::string(name_of(dtype)));
-  }
+  check_gradients(dtype, "sparse communication");
   if (options.chunk_size == 0) {
     throw Error(ErrorKind::value, "a chunk has at least 1 element, not 0");
   }
@@ -53,23 +50,6 @@ std::vector<std::size_t> lay_out_chunks(const std::vector<std::size_t>& counts, 
 
 }  // namespace
 
-// A thread that works on chunks; `wait` waits for it.
-class SparsePool::Busy {
- public:
-  explicit Busy(SparsePool& pool) : pool_(pool) {}  // with mutex_ held, after ++busy_
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-  ~Busy() {
-    const std::lock_guard lock(pool_.mutex_);
-    if (--pool_.busy_ == 0) {
-      pool_.not_busy_.notify_all();
-    }
-  }
-
- private:
-  SparsePool& pool_;
-};
-
 SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
                        const Options& options)
     : options_(options),
@@ -77,7 +57,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
       offsets_(lay_out_chunks(counts, dtype)),
       chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))),
       extra_(options.extra, 0.0),
-      ready_(counts.size() + 1, false),
+      ready_(counts.size() + 1),
       iteration_(options.first_iteration) {
   check_options(dtype, options);
   const std::size_t number = (elements() + chunk_size_ - 1) / chunk_size_;
@@ -91,13 +71,14 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   memory_ = std::make_unique<PoolMemory>(*communicator_, options_.pool.device, bytes());
   work_ = ChunkWork::make(options_.pool.device, dtype, number, chunk_size_, options_.momentum);
   if (options.momentum > 0.0F) {
-    for (FloatArray& residual : residual_) {
-      residual = FloatArray(elements(), options_.pool.device);
+    std::vector<std::size_t> begins;
+    for (std::size_t chunk = 0; chunk < number; ++chunk) {
+      begins.push_back(span_of(chunk).begin);
     }
+    begins.push_back(elements());
+    residual_ = KeptNumbers(std::move(begins), options_.pool.device);
   }
   slot_.resize(number);
-  side_.assign(number, 0);
-  has_residual_.assign(number, 0);
   done_.assign(number, 0);
   own_norms_.assign(number, 0.0);
   norms_.assign(number, 0.0);
@@ -134,7 +115,7 @@ void SparsePool::check_open() const {
 
 void SparsePool::check_between_iterations(const char* what) const {
   const std::lock_guard lock(mutex_);
-  if (ready_count_ > 0) {
+  if (ready_.count() > 0) {
     check_open();
     throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
   }
@@ -142,10 +123,6 @@ void SparsePool::check_between_iterations(const char* what) const {
 
 SparsePool::Span SparsePool::span_of(std::size_t chunk) const {
   return {chunk * chunk_size_, std::min((chunk + 1) * chunk_size_, elements())};
-}
-
-const float* SparsePool::residual_of(std::size_t chunk) const {
-  return has_residual_[chunk] != 0 ? residual_[side_[chunk]].data() + span_of(chunk).begin : nullptr;
 }
 
 // The first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
@@ -165,19 +142,11 @@ void SparsePool::ready(std::size_t tensor, Stream stream) {
   std::vector<std::size_t> full;
   {
     const std::lock_guard lock(mutex_);
-    const std::size_t number = tensors() + (extra_.empty() ? 0 : 1);
-    if (tensor >= number) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(static_cast<std::ptrdiff_t>(tensor)) +
-                                        " is not in the pool, which has " + std::to_string(number));
-    }
-    if (ready_[tensor]) {
-      throw Error(ErrorKind::value, "tensor " + std::to_string(tensor) +
-                                        " was already ready in this iteration: wait ends it, and begins the next one");
-    }
+    ready_.check_new(tensor, places());
     full = mark(tensor, stream);
-    ++busy_;
+    workers_.enter();
   }
-  const Busy busy(*this);
+  const Workers::Leave leave(workers_);
   process(full, stream);
 }
 
@@ -186,21 +155,20 @@ void SparsePool::ready_all(Stream stream) {
   std::vector<std::size_t> full;
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t tensor = 0; tensor < tensors() + (extra_.empty() ? 0 : 1); ++tensor) {
-      if (!ready_[tensor]) {
+    for (std::size_t tensor = 0; tensor < places(); ++tensor) {
+      if (!ready_.has(tensor)) {
         const auto more = mark(tensor, stream);
         full.insert(full.end(), more.begin(), more.end());
       }
     }
-    ++busy_;
+    workers_.enter();
   }
-  const Busy busy(*this);
+  const Workers::Leave leave(workers_);
   process(full, stream);
 }
 
 std::vector<std::size_t> SparsePool::mark(std::size_t tensor, Stream stream) {
-  ready_[tensor] = true;
-  ++ready_count_;
+  ready_.add(tensor);
   std::vector<std::size_t> full;
   if (tensor < tensors() && offsets_[tensor + 1] > offsets_[tensor]) {
     const std::size_t chunk_bytes = chunk_size_ * size_of(dtype_);
@@ -218,12 +186,11 @@ std::vector<std::size_t> SparsePool::mark(std::size_t tensor, Stream stream) {
 
 ChunkJob SparsePool::job_for(std::size_t chunk) const {
   const Span span = span_of(chunk);
-  float* const next = residual_[1 - side_[chunk]].data();
   return {.chunk = chunk,
           .count = span.end - span.begin,
           .gradient = at(span.begin),
-          .residual = residual_of(chunk),
-          .next_residual = next == nullptr ? nullptr : next + span.begin,
+          .residual = residual_.before(chunk),
+          .next_residual = residual_.after(chunk),
           .slot = important_[chunk] != 0 ? slot_of(chunk) : nullptr};
 }
 
@@ -253,8 +220,7 @@ void SparsePool::process(const std::vector<std::size_t>& full, Stream stream) {
 }
 
 void SparsePool::zero_extra_if_not_ready() {
-  if (!ready_.back()) {
-    ready_.back() = true;
+  if (!ready_.has(tensors())) {
     std::fill(extra_.begin(), extra_.end(), 0.0);
   }
 }
@@ -264,11 +230,11 @@ void SparsePool::finish_what_is_left(Stream stream) {
   std::vector<std::size_t> full;
   {
     std::unique_lock lock(mutex_);
-    not_busy_.wait(lock, [this] { return busy_ == 0; });
-    idle_ = idle_.value_or(ready_count_ == 0);
+    workers_.wait_for_all(lock);
+    idle_ = idle_.value_or(ready_.count() == 0);
     zero_extra_if_not_ready();
     for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
-      if (!ready_[tensor]) {
+      if (!ready_.has(tensor)) {
         memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
         const auto more = mark(tensor, stream);
         full.insert(full.end(), more.begin(), more.end());
@@ -281,7 +247,7 @@ void SparsePool::finish_what_is_left(Stream stream) {
 // Of an abandoned iteration: zeros for chunks that are not full, which keep their residuals.
 void SparsePool::send_nothing_of_what_is_left(Stream stream) {
   std::unique_lock lock(mutex_);
-  not_busy_.wait(lock, [this] { return busy_ == 0; });
+  workers_.wait_for_all(lock);
   idle_ = false;
   zero_extra_if_not_ready();
   work_->order(stream);
@@ -292,7 +258,7 @@ void SparsePool::send_nothing_of_what_is_left(Stream stream) {
     }
   }
   std::fill(left_.begin(), left_.end(), 0);
-  ready_.assign(ready_.size(), true);
+  ready_.add_all();
 }
 
 // ---- the end of an iteration ----------------------------------------------------------------------------------------
@@ -372,14 +338,14 @@ void SparsePool::learn_own_norms(Deadline deadline) {
 void SparsePool::note_nonfinite(std::size_t chunk) {
   const Span span = span_of(chunk);
   auto [first, last] = tensors_of(chunk);
-  const float* const next = residual_[1 - side_[chunk]].data();
+  const float* const next = residual_.after(chunk);
   const bool is_there = important_[chunk] != 0 || next != nullptr;
   for (std::size_t tensor = first; is_there && tensor <= last; ++tensor) {
     const std::size_t begin = std::max(span.begin, offsets_[tensor] / size_of(dtype_));
     const std::size_t end = std::min(span.end, offsets_[tensor + 1] / size_of(dtype_));
     const std::size_t found = important_[chunk] != 0
                                   ? work_->count_nonfinite(at(begin), dtype_, end - begin)
-                                  : work_->count_nonfinite(next + begin, DType::float32, end - begin);
+                                  : work_->count_nonfinite(next + (begin - span.begin), DType::float32, end - begin);
     if (found > 0) {
       first = last = tensor;
       break;
@@ -553,7 +519,7 @@ Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
        .output = reinterpret_cast<std::byte*>(of_each.data()),
        .counts = {}});
   const auto found = std::find_if(of_each.begin(), of_each.end(), [](const auto& its) { return its[0] != nowhere; });
-  Place place{-1, 0, 0};
+  NonfinitePlace place{-1, 0, 0};
   if (found != of_each.end()) {
     place = {static_cast<int>(found - of_each.begin()), static_cast<std::size_t>((*found)[0]),
              static_cast<std::size_t>((*found)[1])};
@@ -562,13 +528,7 @@ Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
     std::tie(place.first, place.last) = tensors_of(static_cast<std::size_t>(norm - norms.begin()));
   }
   nonfinite_ = place;
-  const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
-                                                      : "a gradient of the tensors " + std::to_string(place.first) +
-                                                            " to " + std::to_string(place.last);
-  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank)
-                                            : "once averaged, as it is too large for what it travels as";
-  return {ErrorKind::nonfinite,
-          which + " is not finite " + where + ": the iteration is dropped, and residuals are as before"};
+  return nonfinite_error(place);
 }
 
 void SparsePool::drop_gradients(Stream stream) {
@@ -582,11 +542,10 @@ void SparsePool::drop_gradients(Stream stream) {
 // change, and chunks that had not been full sent nothing.
 void SparsePool::keep(bool result, Stream stream) {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
-    if (important_[chunk] != 0) {
-      has_residual_[chunk] = done_[chunk] != 0 ? 0 : has_residual_[chunk];
-    } else if (result && residual_[0].data() != nullptr) {
-      side_[chunk] = static_cast<std::uint8_t>(1 - side_[chunk]);
-      has_residual_[chunk] = 1;
+    if (important_[chunk] == 0 && result) {
+      residual_.keep(chunk);
+    } else if (important_[chunk] != 0 && done_[chunk] != 0) {
+      residual_.clear(chunk);
     }
   }
   if (!result) {
@@ -612,8 +571,7 @@ void SparsePool::choose(std::vector<std::uint8_t> important) {
 
 void SparsePool::start_next_iteration(bool has_means) {
   const std::lock_guard lock(mutex_);
-  ready_.assign(ready_.size(), false);
-  ready_count_ = 0;
+  ready_.forget();
   std::fill(done_.begin(), done_.end(), 0);
   std::fill(left_.begin(), left_.end(), 0);
   const std::size_t chunk_bytes = chunk_size_ * size_of(dtype_);
@@ -643,7 +601,7 @@ void SparsePool::start_next_iteration(bool has_means) {
 void SparsePool::set_momentum(float momentum) {
   check_between_iterations("the momentum of residuals is set");
   check_momentum(momentum);
-  if (momentum > 0.0F && residual_[0].data() == nullptr) {
+  if (momentum > 0.0F && residual_.is_none()) {
     throw Error(ErrorKind::value, "a pool that was made with a momentum of 0 has no residuals: make another one");
   }
   options_.momentum = momentum;
@@ -652,11 +610,7 @@ void SparsePool::set_momentum(float momentum) {
 
 void SparsePool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
-  int exponent = 0;
-  if (!(scale > 0.0) || !std::isfinite(scale) || std::frexp(scale, &exponent) != 0.5 || std::abs(exponent) > 100) {
-    throw Error(ErrorKind::value, "a loss scale is a power of two, not " + format_number(scale));
-  }
-  scale_ = static_cast<float>(1.0 / scale);
+  scale_ = inverse_of_loss_scale(scale);
   work_->set_scale(scale_);
 }
 
@@ -672,40 +626,18 @@ void SparsePool::zero(Stream stream) {
 
 void SparsePool::copy_residuals(std::span<float> destination) const {
   check_between_iterations("residuals are read");
-  for (std::size_t chunk = 0; chunk < chunks();) {
-    std::size_t end = chunk + 1;  // of the chunks that are in the same place
-    while (end < chunks() && has_residual_[end] == has_residual_[chunk] && side_[end] == side_[chunk]) {
-      ++end;
-    }
-    const std::size_t begin = span_of(chunk).begin;
-    const auto part = destination.subspan(begin, span_of(end - 1).end - begin);
-    if (has_residual_[chunk] != 0) {
-      residual_[side_[chunk]].read(begin, part);
-    } else {
-      std::fill(part.begin(), part.end(), 0.0F);
-    }
-    chunk = end;
-  }
+  residual_.read(destination);
 }
 
 void SparsePool::check_residuals(std::span<const float> residual) const {
   check_between_iterations("residuals are replaced");
-  if (residual.size() != elements()) {
-    throw Error(ErrorKind::value, "the state is that of a pool of another size");
-  }
-  if (compute::count_nonfinite(residual.data(), DType::float32, residual.size()) > 0) {
-    throw Error(ErrorKind::value, "residuals have numbers that are not finite");
-  }
+  check_kept(residual, elements(), "residuals");
 }
 
 void SparsePool::set_residuals(std::span<const float> residual, Stream stream) {
   check_open();
   check_residuals(residual);
-  if (residual_[0].data() != nullptr) {
-    residual_[0].write(0, residual);
-    std::fill(side_.begin(), side_.end(), 0);
-    std::fill(has_residual_.begin(), has_residual_.end(), 1);
-  }
+  residual_.write(residual);
   drop_gradients(stream);
 }
 
@@ -722,8 +654,9 @@ void SparsePool::restore(std::span<const float> residual, const std::vector<std:
     throw;
   }
   const std::vector<std::size_t> flags(important.begin(), important.end());
-  compare_states("iteration " + std::to_string(iteration) + ", important chunks " +
-                 std::to_string(collective::hash_of(flags)));
+  check_same_on_all_ranks(
+      *communicator_, "states of sparse gradient pools",
+      "iteration " + std::to_string(iteration) + ", important chunks " + std::to_string(collective::hash_of(flags)));
   set_residuals(residual);
   choose(important.empty() ? std::vector<std::uint8_t>(chunks(), 1) : important);
   const std::lock_guard lock(mutex_);
@@ -732,49 +665,35 @@ void SparsePool::restore(std::span<const float> residual, const std::vector<std:
 
 void SparsePool::refuse_state(const std::string& why) {
   check_open();
-  try {
-    compare_states(why);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::mismatch) {
-      throw;
-    }
-  }
-}
-
-void SparsePool::compare_states(const std::string& state) {
-  check_same_on_all_ranks(*communicator_, "states of sparse gradient pools", state);
+  engine::refuse_state(*communicator_, "states of sparse gradient pools", why);
 }
 
 // ---- what is to be known --------------------------------------------------------------------------------------------
 
 std::size_t SparsePool::ready_count() const {
   const std::lock_guard lock(mutex_);
-  return ready_count_;
+  return ready_.count();
 }
 
 bool SparsePool::is_ready(std::size_t tensor) const {
   const std::lock_guard lock(mutex_);
-  return tensor < ready_.size() && ready_[tensor];
+  return ready_.has(tensor);
 }
 
 Update SparsePool::update(bool everywhere) const {
   check_process();
   check_has_means(means(), ready_count(), tensors());
-  std::vector<std::size_t> offsets;
-  for (const std::size_t offset : offsets_) {
-    offsets.push_back(offset / size_of(dtype_));
-  }
   return {.means = means(),
           .data = data(),
           .dtype = dtype_,
           .device = options_.pool.device,
-          .offsets = offsets,
+          .offsets = in_elements(offsets_, dtype_),
           .spans = everywhere ? std::vector<Span>{{0, elements()}} : spans()};
 }
 
 Means SparsePool::means() const {
   const std::lock_guard lock(mutex_);
-  return ready_count_ > 0 ? no_means : means_;
+  return ready_.count() > 0 ? no_means : means_;
 }
 
 void SparsePool::take_over_means(const SparsePool& other) {
@@ -820,7 +739,7 @@ bool SparsePool::overflowed() const {
   return overflowed_;
 }
 
-std::optional<SparsePool::Place> SparsePool::nonfinite() const {
+std::optional<NonfinitePlace> SparsePool::nonfinite() const {
   const std::lock_guard lock(mutex_);
   return overflowed_ ? nonfinite_ : std::nullopt;
 }

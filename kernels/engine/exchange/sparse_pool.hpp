@@ -18,7 +18,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,11 +29,13 @@
 
 #include "../calls/communicator.hpp"
 #include "../calls/waiting.hpp"
-#include "../memory/float_array.hpp"
+#include "../memory/kept_numbers.hpp"
 #include "../memory/pool_memory.hpp"
 #include "../update/update.hpp"
 #include "chunk_work.hpp"
 #include "gradient_pool.hpp"
+#include "ready_tensors.hpp"
+#include "residual_pool.hpp"
 
 namespace gradientflow::engine {
 
@@ -52,12 +53,6 @@ class SparsePool {
   };
 
   using Span = Update::Span;  // of the gradients
-
-  struct Place {  // where the first gradient that was not finite was found; tensors `first` to `last` share its chunk
-    int rank;     // -1: each rank's was finite, but not their mean
-    std::size_t first;
-    std::size_t last;
-  };
 
   // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do; so the padding between them
   // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
@@ -98,11 +93,11 @@ class SparsePool {
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended; before the first one, everything was sent.
-  [[nodiscard]] std::vector<std::size_t> sent() const;   // chunks, in their order
-  [[nodiscard]] std::vector<Span> spans() const;         // what they cover, neighbours joined
-  [[nodiscard]] std::vector<double> norms() const;       // by chunk, summed over the ranks
-  [[nodiscard]] bool overflowed() const;                 // whether it was dropped
-  [[nodiscard]] std::optional<Place> nonfinite() const;  // where it was not skipped for that, but failed
+  [[nodiscard]] std::vector<std::size_t> sent() const;            // chunks, in their order
+  [[nodiscard]] std::vector<Span> spans() const;                  // what they cover, neighbours joined
+  [[nodiscard]] std::vector<double> norms() const;                // by chunk, summed over the ranks
+  [[nodiscard]] bool overflowed() const;                          // whether it was dropped
+  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where it was not skipped for that, but failed
   [[nodiscard]] double bookkeeping_seconds()
       const;  // in which this rank gathered, updated residuals, scattered and chose
   [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
@@ -157,14 +152,12 @@ class SparsePool {
  private:
   using Clock = Times::Clock;
 
-  class Busy;
-
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
   void check_open() const;
   void check_between_iterations(const char* what) const;
   [[nodiscard]] Span span_of(std::size_t chunk) const;
   [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
-  [[nodiscard]] const float* residual_of(std::size_t chunk) const;
+  [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
   [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
 
   [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
@@ -187,7 +180,6 @@ class SparsePool {
   void give_up(Stream stream) noexcept;
   [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
   void check_residuals(std::span<const float> residual) const;
-  void compare_states(const std::string& state);
   [[nodiscard]] Error different_loss_scales();
   [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
   void drop_gradients(Stream stream);
@@ -203,32 +195,28 @@ class SparsePool {
   std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
   std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
-  FloatArray residual_[2];
+  KeptNumbers residual_;
   std::unique_ptr<ChunkWork> work_;
   float scale_ = 1.0F;  // of gradients: 1 / loss scale
 
   // By chunk. What a chunk is in this iteration changes between iterations only.
   std::vector<std::uint8_t> important_;
-  std::vector<std::size_t> slot_;           // of the important ones
-  std::vector<std::uint8_t> side_;          // which of the two has the residual
-  std::vector<std::uint8_t> has_residual_;  // by chunk
-  std::vector<std::uint8_t> done_;          // gathered, or its residual updated; each by one thread
-  std::vector<double> own_norms_;           // of this rank, in this iteration, once learned
-  std::vector<std::size_t> chunk_of_;       // by slot
+  std::vector<std::size_t> slot_;      // of the important ones
+  std::vector<std::uint8_t> done_;     // gathered, or its residual updated; each by one thread
+  std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
+  std::vector<std::size_t> chunk_of_;  // by slot
 
   std::timed_mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
-  std::condition_variable not_busy_;
-  std::size_t busy_ = 0;  // threads that process chunks
-  std::vector<bool> ready_;
-  std::size_t ready_count_ = 0;
+  Workers workers_{mutex_};  // on chunks
+  ReadyTensors ready_;
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
   std::uint64_t iteration_;
   bool abandoned_ = false;
-  std::optional<bool> idle_;              // whether nothing was ready when this iteration was waited for
-  bool dropped_ = false;                  // gradients of this iteration, since one is not finite
-  std::optional<Place> found_nonfinite_;  // of this rank, in this iteration
-  bool learned_ = false;                  // own norms
+  std::optional<bool> idle_;                       // whether nothing was ready when this iteration was waited for
+  bool dropped_ = false;                           // gradients of this iteration, since one is not finite
+  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank, in this iteration
+  bool learned_ = false;                           // own norms
   std::vector<double> message_;
   collective::Call norms_call_;  // sums it
   std::shared_ptr<Handle> exchange_;
@@ -243,7 +231,7 @@ class SparsePool {
   std::vector<double> norms_;
   Means means_ = no_means;
   bool overflowed_ = false;
-  std::optional<Place> nonfinite_;
+  std::optional<NonfinitePlace> nonfinite_;
   double last_bookkeeping_ = 0.0;
   std::vector<GradientPool::Report> reports_;
 };

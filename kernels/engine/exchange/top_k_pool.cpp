@@ -717,6 +717,9 @@ void TopKPool::zero(Stream stream) {
 
 void TopKPool::copy(const KeptNumbers& kept, std::span<float> destination) const {
   check_between_iterations("residuals are read");
+  if (kept.is_none() && !destination.empty()) {
+    throw Error(ErrorKind::value, "there are no velocities without a momentum");
+  }
   kept.read(destination);
 }
 
@@ -780,7 +783,7 @@ Update TopKPool::update() const {
           .dtype = dtype_,
           .device = options_.device,
           .offsets = in_elements(offsets_, dtype_),
-          .spans = {{0, elements()}}};
+          .spans = overflowed() ? std::vector<Update::Span>{} : std::vector<Update::Span>{{0, elements()}}};
 }
 
 Means TopKPool::means() const {

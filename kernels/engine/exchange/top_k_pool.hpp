@@ -125,7 +125,7 @@ class TopKPool {
   [[nodiscard]] double bookkeeping_seconds() const;                 // in which this rank selected and added up
   [[nodiscard]] std::uint64_t iteration() const;                    // how many have ended
 
-  // As those of GradientPool.
+  // As those of GradientPool; an iteration that was dropped has means, of nothing.
   [[nodiscard]] Means means() const;
   [[nodiscard]] Update update() const;
   void take_over_means(const TopKPool& other);

@@ -28,6 +28,12 @@ void KeptNumbers::keep(std::size_t part) {
   }
 }
 
+void KeptNumbers::clear(std::size_t part) {
+  if (!is_none()) {
+    filled_[part] = 0;
+  }
+}
+
 void KeptNumbers::remember() {
   remembered_[0] = side_;
   remembered_[1] = filled_;
@@ -39,6 +45,9 @@ void KeptNumbers::go_back() {
 }
 
 void KeptNumbers::read(std::span<float> destination) const {
+  if (is_none()) {
+    std::fill(destination.begin(), destination.end(), 0.0F);
+  }
   for (std::size_t part = 0; part < side_.size();) {
     std::size_t end = part + 1;  // of the parts that are in the same place
     while (end < side_.size() && filled_[end] == filled_[part] && side_[end] == side_[part]) {

@@ -28,7 +28,7 @@ class KeptNumbers {
 
   // The part is now what `after` has; or it holds nothing.
   void keep(std::size_t part);
-  void clear(std::size_t part) { filled_[part] = 0; }
+  void clear(std::size_t part);
 
   // Remembers what the parts are now; goes back there, as long as nothing has been written to `after` since then.
   void remember();

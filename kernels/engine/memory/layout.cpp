@@ -17,4 +17,12 @@ std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType d
   return offsets;
 }
 
+std::vector<std::size_t> in_elements(std::span<const std::size_t> offsets, DType dtype) {
+  std::vector<std::size_t> elements;
+  for (const std::size_t offset : offsets) {
+    elements.push_back(offset / size_of(dtype));
+  }
+  return elements;
+}
+
 }  // namespace gradientflow::engine

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "../../base/dtype.hpp"
@@ -11,5 +12,8 @@ namespace gradientflow::engine {
 // Where each tensor of `counts` elements begins, in bytes, and where the last one ends: one after the other, each at a
 // multiple of 64 bytes. Throws Error(value) beyond 1 TiB.
 [[nodiscard]] std::vector<std::size_t> lay_out(const std::vector<std::size_t>& counts, DType dtype);
+
+// The same in elements.
+[[nodiscard]] std::vector<std::size_t> in_elements(std::span<const std::size_t> offsets, DType dtype);
 
 }  // namespace gradientflow::engine
