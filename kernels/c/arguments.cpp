@@ -99,6 +99,42 @@ static_assert(sizeof(SparsePoolOptions) == sizeof(gf_sparse_pool_options) &&
               offsetof(SparsePoolOptions, wire) == offsetof(gf_sparse_pool_options, wire) &&
               offsetof(SparsePoolOptions, algorithm) == offsetof(gf_sparse_pool_options, algorithm));
 
+// gf_top_k_pool_options, the same way.
+struct TopKPoolOptions {
+  std::size_t size = sizeof(gf_top_k_pool_options);
+  double ratio = 1000.0;
+  const std::size_t* layers = nullptr;
+  std::size_t layer_count = 0;
+  int selection = GF_SELECTION_SAMPLED;
+  std::size_t threshold_reuse = 0;
+  float momentum = -1.0F;
+  int masking = 1;
+  double clip = 0.0;
+  int wire = GF_NO_DTYPE;
+  int algorithm = GF_ALGORITHM_AUTO;
+  std::size_t merge_bytes = GF_AUTO_THRESHOLD;
+  int overlap = 1;
+  std::uint64_t seed = 0;
+  std::size_t extra = 0;
+  int skip_nonfinite = 0;
+};
+static_assert(sizeof(TopKPoolOptions) == sizeof(gf_top_k_pool_options) &&
+              offsetof(TopKPoolOptions, ratio) == offsetof(gf_top_k_pool_options, ratio) &&
+              offsetof(TopKPoolOptions, layers) == offsetof(gf_top_k_pool_options, layers) &&
+              offsetof(TopKPoolOptions, layer_count) == offsetof(gf_top_k_pool_options, layer_count) &&
+              offsetof(TopKPoolOptions, selection) == offsetof(gf_top_k_pool_options, selection) &&
+              offsetof(TopKPoolOptions, threshold_reuse) == offsetof(gf_top_k_pool_options, threshold_reuse) &&
+              offsetof(TopKPoolOptions, momentum) == offsetof(gf_top_k_pool_options, momentum) &&
+              offsetof(TopKPoolOptions, masking) == offsetof(gf_top_k_pool_options, masking) &&
+              offsetof(TopKPoolOptions, clip) == offsetof(gf_top_k_pool_options, clip) &&
+              offsetof(TopKPoolOptions, wire) == offsetof(gf_top_k_pool_options, wire) &&
+              offsetof(TopKPoolOptions, algorithm) == offsetof(gf_top_k_pool_options, algorithm) &&
+              offsetof(TopKPoolOptions, merge_bytes) == offsetof(gf_top_k_pool_options, merge_bytes) &&
+              offsetof(TopKPoolOptions, overlap) == offsetof(gf_top_k_pool_options, overlap) &&
+              offsetof(TopKPoolOptions, seed) == offsetof(gf_top_k_pool_options, seed) &&
+              offsetof(TopKPoolOptions, extra) == offsetof(gf_top_k_pool_options, extra) &&
+              offsetof(TopKPoolOptions, skip_nonfinite) == offsetof(gf_top_k_pool_options, skip_nonfinite));
+
 // None for the host.
 std::optional<int> device_of(int device) {
   if (device == GF_HOST) {
@@ -116,6 +152,15 @@ std::optional<int> device_of(int device) {
 }
 
 std::optional<DType> wire_of(int wire) { return wire == GF_NO_DTYPE ? std::nullopt : std::optional(dtype_of(wire)); }
+
+compute::Select::How selection_of(int selection) {
+  using How = compute::Select::How;
+  constexpr std::array selections = {How::sampled, How::exact, How::random};
+  if (selection < GF_SELECTION_SAMPLED || selection > GF_SELECTION_RANDOM) {
+    throw Error(ErrorKind::value, std::to_string(selection) + " is not a gf_selection");
+  }
+  return selections.at(static_cast<std::size_t>(selection));
+}
 
 // What both kinds of pools have.
 template <class Given>
@@ -166,6 +211,34 @@ engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_option
           .extra = options.extra,
           .skip_nonfinite = options.skip_nonfinite != 0,
           .first_iteration = 0};
+}
+
+engine::TopKPool::Options make_top_k_pool_options(const gf_top_k_pool_options* given) {
+  const auto options = options_of(TopKPoolOptions(), given, "gf_top_k_pool_options", "GF_TOP_K_POOL_OPTIONS_INIT");
+  engine::check_fits(options.extra, sizeof(double));
+  engine::TopKPool::Options made{.ratios = {options.ratio},
+                                 .selection = selection_of(options.selection),
+                                 .threshold_reuse = options.threshold_reuse,
+                                 .masking = options.masking != 0,
+                                 .wire = wire_of(options.wire),
+                                 .algorithm = algorithm_of(options.algorithm),
+                                 .overlap = options.overlap != 0,
+                                 .seed = options.seed,
+                                 .extra = options.extra,
+                                 .skip_nonfinite = options.skip_nonfinite != 0};
+  if (options.layers != nullptr) {
+    made.layers.assign(options.layers, options.layers + options.layer_count);
+  }
+  if (!(options.momentum < 0.0F)) {
+    made.momentum = options.momentum;
+  }
+  if (options.clip != 0.0) {
+    made.clip = options.clip;
+  }
+  if (options.merge_bytes != GF_AUTO_THRESHOLD) {
+    made.merge_bytes = options.merge_bytes;
+  }
+  return made;
 }
 
 Call make_call(const engine::Communicator& communicator, const Arguments& given) {

@@ -415,6 +415,103 @@ gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* residuals, c
 // Not collective.
 void gf_sparse_pool_free(gf_sparse_pool* pool);
 
+// ---- top-k gradient pool --------------------------------------------------------------------------------------------
+// A gradient pool of which each rank sends the largest entries of each layer, and keeps residuals of the rest
+// (docs/top-k.md). It is filled as a gf_pool is. After gf_top_k_pool_wait the tensors hold what all ranks have sent,
+// divided by their number, and zeros elsewhere, on all ranks the same.
+
+typedef struct gf_top_k_pool gf_top_k_pool;
+
+// Which entries of a layer are sent: close to the k largest, by a threshold from a sample; just these; or random ones.
+typedef enum gf_selection { GF_SELECTION_SAMPLED = 0, GF_SELECTION_EXACT = 1, GF_SELECTION_RANDOM = 2 } gf_selection;
+
+// Begin with GF_TOP_K_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+typedef struct gf_top_k_pool_options {
+  size_t size;           // sizeof(gf_top_k_pool_options): tells the library which fields the program knows
+  double ratio;          // of all layers: of n elements n / ratio are sent; 1 or more
+  const size_t* layers;  // how many consecutive tensors each layer has; NULL: one
+  size_t layer_count;    // of these
+  gf_selection selection;
+  size_t threshold_reuse;  // so many iterations begin with the threshold of the one before, in place of a sample
+  float momentum;          // of velocities, which take the place of gradients, from 0 to below 1; negative: none
+  int masking;             // whether velocities become zero where they were sent
+  double clip;             // gradients of a layer are scaled down to a norm of clip / sqrt(ranks); 0: never
+  gf_dtype wire;           // what values travel as: GF_NO_DTYPE is float32, or bfloat16 for gradients of it
+  gf_algorithm algorithm;
+  size_t merge_bytes;  // a message has so many bytes, or ends with the last layer
+  int overlap;         // whether layers are sent as soon as they are ready, rather than in the wait
+  uint64_t seed;       // of samples and random selections
+  size_t extra;        // so many doubles are averaged along in every iteration
+  int skip_nonfinite;  // whether an iteration whose gradients are not finite is dropped, rather than an error
+} gf_top_k_pool_options;
+
+#define GF_TOP_K_POOL_OPTIONS_INIT \
+  {sizeof(gf_top_k_pool_options),  \
+   1000,                           \
+   0,                              \
+   0,                              \
+   GF_SELECTION_SAMPLED,           \
+   0,                              \
+   -1,                             \
+   1,                              \
+   0,                              \
+   GF_NO_DTYPE,                    \
+   GF_ALGORITHM_AUTO,              \
+   GF_AUTO_THRESHOLD,              \
+   1,                              \
+   0,                              \
+   0,                              \
+   0}
+
+// As gf_pool_create; `dtype` is FLOAT32, FLOAT16 or BFLOAT16. Collective.
+gf_status gf_top_k_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
+                               const gf_top_k_pool_options* options, gf_top_k_pool** pool);
+
+void* gf_top_k_pool_tensor(const gf_top_k_pool* pool, size_t tensor);  // as in a gf_pool; NULL where there is none
+size_t gf_top_k_pool_tensors(const gf_top_k_pool* pool);               // how many
+size_t gf_top_k_pool_layers(const gf_top_k_pool* pool);
+size_t gf_top_k_pool_bytes(const gf_top_k_pool* pool);  // of all tensors on this rank, with what lies between them
+double* gf_top_k_pool_extra(gf_top_k_pool* pool);  // the numbers that are averaged along; NULL where there are none
+
+// As those of a gf_sparse_pool.
+gf_status gf_top_k_pool_ready(gf_top_k_pool* pool, size_t tensor);
+gf_status gf_top_k_pool_ready_all(gf_top_k_pool* pool);
+
+// Waits for the means, and begins the next iteration. Tensors that are not ready count as zeros, and `timeout` is, as
+// in gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
+// skipped; GF_ERROR_MISMATCH where ratios or loss scales differ: all gradients are zero then, and residuals and
+// velocities are as before. Collective.
+gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout);
+
+// Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before.
+gf_status gf_top_k_pool_abandon(gf_top_k_pool* pool);
+
+// Forgets the last iteration, which no step follows: residuals are as before it, and gradients zero. All ranks do it,
+// or none. This and what follows: between iterations.
+gf_status gf_top_k_pool_take_back(gf_top_k_pool* pool);
+
+gf_status gf_top_k_pool_zero(gf_top_k_pool* pool);
+
+// `number` ratios, one for each layer or one for all of them; the same on all ranks, or the next gf_top_k_pool_wait is
+// GF_ERROR_MISMATCH.
+gf_status gf_top_k_pool_set_ratios(gf_top_k_pool* pool, const double* ratios, size_t number);
+
+// As those of a gf_sparse_pool.
+gf_status gf_top_k_pool_set_loss_scale(gf_top_k_pool* pool, double scale);
+int gf_top_k_pool_overflowed(const gf_top_k_pool* pool);
+
+// Copies the residuals, or the velocities, of this rank: float32, laid out as the tensors are with their padding, so
+// gf_top_k_pool_bytes / gf_dtype_size elements. GF_ERROR_VALUE for velocities where there is no momentum.
+gf_status gf_top_k_pool_residuals(const gf_top_k_pool* pool, float* residuals);
+gf_status gf_top_k_pool_velocities(const gf_top_k_pool* pool, float* velocities);
+
+// Takes both, in that layout; no velocities where there is no momentum. GF_ERROR_VALUE where a number is not finite, of
+// which the other ranks get GF_ERROR_MISMATCH. Collective.
+gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, const float* velocities);
+
+// Not collective.
+void gf_top_k_pool_free(gf_top_k_pool* pool);
+
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 // Steps of momentum SGD and LARS over the gradients of a pool. The weights are the program's; the momentum, and float32
 // master weights of those of 16 bits, are the optimizer's. Nothing here is collective: as long as all ranks begin with
@@ -453,6 +550,10 @@ gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const 
 // The same; weights and momentum change only where gradients were sent. Nothing changes after a dropped iteration.
 gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
                                    const gf_step_settings* settings, size_t number, double gradient_scale);
+
+// The same as gf_optimizer_step: all weights and their momentum change. Nothing changes after a dropped iteration.
+gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
+                                  size_t number, double gradient_scale);
 
 // Momentum and master weights of a tensor, for checkpoints: as many floats as it has elements, to read and to write,
 // valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL where there are none.

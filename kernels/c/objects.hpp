@@ -10,6 +10,7 @@
 #include "../engine/calls/handle.hpp"
 #include "../engine/exchange/gradient_pool.hpp"
 #include "../engine/exchange/sparse_pool.hpp"
+#include "../engine/exchange/top_k_pool.hpp"
 #include "../engine/update/optimizer.hpp"
 #include "gradientflow.h"
 
@@ -34,6 +35,10 @@ struct gf_pool {
 
 struct gf_sparse_pool {
   gradientflow::engine::SparsePool engine;
+};
+
+struct gf_top_k_pool {
+  gradientflow::engine::TopKPool engine;
 };
 
 struct gf_optimizer {

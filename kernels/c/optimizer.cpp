@@ -125,6 +125,13 @@ gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool
   });
 }
 
+gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
+                                  size_t number, double gradient_scale) {
+  return step(optimizer, settings, number, gradient_scale, [&](Optimizer& engine, const Settings& of_each) {
+    engine.step(given(pool, "pool").engine.update(), of_each, gradient_scale);
+  });
+}
+
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor) {
   return array_of(optimizer, tensor, [&](Optimizer& engine) -> auto& { return engine.momentum(tensor); });
 }

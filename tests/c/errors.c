@@ -233,6 +233,67 @@ static void wrong_sparse_pools(void) {
   gf_sparse_pool_free(pool);
 }
 
+static void null_top_k_pools(void) {
+  const size_t four = 4;
+  gf_top_k_pool* pool = (gf_top_k_pool*)x;
+  REFUSED(gf_top_k_pool_create(NULL, &four, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "communicator is NULL");
+  REQUIRE(pool == NULL);
+  REFUSED(gf_top_k_pool_create(communicator, NULL, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "counts is NULL");
+  REFUSED(gf_top_k_pool_create(communicator, &four, 1, GF_FLOAT32, NULL, NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_ready(NULL, 0), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_ready_all(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_wait(NULL, -1), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_abandon(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_take_back(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_zero(NULL), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_set_ratios(NULL, NULL, 0), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_set_loss_scale(NULL, 2), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_residuals(NULL, x), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_velocities(NULL, x), GF_ERROR_VALUE, "pool is NULL");
+  REFUSED(gf_top_k_pool_restore(NULL, x, x), GF_ERROR_VALUE, "pool is NULL");
+  REQUIRE(gf_top_k_pool_tensor(NULL, 0) == NULL && gf_top_k_pool_extra(NULL) == NULL);
+  REQUIRE(gf_top_k_pool_tensors(NULL) == 0 && gf_top_k_pool_bytes(NULL) == 0 && gf_top_k_pool_layers(NULL) == 0);
+  REQUIRE(gf_top_k_pool_overflowed(NULL) == -1);
+  gf_top_k_pool_free(NULL);
+
+  OK(gf_top_k_pool_create(communicator, &four, 1, GF_FLOAT32, NULL, &pool));
+  REQUIRE(gf_top_k_pool_extra(pool) == NULL);
+  REFUSED(gf_top_k_pool_residuals(pool, NULL), GF_ERROR_VALUE, "residuals is NULL");
+  REFUSED(gf_top_k_pool_velocities(pool, x), GF_ERROR_VALUE, "no velocities without a momentum");
+  REFUSED(gf_top_k_pool_restore(pool, NULL, NULL), GF_ERROR_VALUE, "residuals is NULL");
+  gf_top_k_pool_free(pool);
+
+  OK(gf_top_k_pool_create(communicator, NULL, 0, GF_FLOAT32, NULL, &pool));  // nothing is needed where nothing is
+  OK(gf_top_k_pool_residuals(pool, NULL));
+  OK(gf_top_k_pool_restore(pool, NULL, NULL));
+  OK(gf_top_k_pool_wait(pool, -1));
+  gf_top_k_pool_free(pool);
+}
+
+static void wrong_top_k_pools(void) {
+  const size_t four = 4, huge = (size_t)-1, two = 2;
+  gf_top_k_pool* pool;
+  REFUSED(gf_top_k_pool_create(communicator, &huge, 1, GF_FLOAT32, NULL, &pool), GF_ERROR_VALUE, "more elements than");
+  REFUSED(gf_top_k_pool_create(communicator, &four, 1, GF_FLOAT64, NULL, &pool), GF_ERROR_TYPE, "not float64");
+#define WRONG(field, value, status, text)                                                             \
+  do {                                                                                                \
+    gf_top_k_pool_options options = GF_TOP_K_POOL_OPTIONS_INIT;                                       \
+    options.field = value;                                                                            \
+    REFUSED(gf_top_k_pool_create(communicator, &four, 1, GF_FLOAT32, &options, &pool), status, text); \
+  } while (0)
+  WRONG(size, 3, GF_ERROR_VALUE, "the size of a gf_top_k_pool_options is 3");
+  WRONG(ratio, 0.5, GF_ERROR_VALUE, "1 or more, not 0.5");
+  WRONG(layers, &two; options.layer_count = 1, GF_ERROR_VALUE, "add up to the 1 tensors");
+  WRONG(selection, (gf_selection)9, GF_ERROR_VALUE, "9 is not a gf_selection");
+  WRONG(momentum, 1, GF_ERROR_VALUE, "from 0 to below 1");
+  WRONG(momentum, NAN, GF_ERROR_VALUE, "from 0 to below 1");
+  WRONG(clip, -1, GF_ERROR_VALUE, "above 0, not -1");
+  WRONG(wire, GF_INT8, GF_ERROR_TYPE, "int8");
+  WRONG(algorithm, (gf_algorithm)99, GF_ERROR_VALUE, "99 is not");
+  WRONG(extra, huge, GF_ERROR_VALUE, "more elements than");
+#undef WRONG
+}
+
 static void wrong_optimizers(void) {
   const size_t counts[] = {4, 2}, huge = (size_t)-1;
   gf_optimizer* optimizer = (gf_optimizer*)x;
@@ -460,6 +521,8 @@ int main(void) {
   null_arguments();
   null_sparse_pools();
   wrong_sparse_pools();
+  null_top_k_pools();
+  wrong_top_k_pools();
   wrong_optimizers();
   wrong_values();
   wrong_options();

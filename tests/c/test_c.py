@@ -88,11 +88,12 @@ def test_program(mpirun: Run, programs: dict[str, Path], command: str, ranks: in
     mpirun(ranks, "execute", programs[name], *arguments, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
+@pytest.mark.parametrize("program", ["sparse", "top_k"])
 @pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1)])
 def test_sparse_communication_and_optimizers(
-    mpirun: Run, programs: dict[str, Path], ranks: int, node_size: int
+    mpirun: Run, programs: dict[str, Path], program: str, ranks: int, node_size: int
 ) -> None:
-    mpirun(ranks, "execute", programs["sparse"], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+    mpirun(ranks, "execute", programs[program], env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
