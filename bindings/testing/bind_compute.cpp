@@ -17,6 +17,7 @@
 #include "../../kernels/compute/top_k.hpp"
 #include "../gil.hpp"
 #include "testing.hpp"
+#include "top_k_calls.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -123,42 +124,15 @@ void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr
                                                              .outer_rate = outer_rate});
 }
 
-compute::Select::How how_from_name(const std::string& name) {
-  using How = compute::Select::How;
-  return name == "exact" ? How::exact : name == "sampled" ? How::sampled : How::random;
-}
-
 // The number of entries sent, the threshold, and the number of infinite and NaN elements.
-std::tuple<std::size_t, float, std::size_t> select(const std::string& level, std::uintptr_t gradient,
-                                                   const std::string& dtype, std::uintptr_t residual,
-                                                   std::uintptr_t next_residual, std::uintptr_t velocity,
-                                                   std::uintptr_t next_velocity, const compute::Block& block,
-                                                   std::uintptr_t data, const std::string& how, float scale,
-                                                   float momentum, bool masking, std::uint64_t seed, float threshold) {
-  const compute::Selected selected =
-      compute::select_at(compute::simd_from_name(level), {.gradient = pointer(gradient),
-                                                          .dtype = dtype_from_name(dtype),
-                                                          .scale = scale,
-                                                          .residual = floats(residual),
-                                                          .next_residual = floats(next_residual),
-                                                          .velocity = floats(velocity),
-                                                          .next_velocity = floats(next_velocity),
-                                                          .momentum = momentum,
-                                                          .masking = masking,
-                                                          .how = how_from_name(how),
-                                                          .seed = seed,
-                                                          .threshold = threshold,
-                                                          .block = block,
-                                                          .data = static_cast<std::byte*>(pointer(data))});
+std::tuple<std::size_t, float, std::size_t> select(const std::string& level, const SelectFields& fields) {
+  const compute::Selected selected = compute::select_at(compute::simd_from_name(level), select_call(fields));
   return {selected.sent, selected.threshold, selected.nonfinite};
 }
 
 std::size_t combine(const std::string& level, std::uintptr_t gradient, const std::string& dtype, float scale,
                     const compute::Block& block, const std::vector<std::uintptr_t>& blocks) {
-  std::vector<const std::byte*> data;
-  for (const std::uintptr_t address : blocks) {
-    data.push_back(static_cast<const std::byte*>(pointer(address)));
-  }
+  const std::vector<const std::byte*> data = blocks_at(blocks);
   return compute::combine_at(
       compute::simd_from_name(level),
       {.gradient = pointer(gradient), .dtype = dtype_from_name(dtype), .scale = scale, .block = block, .blocks = data});
@@ -201,6 +175,7 @@ void bind_compute(py::module_& module) {
               py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F, py::arg("weight_decay") = 0.0F,
               py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F, py::arg("outer_rate") = 1.0F, without_gil);
   py::class_<compute::Block>(compute, "Block")
+      .def(py::init<>())
       .def_readonly("count", &compute::Block::count)
       .def_readonly("k", &compute::Block::k)
       .def_readonly("index_begin", &compute::Block::index_begin)
@@ -216,10 +191,10 @@ void bind_compute(py::module_& module) {
         return compute::block_of(count, k, dtype_from_name(values));
       },
       py::arg("count"), py::arg("k"), py::arg("values"));
-  compute.def("select", &select, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("residual"),
-              py::arg("next_residual"), py::arg("velocity"), py::arg("next_velocity"), py::arg("block"),
-              py::arg("data"), py::arg("how"), py::arg("scale") = 1.0F, py::arg("momentum") = 0.0F,
-              py::arg("masking") = true, py::arg("seed") = 0, py::arg("threshold") = 0.0F, without_gil);
+  compute.def(
+      "select", &select, py::arg("level"), py::arg("call"), without_gil,
+      "Of the call: gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, "
+      "momentum, masking, seed, threshold.");
   compute.def("combine", &combine, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("scale"),
               py::arg("block"), py::arg("blocks"), without_gil);
   compute.def("levels", &levels, "The SIMD levels that run here, lowest first.");

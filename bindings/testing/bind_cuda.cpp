@@ -20,6 +20,7 @@
 #include "../../kernels/compute/cuda/runtime.hpp"
 #include "../gil.hpp"
 #include "testing.hpp"
+#include "top_k_calls.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -247,6 +248,37 @@ Launch count_nonfinite(Address source, const std::string& dtype, std::size_t cou
                 [found] { return Launch::Numbers{static_cast<double>(found->read().front())}; });
 }
 
+// Gives the number of entries sent, the threshold, and the number of infinite and NaN elements.
+Launch select(const SelectFields& fields) {
+  const compute::Select call = select_call(fields);
+  const auto scratch = std::make_shared<const DeviceMemory>(cuda::runtime().scratch_bytes(call));
+  const auto selected = std::make_shared<const OnDevice<compute::Selected>>(std::vector<compute::Selected>(1));
+  return Launch([=] { cuda::runtime().select(call, selected->data(), scratch->data(), stream); },
+                [selected] {
+                  const compute::Selected found = selected->read().front();
+                  return Launch::Numbers{static_cast<double>(found.sent), found.threshold,
+                                         static_cast<double>(found.nonfinite)};
+                });
+}
+
+// Gives the number of elements written, and 1 + the number of the first block that is not one.
+Launch combine(Address gradient, const std::string& dtype, float scale, const compute::Block& block,
+               const std::vector<Address>& addresses) {
+  const auto blocks = std::make_shared<const std::vector<const std::byte*>>(blocks_at(addresses));
+  const compute::Combine call{.gradient = pointer(gradient),
+                              .dtype = dtype_from_name(dtype),
+                              .scale = scale,
+                              .block = block,
+                              .blocks = *blocks};
+  const auto scratch = std::make_shared<const DeviceMemory>(cuda::runtime().scratch_bytes(call));
+  const auto combined = std::make_shared<const OnDevice<cuda::Combined>>(std::vector<cuda::Combined>(1));
+  return Launch([=] { cuda::runtime().combine(call, combined->data(), scratch->data(), stream); },
+                [blocks, combined] {
+                  const cuda::Combined found = combined->read().front();
+                  return Launch::Numbers{static_cast<double>(found.written), static_cast<double>(found.bad)};
+                });
+}
+
 Launch copy(Address destination, Address source, std::size_t bytes) {
   return Launch([=] { cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream); });
 }
@@ -284,6 +316,9 @@ void bind_kernels(py::module_& module, py::module_& prepared) {
   define_list("momentum_step", &momentum_step, nothing,
               "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
               "weight_decay, factor, inner_rate, outer_rate.");
+  define("select", &select, numbers, py::arg("call"));
+  define("combine", &combine, numbers, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
+         py::arg("blocks"));
   prepared.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
 }
 

@@ -36,7 +36,21 @@ from kernel_data import (
     sample,
     widen,
 )
-from kernel_references import BLOCK, add_up, cast, corrected, reduced, stepped
+from kernel_references import (
+    BLOCK,
+    Layer,
+    add_up,
+    cast,
+    combined,
+    corrected,
+    decoded,
+    encoded,
+    largest,
+    passing,
+    reduced,
+    sent_as,
+    stepped,
+)
 
 import gradientflow
 from gradientflow import _core, _core_testing
@@ -128,6 +142,17 @@ class Processor:
     @staticmethod
     def count_nonfinite(*arguments: Any) -> int:
         return int(compute.count_nonfinite(LEVEL, *arguments))
+
+    @staticmethod
+    def select(call: tuple[Any, ...]) -> list[float]:
+        return list(compute.select(LEVEL, call))
+
+    @staticmethod
+    def combine(*arguments: Any) -> list[float]:
+        try:
+            return [compute.combine(LEVEL, *arguments), 0]
+        except ValueError as error:
+            return [0, 1 + int(str(error).split()[1])]  # block 7 is not one ...
 
 
 @dataclass(frozen=True)
@@ -341,6 +366,147 @@ def test_part_of_a_list_is_a_list(device_place: Place) -> None:
         norms = [float((i + 1) * length) for i, length in enumerate(lengths)]
         check_sums(place.kernels.scatter(calls, "float32", skipped=skipped), norms[skipped:])
         check_memory([(t, 0 * v if i < skipped else v) for i, (t, v) in enumerate(zip(targets, values, strict=True))])
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+def select(place: Place, layer: Layer, k: int, values: str, *how: Any, offset: int = 0) -> tuple[list[float], Array]:
+    """One selection, checked but for what is chosen. Gives its numbers, and the indices of what was sent."""
+    count = len(layer.gradient)
+    block = compute.block_of(count, k, values)
+    gradient = place.memory(layer.gradient, offset * layer.gradient.itemsize)
+    before = [None if a is None else place.memory(a, offset * 4) for a in (layer.residual, layer.velocity)]
+    residual = place.memory(np.ones(count, np.float32), offset * 4)
+    velocity = None if layer.momentum is None else place.memory(np.ones(count, np.float32), offset * 4)
+    data = place.memory(np.full(block.bytes, 7, np.uint8))
+    places = gradient.address, layer.dtype, at(before[0]), residual.address, at(before[1]), at(velocity)
+    rates = layer.scale, layer.momentum or 0.0, layer.masking
+    name, seed, threshold = how
+    found = place.kernels.select((*places, block, data.address, name, *rates, seed, threshold))
+    sent = data.values.tobytes()
+    indices, _ = decoded(sent, count, k, values)
+    x, v = layer.x, layer.v
+    assert sent == encoded(indices, x[indices], count, k, values)
+    check_memory([(gradient, np.zeros_like(layer.gradient))])
+    check_memory([(m, a) for m, a in zip(before, (layer.residual, layer.velocity), strict=True) if m and a is not None])
+    if not found[2]:
+        x[indices] -= sent_as(x[indices], values)
+        check_memory([(residual, x)])
+        if velocity is not None and v is not None:
+            v[indices] = 0 if layer.masking else v[indices]
+            check_memory([(velocity, v)])
+    assert found[0] == len(indices)
+    return found, indices
+
+
+def layers(dtype: str, seed: int) -> Iterator[tuple[Layer, int]]:
+    """Ordinary ones, and ones with ties, zeros, subnormal numbers and what is too large for float16; and offsets."""
+    rng = np.random.default_rng(seed)
+    for i, length in enumerate([1, 7, 64, 2047, 2048, 2049, PRIME]):
+        few = narrow(rng.choice(np.array([0, -0.0, 1, -1, 2, 1e-41, 1e6], np.float32), length), dtype)
+        for gradient in (ordinary(dtype, length, rng), few):
+            residual = ordinary("float32", length, rng) if i % 3 == 0 else None
+            momentum, velocity = (0.9, ordinary("float32", length, rng)) if i % 2 else (None, None)
+            yield Layer(gradient, dtype, residual, velocity, 0.5, momentum, i % 4 == 1), i % 5
+
+
+@pytest.mark.parametrize(("dtype", "values"), [(d, v) for d in CASTABLE for v in CASTABLE if v == "float32" or d == v])
+def test_the_largest_entries_are_sent(place: Place, dtype: str, values: str) -> None:
+    for layer, offset in layers(dtype, 9):
+        count = len(layer.gradient)
+        x = layer.x
+        if not np.isfinite(x).all():
+            assert dtype == "float16"
+            assert select(place, layer, 1, values, "exact", 0, 0.0)[0] == [0, 0, np.sum(~np.isfinite(x))]
+            continue
+        for k in sorted({0, 1, count // 300, count // 3, count} & {*range(count + 1)}):
+            found, indices = select(place, layer, k, values, "exact", 0, 0.0, offset=offset)
+            np.testing.assert_array_equal(indices, largest(layer.x, k, values))
+            assert found[1:] == [np.abs(x[indices]).min() if len(indices) else 0, 0]
+
+
+def test_samples_and_thresholds(place: Place) -> None:
+    """As on the CPU, entry by entry: with a sample, and with thresholds that are right or too low or too high."""
+    rng = np.random.default_rng(10)
+    count, k = 70_000, 5000
+    layer = Layer(ordinary("float32", count, rng), "float32", ordinary("float32", count, rng))
+    right = float(np.sort(np.abs(layer.x))[-k])
+    numbers = []
+    for seed, threshold in [*((seed, 0.0) for seed in range(4)), *((1, f * right) for f in (1e-9, 0.9, 1, 1.05, 2))]:
+        found, indices = select(place, layer, k, "float32", "sampled", seed, threshold)
+        same = select(Place(Processor, Guarded), layer, k, "float32", "sampled", seed, threshold)
+        assert found == same[0]
+        np.testing.assert_array_equal(indices, same[1])
+        np.testing.assert_array_equal(indices, passing(layer.x, k, "float32", found[1]))
+        numbers.append(found[0])
+    assert numbers[4:] == [k, k, k, numbers[7], k]
+    assert k > numbers[7] >= 0.8 * k
+    sparse = Layer(layer.gradient, "float32", None)
+    sparse.gradient[200:] = 0
+    assert select(place, sparse, k, "float32", "sampled", 0, 0.0)[0][0] == 200
+
+
+@pytest.mark.parametrize(("count", "k"), [(1, 1), (9, 9), (40, 39), (5000, 4), (5000, 2500), (50_000, 700), (7, 0)])
+def test_entries_are_drawn(place: Place, count: int, k: int) -> None:
+    """As on the CPU, by the seed alone."""
+    layer = Layer(np.zeros(count, np.float32), "float32", ordinary("float32", count, np.random.default_rng(11)))
+    for seed in (0, 1, 2**64 - 1):
+        found, indices = select(place, layer, k, "bfloat16", "random", seed, 0.0)
+        assert found == [k, 0, 0]
+        np.testing.assert_array_equal(
+            indices, select(Place(Processor, Guarded), layer, k, "bfloat16", "random", seed, 0.0)[1]
+        )
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "k"), [("words", 70_000, 1), ("offsets", 140_000, 200), ("bitmap", 5000, 900)]
+)
+@pytest.mark.parametrize("values", CASTABLE)
+def test_blocks_of_entries_are_added_up(place: Place, form: str, count: int, k: int, values: str) -> None:
+    """And blocks that are none are told, and nothing is written."""
+    rng = np.random.default_rng(12)
+    block = compute.block_of(count, k, values)
+    assert block.indices == form
+    for dtype, number in itertools.product(CASTABLE, (0, 1, 5)):
+        gradient = ordinary(dtype, count, rng)
+        entries = []
+        for _ in range(number):
+            indices = np.sort(rng.permutation(count)[: rng.integers(k // 2, k + 1)])
+            entries.append((indices, sample("float32", len(indices), rng)))
+            entries[-1][1][np.isnan(entries[-1][1])] = 1
+        data = [np.frombuffer(encoded(*e, count, k, values), np.uint8) for e in entries]
+        blocks = [place.memory(some) for some in data]
+        target = place.memory(gradient)
+        arguments = target.address, dtype, 1 / 3, block
+        bad = data[-1].copy() if data else np.zeros(block.bytes, np.uint8)
+        bad[:4].view(np.uint32)[:] = k + 1 if number == 1 else (1 if bad[0] != 1 else 0)
+        spoiled = place.memory(bad)
+        if form != "words" or number == 1:
+            addresses = [b.address for b in (*blocks, spoiled)]
+            assert place.kernels.combine(*arguments, addresses) == [0, number + 1]
+        check_memory([(target, gradient)])
+        expected, union = combined(gradient, dtype, [(i, sent_as(x, values)) for i, x in entries], 1 / 3)
+        assert place.kernels.combine(*arguments, [b.address for b in blocks]) == [union, 0]
+        check_memory([(target, expected), *zip(blocks, data, strict=True)])
+
+
+def test_indices_that_do_not_ascend_are_told(place: Place) -> None:
+    for count, k in ((1_000_000, 3), (140_000, 200)):
+        block = compute.block_of(count, k, "float32")
+        for first, second in ((5, 5), (9, 3), (count - 1, count)):
+            indices = np.arange(k) if k > 3 else np.array([1, 2, 3])
+            data = bytearray(encoded(indices, np.ones(k, np.float32), count, k, "float32"))
+            size, kind = (4, np.uint32) if block.indices == "words" else (2, np.uint16)
+            if second == count and size == 2:
+                first, second = 65535, 65535
+            data[4 + size : 4 + 3 * size] = np.array([first, second], kind).tobytes()
+            blocks, target = (
+                place.memory(np.frombuffer(bytes(data), np.uint8)),
+                place.memory(np.ones(count, np.float32)),
+            )
+            assert place.kernels.combine(target.address, "float32", 1.0, block, [blocks.address]) == [0, 1]
+            check_memory([(target, np.ones(count, np.float32))])
 
 
 # ---- casts, counts and reductions ------------------------------------------------------------------------------------

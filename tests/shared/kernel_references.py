@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from kernel_data import CASTABLE, FLOATS, Array, narrow, same_nan, widen
 
@@ -76,6 +78,34 @@ def reduced(sources: list[Array], dtype: str, op: str, divisor: int = 1) -> Arra
 
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Layer:
+    """What goes into a selection."""
+
+    gradient: Array
+    dtype: str
+    residual: Array | None
+    velocity: Array | None = None
+    scale: float = 1.0
+    momentum: float | None = None  # None: there is no velocity
+    masking: bool = True
+
+    @property
+    def v(self) -> Array | None:
+        """The next velocity, where there is one."""
+        if self.momentum is None:
+            return None
+        before = np.zeros(len(self.gradient), np.float32) if self.velocity is None else self.velocity
+        return np.float32(self.momentum) * before + widen(self.gradient, self.dtype) * np.float32(self.scale)
+
+    @property
+    def x(self) -> Array:
+        """What is selected from."""
+        residual = np.zeros(len(self.gradient), np.float32) if self.residual is None else self.residual
+        v = self.v
+        return corrected(self.gradient, self.dtype, residual, self.scale) if v is None else v + residual
 
 
 def sent_as(values: Array, dtype: str) -> Array:

@@ -13,20 +13,16 @@
 #include <vector>
 
 #include "../../base/error.hpp"
+#include "../top_k_rules.hpp"
 #include "select.hpp"
 
 namespace gradientflow::compute {
 namespace {
 
-constexpr std::size_t page = 65536;               // elements whose indices have the same upper half
 constexpr std::size_t run = 4096;                 // elements that a pass looks at before candidates are thrown out
 constexpr std::size_t slack = 16;                 // what a vector is written to behind the last candidate
 constexpr std::size_t batch = 1024;               // entries that are written to a block together
 constexpr std::size_t streaming_count = 1 << 20;  // layers from here on are written past the caches
-constexpr std::uint32_t infinity = 0x7f800000;    // as all magnitudes: the bits of a float32 without its sign
-
-std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
-std::size_t pages_of(std::size_t count) { return (count + page - 1) / page; }
 
 std::uint32_t magnitude(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU; }
 
@@ -48,33 +44,7 @@ std::size_t float_index(DType dtype) {
                             "the gradients and entries of sparse communication are float16, bfloat16 or float32");
 }
 
-// ---- which entries
-// ---------------------------------------------------------------------------------------------------
-
-// The least magnitude that does not travel as 0.
-std::uint32_t least_that_travels(DType values) {
-  switch (values) {
-    case DType::float16:
-      return 0x33000001;  // above 2^-25
-    case DType::bfloat16:
-      return 0x00008001;  // above 2^-134
-    default:
-      return 1;
-  }
-}
-
-// A random number for each seed and counter (SplitMix64).
-std::uint64_t random_at(std::uint64_t seed, std::uint64_t counter) {
-  std::uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  return z ^ (z >> 31);
-}
-
-// One below `limit`, which is below 2^32: of the upper half of the bits.
-std::uint64_t random_below(std::uint64_t limit, std::uint64_t seed, std::uint64_t counter) {
-  return ((random_at(seed, counter) >> 32) * limit) >> 32;
-}
+// ---- which entries --------------------------------------------------------------------------------------------------
 
 // The k-th largest of the magnitudes, and how many are larger. Three rounds, of 11, 10 and 10 bits, whatever the
 // values.
@@ -107,14 +77,6 @@ Kth kth_largest(const float* x, std::size_t count, std::size_t k) {
   return {prefix, larger};
 }
 
-// Of a sample of this size, `sample_hits` are expected to be among the k largest of the layer: enough that their number
-// says something. No sample is taken (0) where it is too large a part of the layer to be worth it.
-constexpr std::size_t sample_hits = 64;
-std::size_t sample_of(std::size_t count, std::size_t k) {
-  const std::size_t size = sample_hits * count / k;
-  return size > count / 64 ? 0 : size;
-}
-
 // Takes entries in ascending order: rounds them, writes them to the block, and leaves what rounding took.
 class Writer {
  public:
@@ -134,7 +96,7 @@ class Writer {
       std::copy_n(x + begin, some, values.data());
       if (block.values == DType::float16) {
         for (float& value : values) {
-          value = std::clamp(value, -65504.0F, 65504.0F);
+          value = std::clamp(value, -largest_float16, largest_float16);
         }
       }
       std::byte* const to = call_.data + block.value_begin + (written_ + begin) * size;
@@ -184,7 +146,7 @@ class Writer {
   CastKernel narrow_;
   CastKernel widen_;
   std::size_t written_ = 0;
-  std::uint32_t least_ = infinity;
+  std::uint32_t least_ = infinity_bits;
 };
 
 class Selection {
@@ -205,7 +167,7 @@ class Selection {
       correct_all();
       return nonfinite_ != 0 ? writer.finish(nonfinite_) : draw(writer);
     }
-    if (k_ > count_ / 8) {
+    if (is_large_part(count_, k_)) {
       correct_all();
       return nonfinite_ != 0 ? writer.finish(nonfinite_) : take_largest(writer);
     }
@@ -256,7 +218,7 @@ class Selection {
   // Counts what is infinite or NaN among the candidates from `begin` on.
   void count_nonfinite(std::size_t begin) {
     for (std::size_t i = begin; i < found_.number; ++i) {
-      nonfinite_ += magnitude(found_.values[i]) >= infinity ? 1 : 0;
+      nonfinite_ += magnitude(found_.values[i]) >= infinity_bits ? 1 : 0;
     }
   }
 
@@ -273,7 +235,7 @@ class Selection {
   void correct_all() {
     for (std::size_t begin = 0; begin < count_; begin += run) {
       found_.number = 0;
-      correct(begin, std::min(run, count_ - begin), infinity, found_);
+      correct(begin, std::min(run, count_ - begin), infinity_bits, found_);
       nonfinite_ += found_.number;
     }
   }
@@ -296,9 +258,9 @@ class Selection {
       count_nonfinite(before);
       if (nonfinite_ != 0) {
         found_.number = 0;
-        least = infinity;
+        least = infinity_bits;
       } else if (found_.number > limit) {
-        least = std::min(keep_largest() + 1, infinity);
+        least = std::min(keep_largest() + 1, infinity_bits);
       }
     }
   }
@@ -374,7 +336,7 @@ class Selection {
   // element, anywhere, of each of as many parts of the layer. `arises`: x is not yet there, and computed for the sample
   // alone.
   std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
-    const std::size_t rank = sample_hits + deviations * 8 + 1;
+    const std::size_t rank = sample_rank(deviations);
     const auto x = std::make_unique_for_overwrite<float[]>(sample);
     std::array<std::uint32_t, run> places;
     std::array<std::byte, run * 4> gradient;
@@ -383,9 +345,7 @@ class Selection {
     for (std::size_t begin = 0; begin < sample; begin += run) {
       const std::size_t number = std::min(run, sample - begin);
       for (std::size_t i = 0; i < number; ++i) {
-        const std::uint64_t from = (begin + i) * count_ / sample;
-        const std::uint64_t to = (begin + i + 1) * count_ / sample;
-        places[i] = static_cast<std::uint32_t>(from + random_below(to - from, call_.seed, begin + i));
+        places[i] = static_cast<std::uint32_t>(sample_place(begin + i, sample, count_, call_.seed));
       }
       const auto pick = [&](float* row, const float* values) {
         for (std::size_t i = 0; i < number; ++i) {
@@ -418,7 +378,7 @@ class Selection {
           none);
     }
     const std::uint32_t least = kth_largest(x.get(), sample, rank).least;
-    return std::clamp(least, floor_, infinity);
+    return std::clamp(least, floor_, infinity_bits);
   }
 
   const KernelTable& table_;
@@ -434,8 +394,7 @@ class Selection {
   Candidates found_ = {};
 };
 
-// ---- the sum of blocks
-// -----------------------------------------------------------------------------------------------
+// ---- the sum of blocks ----------------------------------------------------------------------------------------------
 
 constexpr std::size_t window = 4096;  // elements that are added up together, in the first-level cache
 
@@ -470,10 +429,11 @@ class Reader {
         break;
       case IndexFormat::bitmap:
         there = 0;
-        for (std::size_t w = 0; w < words(); ++w) {
+        for (std::size_t w = 0; w < bitmap_words(block_.count); ++w) {
           there += static_cast<std::size_t>(std::popcount(word_at(indices_ + w * 4)));
         }
-        ascend = block_.count % 32 == 0 || word_at(indices_ + (words() - 1) * 4) >> block_.count % 32 == 0;
+        ascend = block_.count % 32 == 0 ||
+                 word_at(indices_ + (bitmap_words(block_.count) - 1) * 4) >> block_.count % 32 == 0;
         break;
     }
     if (there != entries_) {
@@ -535,7 +495,8 @@ class Reader {
         }
         break;
       case IndexFormat::bitmap:
-        for (const std::size_t end = std::min((begin + window) / 32, words()); word_ < end; ++word_) {
+        for (const std::size_t end = std::min((begin + window) / 32, bitmap_words(block_.count)); word_ < end;
+             ++word_) {
           for (std::uint32_t bits = word_at(indices_ + word_ * 4); bits != 0; bits &= bits - 1) {
             const std::size_t index = word_ * 32 - begin + static_cast<std::size_t>(std::countr_zero(bits));
             indices[number++] = static_cast<std::uint16_t>(index);
@@ -553,7 +514,6 @@ class Reader {
   }
 
  private:
-  [[nodiscard]] std::size_t words() const { return (block_.count + 31) / 32; }
   [[nodiscard]] std::size_t entries_of_page(std::size_t number) const {
     return word_at(indices_ + padded(block_.k * 2) + number * 4);
   }
@@ -673,7 +633,7 @@ Block block_of(std::size_t count, std::size_t k, DType values) {
                 "a block of entries is of at most as many as the layer has elements, below 2^32, not " +
                     std::to_string(k) + " of " + std::to_string(count));
   }
-  const std::array<std::size_t, 3> sizes = {k * 4, padded(k * 2) + pages_of(count) * 4, (count + 31) / 32 * 4};
+  const std::array<std::size_t, 3> sizes = {k * 4, padded(k * 2) + pages_of(count) * 4, bitmap_words(count) * 4};
   const auto smallest = std::min_element(sizes.begin(), sizes.end());
   constexpr std::size_t head = sizeof(std::uint32_t);
   return {.count = count,

@@ -285,6 +285,18 @@ class CudaRuntime final : public Runtime {
   void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const override {
     cuda::sum_of_squares(list, sums, scratch, stream);
   }
+
+  [[nodiscard]] std::size_t scratch_bytes(const Select& call) const override { return cuda::scratch_bytes(call); }
+
+  void select(const Select& call, Selected* selected, void* scratch, Stream stream) const override {
+    cuda::select(call, selected, scratch, stream);
+  }
+
+  [[nodiscard]] std::size_t scratch_bytes(const Combine& call) const override { return cuda::scratch_bytes(call); }
+
+  void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) const override {
+    cuda::combine(call, combined, scratch, stream);
+  }
 };
 
 }  // namespace

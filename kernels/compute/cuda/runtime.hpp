@@ -20,6 +20,7 @@
 #include "kernels.hpp"
 #include "optimizer_steps.hpp"
 #include "stream.hpp"
+#include "top_k.hpp"
 
 namespace gradientflow::compute::cuda {
 
@@ -89,7 +90,7 @@ class Runtime {
   [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
   [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
 
-  // ---- kernels, as kernels.hpp, chunks.hpp and optimizer_steps.hpp of this folder say
+  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp and top_k.hpp of this folder say
   virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
                       const Reduction& reduction, Stream stream) const = 0;
   virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
@@ -102,6 +103,10 @@ class Runtime {
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
   virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const = 0;
+  [[nodiscard]] virtual std::size_t scratch_bytes(const Select& call) const = 0;
+  virtual void select(const Select& call, Selected* selected, void* scratch, Stream stream) const = 0;
+  [[nodiscard]] virtual std::size_t scratch_bytes(const Combine& call) const = 0;
+  virtual void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) const = 0;
 };
 
 // What the library exports, under this name: its runtime, which lives as long as the process does.

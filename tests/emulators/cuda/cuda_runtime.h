@@ -137,6 +137,7 @@ void exchange(const void* mine, void* other, std::size_t bytes, unsigned distanc
 extern thread_local dim3 threadIdx;
 extern thread_local dim3 blockIdx;
 extern thread_local dim3 blockDim;
+extern thread_local dim3 gridDim;
 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -174,10 +175,18 @@ inline double __longlong_as_double(long long bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 template <class T, class U>
 T atomicAdd(T* address, U value) {
   return __atomic_fetch_add(address, static_cast<T>(value), __ATOMIC_RELAXED);
+}
+template <class T, class U>
+void atomicMin(T* address, U value) {
+  T found = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (value < found && !__atomic_compare_exchange_n(address, &found, static_cast<T>(value), false, __ATOMIC_RELAXED,
+                                                       __ATOMIC_RELAXED)) {
+  }
 }
 using std::isfinite;
 using std::min;

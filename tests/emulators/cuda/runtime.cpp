@@ -23,6 +23,7 @@
 thread_local dim3 threadIdx;
 thread_local dim3 blockIdx;
 thread_local dim3 blockDim;
+thread_local dim3 gridDim;
 
 namespace {
 
@@ -314,6 +315,7 @@ void enter() {
 void run_blocks(dim3 grid, dim3 block, const std::function<void()>& body) {
   executor.body = &body;
   blockDim = block;
+  gridDim = grid;
   while (executor.fibers.size() < block.x) {
     executor.fibers.push_back(std::make_unique<Fiber>());
   }

@@ -1,0 +1,54 @@
+// The calls of kernels/compute/top_k.hpp from what Python gives: the same for the CPU and for devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../../kernels/base/dtype.hpp"
+#include "../../kernels/compute/top_k.hpp"
+
+namespace gradientflow::bindings {
+
+// gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum, masking, seed,
+// threshold
+using SelectFields =
+    std::tuple<std::uintptr_t, std::string, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t,
+               compute::Block, std::uintptr_t, std::string, float, float, bool, std::uint64_t, float>;
+
+template <class T>
+T* pointer_to(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+inline compute::Select select_call(const SelectFields& fields) {
+  using How = compute::Select::How;
+  const auto& [gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum,
+               masking, seed, threshold] = fields;
+  return {.gradient = pointer_to<void>(gradient),
+          .dtype = dtype_from_name(dtype),
+          .scale = scale,
+          .residual = pointer_to<const float>(residual),
+          .next_residual = pointer_to<float>(next_residual),
+          .velocity = pointer_to<const float>(velocity),
+          .next_velocity = pointer_to<float>(next_velocity),
+          .momentum = momentum,
+          .masking = masking,
+          .how = how == "exact" ? How::exact : (how == "sampled" ? How::sampled : How::random),
+          .seed = seed,
+          .threshold = threshold,
+          .block = block,
+          .data = pointer_to<std::byte>(data)};
+}
+
+inline std::vector<const std::byte*> blocks_at(const std::vector<std::uintptr_t>& addresses) {
+  std::vector<const std::byte*> blocks;
+  for (const std::uintptr_t address : addresses) {
+    blocks.push_back(pointer_to<const std::byte>(address));
+  }
+  return blocks;
+}
+
+}  // namespace gradientflow::bindings
