@@ -11,6 +11,7 @@ from ..core.measure import Samples
 from ..core.plan import format_size
 from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, ratios_text
 from .contestants import Kernel
+from .selection import Selection
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class KernelResult:
 
 
 def summarise_kernel(
-    kernel: Kernel, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
+    kernel: Kernel | Selection, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
 ) -> KernelResult:
     """Turn the times of one kernel into its result.
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : Kernel or Selection
         What was run.
     simd : str
         With which vector instructions; "none" on a device.

@@ -26,7 +26,7 @@ KERNELS = Bench(
     options=(
         option("--device", "cpu", f"of {', '.join(DEVICES)}", None, metavar="NAME"),
         option("--sizes", None, f"bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]", None),
-        option("--kernels names", None, f"of {', '.join(_NAMES)}  [default: all]"),
+        option("--kernels names", None, f"of {', '.join(_NAMES)}  [default: all but selection]"),
         option("--seconds", 10.0, "to spend on each size, roughly", type=float),
         plot("bandwidths as bars"),
     ),

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from ..core.device import check_device
 from ..core.plan import DEVICES, Plan, PlanError, check_choices, check_memory, check_time, format_size
 from .contestants import DEVICE_KERNELS, KERNELS, Kernel
+from .selection import GROUP, SELECTIONS, Selection
 
 KERNELS_OF = {"cpu": KERNELS, "cuda": DEVICE_KERNELS}
 NAMES_OF = {device: tuple(dict.fromkeys(kernel.name for kernel in kernels)) for device, kernels in KERNELS_OF.items()}
 NAMES = NAMES_OF["cpu"]
+NAMES_OF["cpu"] = (*NAMES, GROUP)
 
 # In a cache near the core, in one shared, and in memory; and where a launch takes longer than the work, in the second
 # level cache, and in memory.
@@ -28,7 +30,7 @@ class KernelsPlan(Plan):
     sizes : tuple of int
         Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
     names : tuple of str, optional
-        The kernels to measure; all of the device by default.
+        The kernels to measure; all of the device by default, but for the selections.
     device : str
         Where they run.
     seconds : float
@@ -56,7 +58,7 @@ class KernelsPlan(Plan):
         check_memory(needed, f"{format_size(max(self.sizes))} of gradients need", "smaller --sizes", " of buffers")
 
     @property
-    def blocks(self) -> list[tuple[int, Kernel]]:
+    def blocks(self) -> list[tuple[int, Kernel | Selection]]:
         """What is measured together: a kernel and a copy at one size."""
         return [(size, kernel) for size in self.sizes for kernel in self.kernels]
 
@@ -65,10 +67,11 @@ class KernelsPlan(Plan):
         check_device(self.device)
 
     @property
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[Kernel | Selection]:
         """The kernels to measure, with every element type."""
         kernels = KERNELS_OF[self.device]
-        return [kernel for kernel in kernels if self.names is None or kernel.name in self.names]
+        chosen = [kernel for kernel in kernels if self.names is None or kernel.name in self.names]
+        return [*chosen, *(SELECTIONS if GROUP in (self.names or ()) else ())]
 
     def buffer_bytes(self, size: int) -> int:
         """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy beside it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from .columns import KernelResult, summarise_kernel
 from .contestants import Kernel, active_level, plain_copy, stored
 from .device import DeviceKernelBench
 from .plan import KernelsPlan, count_of
+from .selection import Selection
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-Block = tuple[int, Kernel]
+Block = tuple[int, Kernel | Selection]
 
 _LINE = 64
 _SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter calls are made several times in it
@@ -53,7 +54,11 @@ class KernelsSession(Session[Block, Any, KernelResult]):
             self._bench = (
                 DeviceKernelBench(self.plan, size) if on_device else KernelBench(self.plan, size, active_level())
             )
-        result = self._bench.measure(kernel, self.plan.seconds / len(self.plan.kernels))
+        seconds = self.plan.seconds / len(self.plan.kernels)
+        if isinstance(self._bench, DeviceKernelBench):
+            result = self._bench.measure(cast("Kernel", kernel), seconds)
+        else:
+            result = self._bench.measure(kernel, seconds)
         self.outcome.results.append(result)
         if result.wrong:
             where = f"{kernel.name} of {kernel.dtype} at {format_size(size)}"
@@ -82,12 +87,12 @@ class KernelBench:
         half = max(kernel.moved for kernel in plan.kernels) * self._count // 2
         self._copies = _memory(half), _memory(half)
 
-    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
+    def measure(self, kernel: Kernel | Selection, seconds: float) -> KernelResult:
         """Check a kernel on fresh random data, then time it beside a copy of as many bytes.
 
         Parameters
         ----------
-        kernel : Kernel
+        kernel : Kernel or Selection
             What to run.
         seconds : float
             The time to spend, roughly.
@@ -103,10 +108,10 @@ class KernelBench:
         }
         addresses = [address(view) for view in views.values()]
 
-        def call() -> float | None:
+        def call() -> Any:
             return kernel.call(self._level, addresses, self._count)
 
-        wrong = self._check(kernel, views, call)
+        wrong = kernel.check(views, call) if isinstance(kernel, Selection) else self._check(kernel, views, call)
         half = kernel.moved * self._count // 2
         target, source = (address(memory) for memory in self._copies)
         contestants = call, lambda: plain_copy(self._level, target, source, half)
@@ -164,7 +169,7 @@ def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> S
     return samples
 
 
-def _storage(kernel: Kernel) -> dict[str, np.dtype[np.generic]]:
+def _storage(kernel: Kernel | Selection) -> dict[str, np.dtype[np.generic]]:
     """Give how the arrays of a kernel are stored."""
     return {name: stored(np.zeros(1, np.float32), dtype).dtype for name, dtype in kernel.arrays.items()}
 

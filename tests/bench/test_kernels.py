@@ -32,6 +32,7 @@ from gradientflow.bench.kernels.contestants import (
     stored,
 )
 from gradientflow.bench.kernels.plan import NAMES, NAMES_OF, KernelsPlan
+from gradientflow.bench.kernels.selection import GROUP, SELECTIONS, Selection
 from gradientflow.bench.kernels.session import KernelBench, take_times
 
 BY_NAME = {(kernel.name, kernel.dtype): kernel for kernel in KERNELS}
@@ -131,6 +132,31 @@ def test_an_input_that_was_written_to_is_noticed() -> None:
 
     bench = KernelBench(KernelsPlan((4096,)), 4096, active_level())
     assert bench.measure(replace(kernel, call=call), 1.0).wrong >= 1
+
+
+def test_selections_are_right_and_measured_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_session, "take_times", lambda contestants, seconds: np.ones((2, 5), np.int64))
+    for size in (4, 4 * 5003, 4 * 50_000):
+        plan = KernelsPlan((size,), (GROUP, "reduce"))
+        bench = KernelBench(plan, size, active_level())
+        found = [bench.measure(kernel, 0.0) for kernel in plan.kernels]
+        assert [result.wrong for result in found] == [0] * (len(GRADIENTS) + len(SELECTIONS))
+    assert {kernel.name.split()[0] for kernel in SELECTIONS} >= {"select", "numpy.argpartition"}
+    assert not [kernel for kernel in KernelsPlan((4,)).kernels if kernel in SELECTIONS]
+    with pytest.raises(PlanError, match="selection"):
+        KernelsPlan((4,), (GROUP,), "cuda")
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=[selection.name for selection in SELECTIONS])
+def test_a_wrong_selection_is_noticed(selection: Selection) -> None:
+    """One that leaves the last elements out, or gives what is not among the largest."""
+    size = 4 * 100_000
+    bench = KernelBench(KernelsPlan((size,), (GROUP,)), size, active_level())
+
+    def short(level: str, at: Sequence[int], count: int) -> Any:
+        return selection.call(level, at, count // 2)
+
+    assert bench.measure(replace(selection, call=short), 1.0).wrong >= 1
 
 
 def test_calls_are_timed_side_by_side() -> None:
