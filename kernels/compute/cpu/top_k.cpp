@@ -396,7 +396,7 @@ class Selection {
 
 // ---- the sum of blocks ----------------------------------------------------------------------------------------------
 
-constexpr std::size_t window = 4096;  // elements that are added up together, in the first-level cache
+constexpr std::size_t window = 16384;  // elements that are added up together, in a cache near the core
 
 Error no_block(std::size_t number, const std::string& what) {
   return {ErrorKind::value, "block " + std::to_string(number) + " is not one of entries: " + what};
@@ -551,7 +551,7 @@ struct Window {
   std::array<std::uint16_t, window> indices;
   std::array<std::byte, window * 4> rounded;
 
-  Window() { sums.fill(-0.0F); }
+  explicit Window(std::size_t count) { std::fill_n(sums.begin(), std::min(window, count), -0.0F); }
 };
 
 template <class Bits>
@@ -571,8 +571,8 @@ std::size_t combine_with(const KernelTable& table, const Combine& call) {
   for (const std::byte* const data : call.blocks) {
     readers.emplace_back(call.block, data).check(readers.size() - 1);
   }
-  const auto sum = std::make_unique<Window>();
   const std::size_t count = call.block.count;
+  const auto sum = std::make_unique<Window>(count);
   std::vector<std::size_t> next(readers.size());
   std::transform(readers.begin(), readers.end(), next.begin(), [](Reader& reader) { return reader.next_window(); });
   std::size_t written = 0;
