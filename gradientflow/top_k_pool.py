@@ -107,7 +107,7 @@ class TopKGradientPool(ResidualPool):
     algorithm : str, default "auto"
         As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
     merge_bytes : int or str, default "auto"
-        A message has at least so many bytes, or ends with the last layer. "auto" is 32 KiB between nodes; inside a
+        A message has at least so many bytes, or ends with the last layer. "auto" is 16 KiB between nodes; inside a
         node, where entries are read where they lie, all layers travel together.
     overlap : bool, default True
         Whether layers are selected from, and sent, as soon as they are ready; else in `wait`.

@@ -54,6 +54,7 @@ def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
     array, large = mine(), mine(LARGE)
     node_memory = comm.empty(5000, "float64")
     pool = gf.GradientPool(comm, [3000, 5])
+    top_k = gf.TopKGradientPool(comm, [3000, 5])
     return {
         "allreduce of 10 float64": lambda: comm.allreduce(array),
         f"allreduce of {LARGE} float64": lambda: comm.allreduce(large),
@@ -65,6 +66,7 @@ def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
         "barrier": comm.barrier,
         "allreduce of 100 float64": lambda: comm.allreduce_async(mine(100)).wait(timeout=60),
         "a gradient pool": pool.wait,
+        "averaging a gradient pool": top_k.wait,
         "allocate of 4000 bytes": lambda: comm.empty(1000),
     }
 
@@ -72,7 +74,7 @@ def every_call(comm: gf.Communicator) -> dict[str, Callable[[], Any]]:
 def later_calls(comm: gf.Communicator, call: Callable[[], Any]) -> list[Callable[[], Any]]:
     """Return what can no longer be called after `call` has failed; a pool fails alone."""
     pool = getattr(call, "__self__", None)
-    if isinstance(pool, gf.GradientPool):
+    if isinstance(pool, gf.GradientPool | gf.TopKGradientPool):
         return [pool.wait, pool.ready, lambda: pool.ready(0)]
     return [
         comm.barrier,

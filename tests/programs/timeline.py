@@ -74,6 +74,30 @@ def check_a_training_step(comm: gf.Communicator) -> None:
     assert len({event["id"] for event in waits}) == len(waits) // 2
 
 
+def check_a_top_k_pool(comm: gf.Communicator) -> None:
+    comm.start_timeline(FOLDER / "top_k.json")
+    pool = gf.TopKGradientPool(comm, [1000, 2000], ratios=10, selection="exact", merge_bytes=0)
+    for view in pool.views:
+        view[...] = 1
+    for index in range(2):
+        pool.ready(index)
+    pool.wait()
+    comm.stop_timeline()
+    events = events_of("top_k")
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    selected = [event for event in spans if event["name"] == "select"]
+    assert [event["args"] for event in selected] == [{"layer": 0, "sent": 100}, {"layer": 1, "sent": 200}]
+    assert {rows[event["tid"]] for event in selected} == {"main thread"}
+    calls = [event for event in spans if rows[event["tid"]].startswith("top-k pool of 12032 bytes")]
+    if comm.size > 1:
+        assert [event["name"] for event in calls if "averaging" in event["name"] or "entries" in event["name"]] == (
+            ["averaging a gradient pool"] * 2
+            if len(comm.describe()["nodes"]) == 1
+            else [f"allgather of {report.nbytes} uint8, entries of a top-k gradient pool" for report in pool.reports]
+        )
+
+
 def check_one_file_for_several_communicators(comm: gf.Communicator) -> None:
     comm.start_timeline(FOLDER / "shared.json")
     with gf.init() as other:

@@ -17,7 +17,7 @@ namespace {
 
 using How = compute::Select::How;
 
-constexpr std::size_t message_bytes = 32 * kib;  // between nodes: as long on its way as a call takes to begin and end
+constexpr std::size_t message_bytes = 16 * kib;  // between nodes: from here on a message takes longer than to begin one
 
 // All in one message inside a node, where blocks are read where they lie.
 std::size_t merge_bytes_of(const Communicator& communicator, const TopKPool::Options& options) {
