@@ -182,27 +182,26 @@ class SparseSynchronizer(ResidualSynchronizer):
     # ---- what is to be known -------------------------------------------------------------------------------------
 
     def ratio_table(self) -> str:
-        """Return a table of the layers: their ratios, and how the last iteration went on this rank."""
+        """Return a table of the layers: the ratios from now on, and how the last iteration went on this rank."""
         return text_table(*self._table())
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return the headings and the rows of the table, in the order of backpropagation."""
-        rows = {
-            indices[report.first_tensor]: [
-                self.layout.names[indices[report.first_tensor]],
-                f"{report.elements:,}",
-                f"{report.ratio:,.6g}",
-                f"{report.k:,}",
-                f"{report.sent:,}",
-                "dense" if report.dense else str(report.indices),
-                f"{1e3 * report.select_seconds:.3f}",
-            ]
-            for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True)
-            for report in pool.layer_reports
-        }
-        return ["layer", "elements", "ratio", "k", "sent", "as", "selecting\nms"], [
-            rows[index] for index in sorted(rows)
-        ]
+        reports = {id(pool): pool.layer_reports for pool in self.pools}  # none after an iteration that failed
+        layers: dict[tuple[int, int], list[int]] = {}
+        for pool, layer, index in self._layers():
+            layers.setdefault((id(pool), layer), []).append(index)
+        ratios, rows = self.ratios, []
+        for (pool, layer), tensors in sorted(layers.items(), key=lambda item: item[1]):
+            elements, ratio = sum(self.layout.counts[index] for index in tensors), ratios[tensors[0]]
+            now = [self.layout.names[tensors[0]], f"{elements:,}", f"{ratio:,.6g}", f"{math.ceil(elements / ratio):,}"]
+            last = ["-"] * 3
+            if reports[pool]:
+                report = reports[pool][layer]
+                form = "dense" if report.dense else report.indices
+                last = [f"{report.sent:,}", form, f"{1e3 * report.select_seconds:.3f}"]
+            rows.append([*now, *last])
+        return ["layer", "elements", "ratio", "k", "sent\nlast", "as\nlast", "selecting\nms"], rows
 
 
 def checked_ratio(name: str, ratio: Any) -> float:
