@@ -707,6 +707,8 @@ def check_bad_input(comm: gf.Communicator) -> None:
     for options, kind, message in bad:
         with raises(kind, message):
             gf.TopKGradientPool(comm, [8], **options)
+    with raises(ArgumentError, "fewer than 2^32 elements, not 4294967296 as layer 1"):
+        gf.TopKGradientPool(comm, [8, 2**32], "float16")
     pool = gf.TopKGradientPool(comm, [8], ratios=2)
     pool.close()
     assert pool.closed

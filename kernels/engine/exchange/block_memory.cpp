@@ -36,17 +36,16 @@ void BlockMemory::grow() {
   received_ = {};
 }
 
-std::byte* BlockMemory::own(std::size_t offset) const {
-  std::byte* const begin = shared() ? segment_->mine() + side_ * capacity_ : const_cast<std::byte*>(own_.data());
-  return begin + offset;
+std::byte* BlockMemory::own(std::size_t offset) {
+  return (shared() ? segment_->mine() + side_ * capacity_ : own_.data()) + offset;
 }
 
-collective::Call BlockMemory::call_for(const TopKMessage& message) const {
+collective::Call BlockMemory::call_for(const TopKMessage& message) {
   if (shared() || communicator_->size() == 1) {
     return make_call(*communicator_, {.kind = transport::CallKind::barrier});
   }
   const auto ranks = static_cast<std::size_t>(communicator_->size());
-  auto* const received = const_cast<std::byte*>(received_.data()) + message.data * ranks;
+  std::byte* const received = received_.data() + message.data * ranks;
   return make_call(*communicator_, {.kind = transport::CallKind::allgather,
                                     .algorithm = algorithm_,
                                     .input = {.data = own(message.data), .count = message.bytes},
@@ -61,7 +60,7 @@ std::vector<const std::byte*> BlockMemory::of_each(const TopKMessage& message, s
       const int local = communicator_->group().node().local_rank_of(static_cast<int>(rank));
       blocks.push_back(segment_->part(local) + side_ * capacity_ + offset);
     } else if (ranks == 1) {
-      blocks.push_back(own(offset));
+      blocks.push_back(own_.data() + offset);
     } else {
       blocks.push_back(received_.data() + message.data * ranks + rank * message.bytes + (offset - message.data));
     }

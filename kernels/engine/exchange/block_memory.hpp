@@ -26,10 +26,10 @@ class BlockMemory {
 
   void next_iteration() { side_ = 1 - side_; }
 
-  [[nodiscard]] std::byte* own(std::size_t offset) const;
+  [[nodiscard]] std::byte* own(std::size_t offset);
 
   // The call after which all ranks' blocks of a message can be read.
-  [[nodiscard]] collective::Call call_for(const TopKMessage& message) const;
+  [[nodiscard]] collective::Call call_for(const TopKMessage& message);
 
   // Those of each rank, of a message, from `offset` on.
   [[nodiscard]] std::vector<const std::byte*> of_each(const TopKMessage& message, std::size_t offset) const;

@@ -88,11 +88,12 @@ void TopKPool::check_options() const {
     throw Error(ErrorKind::value, "a top-k pool has its gradients in memory of the host, not on CUDA device " +
                                       std::to_string(*options_.device));
   }
-  if (options_.momentum && !(*options_.momentum >= 0.0F && *options_.momentum < 1.0F)) {
-    throw Error(ErrorKind::value, "the momentum of velocities is from 0 to below 1, not " +
-                                      format_number(static_cast<double>(*options_.momentum)));
+  const float momentum = options_.momentum.value_or(0.0F);
+  if (std::isnan(momentum) || momentum < 0.0F || momentum >= 1.0F) {
+    throw Error(ErrorKind::value,
+                "the momentum of velocities is from 0 to below 1, not " + format_number(static_cast<double>(momentum)));
   }
-  if (options_.clip && !(*options_.clip > 0.0 && std::isfinite(*options_.clip))) {
+  if (options_.clip && (*options_.clip <= 0.0 || !std::isfinite(*options_.clip))) {
     throw Error(ErrorKind::value,
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
@@ -526,7 +527,7 @@ void TopKPool::end_iteration(Deadline deadline, Stream stream) {
 std::optional<Error> TopKPool::conclude() {
   can_take_back_ = false;
   if (failure_) {
-    return failure_->kind() == ErrorKind::mismatch ? different_settings() : *failure_;
+    return failure_->kind() == ErrorKind::mismatch ? different_settings(*failure_) : *failure_;
   }
   const auto trailers = blocks_->of_each(plan_.messages.back(), plan_.trailer);
   average_extra(trailers);
@@ -592,7 +593,7 @@ std::string TopKPool::settings_text(std::size_t layer) const {
 }
 
 // All ranks call this, or none.
-Error TopKPool::different_settings() {
+Error TopKPool::different_settings(const Error& failure) {
   std::vector<double> all(layers() * static_cast<std::size_t>(communicator_->size()));
   std::vector<double> mine = ratios();
   const auto array = [](std::vector<double>& numbers) {
@@ -609,7 +610,7 @@ Error TopKPool::different_settings() {
   } catch (const Error& error) {
     return error;
   }
-  return *failure_;
+  return failure;
 }
 
 void TopKPool::keep() {

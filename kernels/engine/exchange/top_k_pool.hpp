@@ -203,12 +203,12 @@ class TopKPool {
 
   template <class Run>
   void exchange(std::size_t message, Run run);
-  void combine(std::size_t message);
+  void combine(std::size_t index);
   void end_iteration(Deadline deadline, Stream stream);
   void finish_messages(Deadline deadline);
   [[nodiscard]] std::optional<Error> conclude();
   [[nodiscard]] std::optional<Error> find_nonfinite(const std::vector<const std::byte*>& trailers);
-  [[nodiscard]] Error different_settings();
+  [[nodiscard]] Error different_settings(const Error& failure);
   [[nodiscard]] std::string settings_text(std::size_t layer) const;
   void average_extra(const std::vector<const std::byte*>& trailers);
   void keep();
