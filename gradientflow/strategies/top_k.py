@@ -21,7 +21,7 @@ class TopK(SparseStrategy):
         As in `LAGS`.
     """
 
-    name = "topk"
+    name = "top_k"
     selection = "exact"
 
     def __init__(
@@ -36,7 +36,7 @@ class TopK(SparseStrategy):
     ) -> None:
         if density is not None:
             if ratio != 1000.0:
-                message = f"topk takes a ratio or a density, not both, {ratio!r} and {density!r}"
+                message = f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}"
                 raise ArgumentError(message)
             if not 0 < number("density", density) <= 1:
                 message = f"density is above 0 and at most 1, not {density!r}"

@@ -25,7 +25,7 @@ from gradientflow.training import ArrayLoop
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
 COUNTS = [math.prod(shape) for shape in SHAPES]
 FIXED = "lags(ratio=4, warmup=0, selection='exact')"
-ALL = (FIXED, "slgs(ratio=8)", "topk(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)", "lags(max_ratio=50)")
+ALL = (FIXED, "slgs(ratio=8)", "top_k(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)", "lags(max_ratio=50)")
 
 
 def gradients_of(rank: int, step: int) -> list[Any]:
@@ -74,8 +74,8 @@ def check_step_by_step(comm: gf.Communicator) -> None:
     whole = [sum(COUNTS)]
     for words, ratio, options in (
         (FIXED, 4.0, {}),
-        ("topk(ratio=7.5)", 7.5, {}),
-        ("topk(density=0.25)", 4.0, {}),
+        ("top_k(ratio=7.5)", 7.5, {}),
+        ("top_k(density=0.25)", 4.0, {}),
         ("lags(ratio=1e6, warmup=0)", 1e6, {}),
         ("lags(ratio=1, warmup=0)", 1.0, {}),
         ("slgs(ratio=8, selection='exact')", 8.0, {}),
@@ -111,7 +111,7 @@ def check_step_by_step(comm: gf.Communicator) -> None:
 
 def check_what_is_sent_and_kept_is_what_was_there(comm: gf.Communicator) -> None:
     """Of every layer in every step, bit for bit: also rounded to 16 bits, sampled and at random."""
-    others = "lags(ratio=30, warmup=4)", "lags(100, warmup=0, threshold_reuse=3)", "topk(ratio=9, wire='float16')"
+    others = "lags(ratio=30, warmup=4)", "lags(100, warmup=0, threshold_reuse=3)", "top_k(ratio=9, wire='float16')"
     for words in (*ALL, *others):
         for dtype, scale in ((np.float32, None), (np.float16, 8.0)):
             with trained(comm, words, dtype, loss_scale=scale) as (training, optimizer):
@@ -178,7 +178,7 @@ def check_a_loss_scale_changes_nothing(comm: gf.Communicator) -> None:
 
 def check_uneven_batches(comm: gf.Communicator) -> None:
     """Nothing is lost where ranks have different numbers of iterations, and dropped iterations leave all as it was."""
-    for words in (FIXED, "slgs(ratio=8)", "topk(ratio=4)", "random_k(ratio=4)", "lags(max_ratio=50, warmup=1)"):
+    for words in (FIXED, "slgs(ratio=8)", "top_k(ratio=4)", "random_k(ratio=4)", "lags(max_ratio=50, warmup=1)"):
         with trained(comm, words) as (training, optimizer):
             with training.join():
                 for number in range(1 + 2 * RANK):
@@ -324,8 +324,8 @@ def check_arguments(comm: gf.Communicator) -> None:
         ("lags(ratio=9, refit_every=5)", "refit_every goes with an adaptive ratio"),
         ("lags(ratio=1e999)", "ratio is a number of 1 or more, not inf"),
         ("slgs(ratio=0)", "1 or more"),
-        ("topk(ratio=5, density=0.1)", "a ratio or a density, not both"),
-        ("topk(density=0)", "density is above 0"),
+        ("top_k(ratio=5, density=0.1)", "a ratio or a density, not both"),
+        ("top_k(density=0)", "density is above 0"),
         ("random_k(seed=-1)", "seed is 0 or more"),
         ("dgc(momentum=1)", "below 1"),
         ("dgc(clip=0)", "clip is above 0"),
@@ -375,13 +375,13 @@ def check_monitor(comm: gf.Communicator) -> None:
             assert report.worst.delta == max(each.delta for each in layers)
     for words in (
         "slgs(ratio=8, monitor=True)",
-        "topk(ratio=1, monitor=True)",
+        "top_k(ratio=1, monitor=True)",
         "dgc(ratio=4, momentum=0, monitor=True)",
     ):
         with trained(comm, words) as (training, optimizer):
             step(training, optimizer, 0)
             assert len([each for each in training.synchronizer.monitor.layers if each.elements]) in (1, 5)
-            if words.startswith("topk"):
+            if words.startswith("top_k"):
                 assert {each.delta for each in training.synchronizer.monitor.layers} == {0.0}
 
 

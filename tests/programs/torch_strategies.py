@@ -224,7 +224,7 @@ def check_top_k_is_the_algorithm(comm: gf.Communicator) -> None:
     on_the_host()
     for dtype, scale, words, options in (
         (torch.float32, None, "lags(ratio=4, warmup=0, selection='exact')", {}),
-        (torch.float32, None, "topk(ratio=9)", {}),
+        (torch.float32, None, "top_k(ratio=9)", {}),
         (torch.float32, None, "dgc(4, 0.5, selection='exact')", {"momentum": 0.5}),
         (torch.float16, 64.0, "lags(ratio=4, warmup=0, selection='exact')", {}),
         (torch.bfloat16, 64.0, "lags(ratio=4, warmup=0, selection='exact')", {"rounded": in_bfloat16}),
