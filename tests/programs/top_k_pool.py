@@ -138,6 +138,8 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 CASES: list[dict[str, Any]] = [
+    {"ratios": [5, 2, 1, 3], "shapes": LARGE, "algorithm": "mpi"},
+    {"ratios": [7, 1, 30, 4], "shapes": LARGE, "algorithm": "ring", "merge_bytes": 100},
     {"ratios": 4},
     {"ratios": 1000, "merge_bytes": 0},
     {"ratios": [2, 1, 3, 1, 1.5, 60, 9], "wire": "float16"},

@@ -3,18 +3,17 @@
 #include "../calls/request.hpp"
 
 namespace gradientflow::engine {
-namespace {
 
 using transport::Algorithm;
 
-bool inside_node(Algorithm algorithm) { return algorithm == Algorithm::automatic || algorithm == Algorithm::shared; }
-
-}  // namespace
+bool BlockMemory::is_for(const Communicator& communicator, Algorithm algorithm) {
+  return communicator.nodes() == 1 && (algorithm == Algorithm::automatic || algorithm == Algorithm::shared);
+}
 
 BlockMemory::BlockMemory(Communicator& communicator, Algorithm algorithm, std::size_t bytes)
     : communicator_(&communicator),
       algorithm_(algorithm == Algorithm::ring || algorithm == Algorithm::mpi ? algorithm : Algorithm::automatic),
-      shares_(communicator.nodes() == 1 && communicator.size() > 1 && inside_node(algorithm)) {
+      shares_(communicator.size() > 1 && is_for(communicator, algorithm)) {
   resize(bytes);
   if (shares_) {
     grow();

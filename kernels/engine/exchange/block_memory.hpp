@@ -16,6 +16,9 @@ namespace gradientflow::engine {
 
 class BlockMemory {
  public:
+  // Whether messages pass through memory that all ranks share, without MPI.
+  [[nodiscard]] static bool is_for(const Communicator& communicator, transport::Algorithm algorithm);
+
   // With room for so many bytes of each rank; `algorithm` serves allgathers, where there are some. Collective.
   BlockMemory(Communicator& communicator, transport::Algorithm algorithm, std::size_t bytes);
 

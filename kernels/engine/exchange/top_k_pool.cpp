@@ -50,7 +50,8 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
       dtype_(dtype),
       offsets_(lay_out(counts, dtype)),
       extra_(options.extra, 0.0),
-      has_thread_(communicator.size() > 1 && (communicator.nodes() == 1 || transport::mpi_thread_multiple())),
+      has_thread_(communicator.size() > 1 &&
+                  (BlockMemory::is_for(communicator, options.algorithm) || transport::mpi_thread_multiple())),
       rules_{.ranks = static_cast<std::size_t>(communicator.size()),
              .gradients = dtype,
              .values = options.wire.value_or(dtype == DType::bfloat16 ? dtype : DType::float32),
