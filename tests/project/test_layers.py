@@ -144,8 +144,13 @@ PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# In the last two are peers of the benchmarks.
-MAY_IMPORT_FRAMEWORKS = ("gradientflow.torch", "gradientflow.bench.core.gloo", "gradientflow.bench.train")
+# In the last three are peers of the benchmarks.
+MAY_IMPORT_FRAMEWORKS = (
+    "gradientflow.torch",
+    "gradientflow.bench.core.gloo",
+    "gradientflow.bench.kernels.selection",
+    "gradientflow.bench.train",
+)
 
 
 def python_modules(root: Path) -> dict[str, Path]:
