@@ -25,7 +25,8 @@ from gradientflow.training import ArrayLoop
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
 COUNTS = [math.prod(shape) for shape in SHAPES]
 FIXED = "lags(ratio=4, warmup=0, selection='exact')"
-ALL = (FIXED, "slgs(ratio=8)", "top_k(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)", "lags(max_ratio=50)")
+BASELINES = ("slgs(ratio=8)", "top_k(ratio=4)", "random_k(ratio=4)", "dgc(ratio=4, momentum=0.5)")
+ALL = (FIXED, *BASELINES, "lags(max_ratio=50)")
 
 
 def gradients_of(rank: int, step: int) -> list[Any]:
