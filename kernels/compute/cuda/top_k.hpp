@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "../top_k.hpp"
 #include "stream.hpp"
