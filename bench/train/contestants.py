@@ -17,6 +17,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gradientflow.strategies import DGC
+
 from .plan import Entry
 from .tasks import Task
 
@@ -42,7 +44,7 @@ class Contestant:
     seed : int
         Gives the initial parameters.
     learning_rate : float
-        Of SGD with momentum 0.9.
+        Of SGD with momentum 0.9, or none where a strategy has it in what it sends.
     comm : Communicator
         The ranks; all of them make one together. PyTorch's default process group has to be there for DDP.
 
@@ -62,7 +64,9 @@ class Contestant:
         self.entry = entry
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, MOMENTUM)
+        has_momentum = isinstance(entry.strategy, DGC) and entry.strategy.momentum > 0
+        momentum = 0.0 if has_momentum else MOMENTUM
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, momentum)
         if entry.strategy is not None:
             import gradientflow.torch as gft
 

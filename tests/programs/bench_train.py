@@ -154,6 +154,15 @@ def check_own_strategies(comm: gf.Communicator) -> None:
     assert [remark for remark in outcome.remarks if remark.startswith("WRONG: cnn, gradientflow (Lonely)")]
 
 
+def check_layers_that_are_sparse(comm: gf.Communicator) -> None:
+    """Also of the one that has a momentum in what it sends, beside which the optimizer has none."""
+    strategies = tuple(parse_strategies("lags(max_ratio=9, warmup=1); slgs(ratio=9); dgc(ratio=9)"))
+    outcome = TrainSession(comm, TrainPlan(("cnn",), ("gradientflow",), strategies, steps=2, turn=1, batch=8)).run()
+    assert outcome.wrong == 0, outcome.remarks
+    for result in outcome.results[1:]:
+        assert comm.rank != 0 or (result.figures is not None and result.figures.bookkeeping_ms is not None)
+
+
 def check_ladder(comm: gf.Communicator) -> None:
     """What each part adds is right, whether gradients travel during the backward pass or after it."""
     plan = TrainPlan(("cnn",), ladder=True, steps=1, turn=1, batch=8)
