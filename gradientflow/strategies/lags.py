@@ -141,7 +141,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
         super().__init__(comm, layout, strategy)
         self.stages = stages_of(layout.counts, _LARGE)
         self._moments = np.full((2, len(layout)), np.nan)  # when `ready` of a tensor began and ended
-        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # of each stage
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # such moments
         self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # of each tensor; NaN where it was not selected from
         self._selecting_known = np.zeros(len(layout))  # what was measured last of each tensor
         self._next_fit = max(1, strategy.warmup)  # after so many iterations
@@ -168,7 +168,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         update = super().wait(stream)
         if update.kind == "apply":
-            self._computing.append(self._computing_seconds())
+            self._computing.append(self._moments.copy())
             self._selecting.append(self._selecting_seconds())
         return update
 
@@ -180,9 +180,9 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             every = self.strategy.refit_every
             self._next_fit = self.iteration + every if every else _NEVER
 
-    def _computing_seconds(self) -> Times:
+    def _computing_seconds(self, moments: Times) -> Times:
         """Return how long backpropagation of each stage took: until its last tensor, less what `ready` took of it."""
-        begun, ended = self._moments
+        begun, ended = moments
         seconds = np.full(len(self.stages), np.nan)
         before = np.nan
         for number, stage in enumerate(self.stages):
@@ -242,7 +242,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
 
     def _measured_stages(self) -> list[Stage]:
         """Return what is known of each stage on this rank."""
-        computing = _median(self._computing, len(self.stages))
+        computing = _median([self._computing_seconds(each) for each in self._computing], len(self.stages))
         selecting = _median(self._selecting, len(self.layout))
         known = ~np.isnan(selecting)
         self._selecting_known[known] = selecting[known]
