@@ -704,6 +704,7 @@ def check_bad_input(comm: gf.Communicator) -> None:
         ({"seed": -1}, ArgumentError, "seed is 0 or more"),
         ({"extra": 1.5}, ArgumentTypeError, "extra is a whole number"),
         ({"algorithm": "fast"}, ArgumentError, "fast"),
+        ({"algorithm": "nccl"}, ArgumentError, "'nccl' serves tensors on CUDA devices"),
         ({"dtype": "float64"}, ArgumentTypeError, "float16, bfloat16 and float32, not float64"),
     ]
     for options, kind, message in bad:

@@ -62,7 +62,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
                  .masking = options.masking,
                  .clip = options.clip.value_or(0.0) / std::sqrt(static_cast<double>(communicator.size()))},
       ready_(counts.size() + 1) {
-  check_options();
+  check_options(communicator);
   plan_ = plan_top_k(lay_out_layers(counts, in_elements(offsets_, dtype), options.layers), options.ratios, rules_);
   communicator_ = communicator.duplicate("top-k pool of " + std::to_string(bytes()) + " bytes");
   check_same_on_all_ranks(*communicator_, "top-k gradient pools", description(counts));
@@ -83,7 +83,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
 
 TopKPool::~TopKPool() { close(false); }
 
-void TopKPool::check_options() const {
+void TopKPool::check_options(const Communicator& communicator) const {
   check_gradients(dtype_, "selection of entries");
   if (options_.device) {
     throw Error(ErrorKind::value, "a top-k pool has its gradients in memory of the host, not on CUDA device " +
@@ -99,6 +99,13 @@ void TopKPool::check_options() const {
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
   static_cast<void>(index_among_floats(rules_.values, "entries travel as"));
+  float number = 0.0F;  // as of a layer that is averaged: there may be one only with later ratios
+  const Array array{.data = reinterpret_cast<std::byte*>(&number), .count = 1, .dtype = DType::float32};
+  static_cast<void>(make_call(communicator, {.kind = transport::CallKind::allreduce,
+                                             .op = ReduceOp::mean,
+                                             .algorithm = options_.algorithm,
+                                             .input = array,
+                                             .output = array}));
 }
 
 std::string TopKPool::description(const std::vector<std::size_t>& counts) const {

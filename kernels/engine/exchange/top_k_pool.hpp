@@ -180,7 +180,7 @@ class TopKPool {
     double seconds = 0.0;
   };
 
-  void check_options() const;
+  void check_options(const Communicator& communicator) const;
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
   void check_open() const;
   void check_between_iterations(const char* what) const;
