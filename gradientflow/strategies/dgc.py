@@ -9,7 +9,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
 from .layout import Layout
-from .sparsified import SparseStrategy, SparseSynchronizer
+from .sparsified import SparseStrategy, SparseSynchronizer, checked_selection
 
 
 class DGC(SparseStrategy):
@@ -59,7 +59,8 @@ class DGC(SparseStrategy):
         if clip is not None and not number("clip", clip) > 0:
             message = f"clip is above 0, not {clip!r}"
             raise ArgumentError(message)
-        self.momentum, self.clip, self.masking, self.selection = momentum, clip, masking, selection
+        self.momentum, self.clip, self.masking = momentum, clip, masking
+        self.selection = checked_selection(selection)
 
     @property
     def averages(self) -> bool:  # type: ignore[override]

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.arguments import whole
+from gradientflow.base_pool import native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
 from .adaptive import Stage, adaptive_ratio, stages_of
 from .layout import Layout
 from .link import Link
-from .sparsified import SparseStrategy, SparseSynchronizer, checked_ratio
+from .sparsified import SparseStrategy, SparseSynchronizer, checked_ratio, checked_selection
 from .synchronizer import Synchronizer
 from .update import Update
 
@@ -107,7 +108,9 @@ class LAGS(SparseStrategy):
         self.ratio = ratio
         self.max_ratio = max_ratio
         self.refit_every = whole("refit_every", refit_every)
-        self.selection, self.threshold_reuse, self.merge_bytes = selection, threshold_reuse, merge_bytes
+        native_threshold(merge_bytes, "merge_bytes")
+        self.selection, self.merge_bytes = checked_selection(selection), merge_bytes
+        self.threshold_reuse = whole("threshold_reuse", threshold_reuse)
 
     def ratio_at(self, iteration: int) -> float:
         """Return the ratio of an iteration where it is a number, with the warm-up; else the largest."""

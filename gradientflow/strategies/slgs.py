@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .sparsified import SparseStrategy
+from .sparsified import SparseStrategy, checked_selection
 
 
 class SLGS(SparseStrategy):
@@ -34,7 +34,7 @@ class SLGS(SparseStrategy):
         algorithm: str = "auto",
     ) -> None:
         super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
-        self.selection = selection
+        self.selection = checked_selection(selection)
 
     def layers(self, tensors: int) -> list[int]:
         """Return how many of the tensors of a pool are a layer: all."""

@@ -204,6 +204,20 @@ class SparseSynchronizer(ResidualSynchronizer):
         return ["layer", "elements", "ratio", "k", "sent\nlast", "as\nlast", "selecting\nms"], rows
 
 
+def checked_selection(selection: Any) -> str:
+    """Return how the largest entries are found.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is not one of these.
+    """
+    if selection not in ("sampled", "exact"):
+        message = f"selection is 'sampled' or 'exact', not {selection!r}"
+        raise ArgumentError(message)
+    return str(selection)
+
+
 def checked_ratio(name: str, ratio: Any) -> float:
     """Return a compression ratio as a float.
 
@@ -224,4 +238,4 @@ def checked_ratio(name: str, ratio: Any) -> float:
     return found
 
 
-__all__ = ["SparseStrategy", "SparseSynchronizer", "checked_ratio"]
+__all__ = ["SparseStrategy", "SparseSynchronizer", "checked_ratio", "checked_selection"]
