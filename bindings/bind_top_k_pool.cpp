@@ -106,6 +106,12 @@ void bind_top_k_pool(py::module_& module) {
       .def_property_readonly("velocities", &velocities)
       .def_property_readonly("thresholds", &TopKPool::thresholds)
       .def("update", [](const TopKPool& pool) { return BoundUpdate{pool.update(), segment_of(pool.memory())}; })
+      .def(
+          "ready_elsewhere",
+          [](TopKPool& pool, std::size_t tensor, std::uintptr_t address) {
+            pool.ready_elsewhere(tensor, reinterpret_cast<const std::byte*>(address));  // NOLINT: from Python
+          },
+          py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
       .def("take_back", &TopKPool::take_back)
       .def("restore", &restore, py::arg("residual"), py::arg("velocity"), py::arg("threshold"), py::arg("iteration"))
       .def(

@@ -121,7 +121,7 @@ class ArraySynchronizer(Synchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def ready(self, index: int, stream: Any = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         with self._lock, self._in_iteration():
             if self._is_ready[index]:
                 message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"

@@ -161,11 +161,11 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def _ramp(self) -> None:
         pass
 
-    def ready(self, index: int, stream: Any = None) -> None:
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
         """Take a gradient that is final, and note when."""
         moments = self._moments
         moments[0, index] = time.perf_counter()
-        self._ready[index](stream)
+        super().ready(index, stream, elsewhere)
         moments[1, index] = time.perf_counter()
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102

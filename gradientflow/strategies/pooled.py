@@ -139,7 +139,7 @@ class PoolSynchronizer(Synchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def ready(self, index: int, stream: Any = None) -> None:  # noqa: D102
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         self._ready[index](stream)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102

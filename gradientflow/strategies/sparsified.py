@@ -118,6 +118,12 @@ class SparseSynchronizer(ResidualSynchronizer):
         super().__init__(comm, layout, strategy)
         self.monitor: MonitorReport | None = None
         self._monitor = Monitor()
+        self.reads_elsewhere = strategy.overlap and layout.device == "cpu"
+        self._pool_of = {
+            index: (pool, place)
+            for pool, (_, indices) in zip(self.pools, layout.groups, strict=True)
+            for place, index in enumerate(indices)
+        }
 
     @property
     def iteration(self) -> int:
@@ -154,6 +160,13 @@ class SparseSynchronizer(ResidualSynchronizer):
         """Tell the pools loss scale and ratio."""
         super().begin()
         self._ramp()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if elsewhere is None:
+            super().ready(index, stream)
+        else:
+            pool, place = self._pool_of[index]
+            pool._native.ready_elsewhere(place, elsewhere)
 
     def _ramp(self) -> None:
         ratio = self.strategy.ratio_at(self.iteration)

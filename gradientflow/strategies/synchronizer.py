@@ -61,6 +61,9 @@ class Synchronizer(ABC):
         float32 for those of 16 bits, where the core makes the step. They are rounded after `after_step` and `finish`.
     settings : callable
         ``settings(i)`` are the `Settings` of tensor i in the step that comes next.
+    reads_elsewhere : bool
+        Whether `ready` takes gradients from wherever backpropagation has left them, so that nobody needs to write them
+        to their places.
     residuals : sequence of arrays
         What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
     decay : float
@@ -70,6 +73,7 @@ class Synchronizer(ABC):
     """
 
     settings: Callable[[int], Settings]
+    reads_elsewhere: bool = False
     residuals: Sequence[Any] = ()
     decay: float = 1.0
     bookkeeping_seconds: float | None = None
@@ -111,8 +115,12 @@ class Synchronizer(ABC):
         """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""
 
     @abstractmethod
-    def ready(self, index: int, stream: Any = None) -> None:
-        """Take a gradient that is final for this iteration, once what is in the stream now is done."""
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
+        """Take a gradient that is final for this iteration, once what is in the stream now is done.
+
+        With `reads_elsewhere` it may be the one at the address `elsewhere`, dense and in the order of its place; it is
+        needed no more when this returns.
+        """
 
     @abstractmethod
     def flush(self, stream: Any = None) -> None:

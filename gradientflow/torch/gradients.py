@@ -53,6 +53,7 @@ class ParameterGradients:
         self._addresses: list[int] = []
         self._places: list[int] = []
         self._flat: list[torch.Tensor] = []  # by dtype
+        self._groups: dict[int, int] = {}  # which of them has a gradient
         self._versions: list[int] = []  # when all that was not zero lay where the synchronizer knows of it
         self._synchronizer: Synchronizer | None = None
 
@@ -92,6 +93,7 @@ class ParameterGradients:
             devices.tensor_over(synchronizer.memory(group), getattr(torch, dtype))
             for group, (dtype, _) in enumerate(layout.groups)
         ]
+        self._groups = {index: group for group, (_, indices) in enumerate(layout.groups) for index in indices}
         views: list[Any] = [None] * len(self.parameters)
         for group, (_, indices) in enumerate(layout.groups):
             flat = self._flat[group]
@@ -141,8 +143,12 @@ class ParameterGradients:
         """Let a parameter have the gradient in its place, or none."""
         self.parameters[index].grad = self.views[index] if present else None
 
-    def zero(self) -> None:
-        """Zero all gradients, in their places, and let parameters have them."""
+    def zero(self, forget: bool) -> None:
+        """Zero all gradients, in their places, and let parameters have them.
+
+        With `forget` they have none where the synchronizer reads gradients elsewhere: so backpropagation need not add
+        to zeros what it has computed.
+        """
         assert self._synchronizer is not None
         for group, flat in enumerate(self._flat):
             if flat._version == self._versions[group]:
@@ -150,8 +156,11 @@ class ParameterGradients:
             else:
                 flat.zero_()
                 self._versions[group] = flat._version
+        leave_none = forget and self._synchronizer.reads_elsewhere
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is not view:
+            if leave_none:
+                parameter.grad = None
+            elif parameter.grad is not view:
                 parameter.grad = view
 
     def exchanged(self) -> None:
@@ -163,6 +172,17 @@ class ParameterGradients:
         return self._settings_of(self.parameters[index])
 
     # ---- what the optimizer asks for -----------------------------------------------------------------------------
+
+    def address_elsewhere(self, index: int) -> int | None:
+        """Return where a gradient lies that the synchronizer can read there; None if it has to be stored first."""
+        assert self._synchronizer is not None
+        if not self._synchronizer.reads_elsewhere:
+            return None
+        view, group = self.views[index], self._groups[index]
+        gradient: Any = self.parameters[index].grad
+        lies_alike = gradient.layout is torch.strided and gradient.stride() == view.stride()
+        is_known = self._flat[group]._version == self._versions[group]  # what its place holds
+        return gradient.data_ptr() if lies_alike and is_known and gradient.dtype is view.dtype else None
 
     def store(self, index: int) -> None:
         """Write a gradient that lies elsewhere to its place, which becomes the parameter's ``grad``."""

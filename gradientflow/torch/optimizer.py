@@ -280,7 +280,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         ----------
         set_to_none : bool, default True
             Whether parameters that the next backward passes do not reach are left alone by `step`, or have zeros for
-            gradients. With several ranks ``grad`` stays a view of the pool either way.
+            gradients. With several ranks ``grad`` is a view of the pool when ``backward()`` returns either way.
         """
         self._check_open()
         if self._loop is None:
@@ -574,10 +574,18 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         def has_gradient(parameter: torch.Tensor) -> None:
             if _current_task() != self._task:
                 self._begin_pass(loop)
-            if parameter.grad is not view:
-                gradients.store(index)
             used[index] = True
-            if not loop.hold:
+            elsewhere = None
+            if parameter.grad is not view:
+                elsewhere = None if loop.hold else gradients.address_elsewhere(index)
+                if elsewhere is None:
+                    gradients.store(index)
+            if elsewhere is not None:
+                try:
+                    ready(index, elsewhere)
+                finally:
+                    gradients.show(index, present=True)
+            elif not loop.hold:
                 ready(index)
 
         return has_gradient

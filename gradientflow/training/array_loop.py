@@ -268,7 +268,7 @@ class _Arrays:
     def show(self, index: int, present: bool) -> None:
         pass
 
-    def zero(self) -> None:
+    def zero(self, forget: bool) -> None:
         for gradient in self._gradients:
             gradient[...] = 0
 

@@ -158,10 +158,13 @@ class Loop:
             self.synchronizer.begin()
             self._begun = True
 
-    def ready(self, index: int) -> None:
-        """Take a gradient that a pass has computed, and that is final."""
+    def ready(self, index: int, elsewhere: int | None = None) -> None:
+        """Take a gradient that a pass has computed, and that is final; `elsewhere` is as in `Synchronizer.ready`."""
         try:
-            self.synchronizer.ready(index, self.tensors.stream)
+            if elsewhere is None:
+                self.synchronizer.ready(index, self.tensors.stream)
+            else:
+                self.synchronizer.ready(index, self.tensors.stream, elsewhere)
         except ArgumentError as error:
             if type(error) is ArgumentError and index in self.order:
                 raise self._twice(index) from None
@@ -286,7 +289,7 @@ class Loop:
         self._passes = 0
         self.flushed = self._overflowed = self.unscaled = self._must_zero = False
         self.update = None
-        self.tensors.zero()
+        self.tensors.zero(forget)
         if forget:
             self.used[:] = [False] * len(self.used)
 

@@ -30,8 +30,8 @@ class Tensors(Protocol):
     def show(self, index: int, present: bool) -> None:
         """Let a tensor have the gradient in its place, or none."""
 
-    def zero(self) -> None:
-        """Zero all gradients, in their places, and let tensors have them."""
+    def zero(self, forget: bool) -> None:
+        """Zero all gradients, in their places, and let tensors have them; or, with `forget`, perhaps none."""
 
     def exchanged(self) -> None:
         """Note that the gradients are what `Synchronizer.wait` has left."""

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "../base/dtype.hpp"
 #include "simd.hpp"
@@ -41,8 +42,8 @@ struct Block {
 // x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
 // The entries of x that are selected are written to the block, rounded to its dtype, and what rounding took stays:
 // next_residual = x - sent, in float32; float16 takes up to 65504, and what is beyond stays, too. next_velocity =
-// v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is zeroed. residual and
-// velocity are left as they were, so that an iteration can be given up.
+// v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is zeroed, if `clear`.
+// residual and velocity are left as they were, so that an iteration can be given up.
 struct Select {
   enum class How : std::uint8_t {
     exact,    // the k entries of largest magnitude; of equal ones those with the lower index
@@ -59,6 +60,7 @@ struct Select {
   float* next_velocity = nullptr;   // nullptr: there is none
   float momentum = 0.0F;
   bool masking = true;
+  bool clear = true;  // whether the gradient is zeroed
   How how = How::sampled;
   std::uint64_t seed = 0;  // of the sample, or of the entries drawn
   float threshold = 0.0F;  // sampled: an estimate from before, used in place of a sample where it is not 0
@@ -91,7 +93,8 @@ struct Combine {
   DType dtype;
   float scale = 1.0F;
   Block block;
-  std::span<const std::byte* const> blocks;  // one for each rank
+  std::span<const std::byte* const> blocks;       // one for each rank
+  std::vector<std::uint32_t>* written = nullptr;  // on the host: has the elements that were written, ascending
 };
 // Returns the number of elements written: the size of the union.
 std::size_t combine(const Combine& call);

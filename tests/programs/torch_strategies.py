@@ -1095,6 +1095,58 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
             optimizer.step()
 
 
+def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communicator) -> None:
+    """The same bits as where they are written to their places, whatever users do with gradients in between."""
+
+    def weights_after(strategy: str, reads: bool) -> tuple[Vector, list[Any], int]:
+        elsewhere = 0
+        model = seeded(Net)
+        model.unused = nn.Parameter(torch.ones(3))
+        optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=strategy)
+        for step in range(10):
+            assert optimizer.synchronizer is not None
+            optimizer.synchronizer.reads_elsewhere &= reads  # it is another one, once the order is known
+            address_of = optimizer._gradients.address_elsewhere
+            addresses: list[int | None] = []
+            optimizer._gradients.address_elsewhere = lambda i, of=address_of, to=addresses: to.append(of(i)) or to[-1]
+            inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * step + RANK))
+            if step == 3:
+                kept = model.first.weight.grad
+                assert kept is not None
+                model.zero_grad()  # leaves the means in their places
+                kept.fill_(7.0)
+            elif step == 7:
+                model.zero_grad()
+            elif step == 4:
+                with optimizer.no_sync():
+                    model(inputs).square().mean().backward()
+            elif step == 5:
+                optimizer.zero_grad()
+                model.last(torch.ones(2, 16)).sum().backward()
+                optimizer.zero_grad()
+            else:
+                optimizer.zero_grad(set_to_none=step != 6)
+            model(inputs).square().mean().backward()
+            assert optimizer.synchronizer.gradients[0].ctypes.data in {
+                parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None
+            }
+            optimizer._gradients.address_elsewhere = address_of
+            elsewhere += sum(address is not None for address in addresses)
+            optimizer.step()
+        weights = torch.cat([parameter.detach().double().reshape(-1) for parameter in model.parameters()]).numpy()
+        residuals = [np.array(residual) for residual in optimizer.synchronizer.residuals]
+        optimizer.close()
+        return weights, residuals, elsewhere
+
+    if PLACE != "host":
+        raise SkipTest("of the host")
+    for strategy in ("top_k(ratio=5)", "lags(ratio=5, warmup=3)", "slgs(ratio=5)"):
+        (weights, residuals, read), (others, theirs, none) = (weights_after(strategy, reads) for reads in (True, False))
+        assert np.array_equal(weights, others), strategy
+        assert all(np.array_equal(one, other) for one, other in zip(residuals, theirs, strict=True)), strategy
+        assert (read > 0, none) == (strategy != "slgs(ratio=5)", 0)
+
+
 def check_explain(comm: gf.Communicator) -> None:
     model = seeded(Net)
     with gft.DistributedOptimizer(sgd(model), model, comm, strategy=CSC(0.3)) as optimizer:

@@ -41,6 +41,7 @@ struct CorrectCall {
   float scale;
   float momentum;
   std::int32_t least;
+  bool clear;      // the gradient
   bool streaming;  // next_residual and next_velocity, which begin at cache lines
 };
 

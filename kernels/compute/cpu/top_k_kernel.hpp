@@ -84,7 +84,11 @@ template <class Element, bool has_velocity, bool streaming, std::size_t width>
       }
       x[v] = fresh + load<Floats>(residual + at * sizeof(float));
       store<streaming>(next_residual + at * sizeof(float), x[v]);
-      store<false>(gradient + at * Element::size, Vector<std::uint8_t, lanes * Element::size>{});
+    }
+    if (call.clear) {
+      for (std::size_t v = 0; v < width; ++v) {
+        store<false>(gradient + (i + v * lanes) * Element::size, Vector<std::uint8_t, lanes * Element::size>{});
+      }
     }
     find(x, call.first + i, call.least, found);
   }
@@ -114,7 +118,9 @@ inline void correct_as(const CorrectCall& call, Candidates& found) {
     padded.first = call.first + i;
     correct_blocks<Element, has_velocity, false, 1>(padded, 0,
                                                     found);  // a candidate is not 0, so it is none of the padding
-    std::memset(from, 0, rest * Element::size);
+    if (call.clear) {
+      std::memset(from, 0, rest * Element::size);
+    }
     std::memcpy(call.next_residual + i, rows[1], rest * sizeof(float));
     if constexpr (has_velocity) {
       std::memcpy(call.next_velocity + i, rows[3], rest * sizeof(float));

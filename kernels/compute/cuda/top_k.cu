@@ -101,7 +101,9 @@ struct CorrectBody {
     if (call.next_velocity != nullptr) {
       store<n>(call.next_velocity + i, velocity);
     }
-    store<n>(gradient() + i, Pack<Stored, n>{});
+    if (call.clear) {
+      store<n>(gradient() + i, Pack<Stored, n>{});
+    }
     if (bad != 0) {
       atomicAdd(nonfinite, bad);
     }

@@ -63,6 +63,7 @@ compute::Selected select_from(const LayerJob& job, const Selection& how) {
                             .next_velocity = job.next_velocity,
                             .momentum = how.momentum,
                             .masking = how.masking,
+                            .clear = job.clear,
                             .how = how.how,
                             .seed = job.seed,
                             .threshold = job.threshold,

@@ -21,6 +21,7 @@ struct Selection {
 struct LayerJob {
   const TopKLayer& layer;
   std::byte* gradient;
+  bool clear;  // the gradient of a layer that is not dense
   DType dtype;
   const float* residual;  // nullptr: zeros
   float* next_residual;

@@ -61,6 +61,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
                  .momentum = options.momentum.value_or(0.0F),
                  .masking = options.masking,
                  .clip = options.clip.value_or(0.0) / std::sqrt(static_cast<double>(communicator.size()))},
+      counts_(counts),
       ready_(counts.size() + 1) {
   check_options(communicator);
   plan_ = plan_top_k(lay_out_layers(counts, in_elements(offsets_, dtype), options.layers), options.ratios, rules_);
@@ -76,6 +77,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
     layer_of_.insert(layer_of_.end(), plan_.layers[layer].tensors.end - plan_.layers[layer].tensors.begin, layer);
   }
   thresholds_.assign(layers(), 0.0F);
+  place_.resize(layers());
   make_calls();
   start_next_iteration(false);
   iteration_ = 0;
@@ -205,7 +207,23 @@ collective::Call TopKPool::make_call_for(const TopKMessage& message) const {
 
 // ---- from backpropagation -------------------------------------------------------------------------------------------
 
-void TopKPool::ready(std::size_t tensor, Stream /*stream*/) {
+void TopKPool::ready(std::size_t tensor, Stream /*stream*/) { become_ready(tensor, nullptr); }
+
+void TopKPool::ready_elsewhere(std::size_t tensor, const std::byte* gradient) {
+  check_open();
+  {
+    const std::lock_guard lock(mutex_);
+    ready_.check_new(tensor, tensors());
+  }
+  if (can_read_elsewhere(layer_of_[tensor])) {
+    become_ready(tensor, gradient);
+  } else {
+    std::memcpy(data() + offsets_[tensor], gradient, counts_[tensor] * size_of(dtype_));
+    become_ready(tensor, nullptr);
+  }
+}
+
+void TopKPool::become_ready(std::size_t tensor, const std::byte* elsewhere) {
   check_open();
   const auto now = Clock::now();
   std::optional<std::size_t> complete;
@@ -216,7 +234,13 @@ void TopKPool::ready(std::size_t tensor, Stream /*stream*/) {
     workers_.enter();
   }
   const Workers::Leave leave(workers_);
-  process({complete ? &*complete : nullptr, complete ? 1U : 0U});
+  process({complete ? &*complete : nullptr, complete ? 1U : 0U}, elsewhere);
+}
+
+// A layer of one tensor that is selected from at once.
+bool TopKPool::can_read_elsewhere(std::size_t layer) const {
+  const TopKLayer& its = plan_.layers[layer];
+  return options_.overlap && !its.dense && its.tensors.end - its.tensors.begin == 1;
 }
 
 void TopKPool::ready_all(Stream /*stream*/) {
@@ -252,12 +276,12 @@ std::optional<std::size_t> TopKPool::mark(std::size_t tensor, Clock::time_point 
   return layer;
 }
 
-void TopKPool::process(std::span<const std::size_t> complete) {
+void TopKPool::process(std::span<const std::size_t> complete, const std::byte* elsewhere) {
   if (!options_.overlap && !finishing_) {
     return;
   }
   for (const std::size_t layer : complete) {
-    select_from_layer(layer);
+    select_from_layer(layer, elsewhere);
     const std::lock_guard lock(mutex_);
     course_[layer].done = true;
     start_due_messages();
@@ -268,16 +292,20 @@ void TopKPool::process(std::span<const std::size_t> complete) {
   }
 }
 
-void TopKPool::select_from_layer(std::size_t layer) {
+void TopKPool::select_from_layer(std::size_t layer, const std::byte* elsewhere) {
   const TopKLayer& its = plan_.layers[layer];
   Course& course = course_[layer];
   if (its.count == 0) {
     return;
   }
   const auto begin = Clock::now();
+  if (elsewhere != nullptr) {
+    clear_layer(layer);
+  }
   const bool samples = options_.threshold_reuse == 0 || iteration_ % (options_.threshold_reuse + 1) == 0;
   course.selected = select_from({.layer = its,
-                                 .gradient = at(its.begin),
+                                 .gradient = elsewhere != nullptr ? const_cast<std::byte*>(elsewhere) : at(its.begin),
+                                 .clear = elsewhere == nullptr,
                                  .dtype = dtype_,
                                  .residual = residual_.before(layer),
                                  .next_residual = residual_.after(layer),
@@ -287,6 +315,7 @@ void TopKPool::select_from_layer(std::size_t layer) {
                                  .threshold = samples ? 0.0F : thresholds_[layer],
                                  .block = its.dense ? nullptr : blocks_->own(its.data)},
                                 selection_);
+  place_[layer].content = its.dense ? Content::unknown : Content::zeros;
   if (course.selected.nonfinite > 0) {
     note_nonfinite(layer);
   }
@@ -409,7 +438,9 @@ void TopKPool::combine(std::size_t index) {
                                                 .dtype = dtype_,
                                                 .scale = static_cast<float>(scale),
                                                 .block = its.block,
-                                                .blocks = blocks});
+                                                .blocks = blocks,
+                                                .written = &place_[layer].entries});
+      place_[layer].content = Content::entries;
     }
   }
   bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
@@ -661,8 +692,24 @@ void TopKPool::take_back() {
   }
 }
 
+void TopKPool::clear_layer(std::size_t layer) {
+  const TopKLayer& its = plan_.layers[layer];
+  Place& place = place_[layer];
+  if (place.content == Content::unknown) {
+    std::memset(at(its.begin), 0, its.count * size_of(dtype_));
+  } else if (place.content == Content::entries) {
+    for (const std::uint32_t element : place.entries) {
+      std::memset(at(its.begin + element), 0, size_of(dtype_));
+    }
+  }
+  place.content = Content::zeros;
+}
+
 void TopKPool::drop_gradients() {
   memory_->clear(data(), bytes(), nullptr);
+  for (Place& place : place_) {
+    place.content = Content::zeros;
+  }
   const std::lock_guard lock(mutex_);
   means_ = no_means;
 }
@@ -716,10 +763,12 @@ void TopKPool::set_loss_scale(double scale) {
   selection_.scale = inverse_of_loss_scale(scale);
 }
 
-void TopKPool::zero(Stream stream) {
+void TopKPool::zero(Stream /*stream*/) {
   check_open();
   check_between_iterations("gradients are zeroed");
-  memory_->clear(data(), bytes(), stream);
+  for (std::size_t layer = 0; layer < layers(); ++layer) {
+    clear_layer(layer);
+  }
   const std::lock_guard lock(mutex_);
   means_ = no_means;
 }

@@ -103,6 +103,10 @@ class TopKPool {
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
+  // Tensor `tensor` is final, and lies elsewhere on the host: it is read there, once, and may be gone when this
+  // returns. Otherwise as `ready`. What its place held is lost.
+  void ready_elsewhere(std::size_t tensor, const std::byte* gradient);
+
   // Waits until the memory holds the mean of what all ranks have sent, and zeros elsewhere, and starts the next
   // iteration. Tensors that are not ready count as zeros; where none is on any rank, throws Error(value) on all of
   // them. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited
@@ -170,6 +174,13 @@ class TopKPool {
     std::int64_t last_nonfinite;
   };
 
+  // What the memory of a layer holds.
+  enum class Content : std::uint8_t { zeros, entries, unknown };
+  struct Place {
+    Content content = Content::zeros;
+    std::vector<std::uint32_t> entries;  // elements of the layer that need not be zero
+  };
+
   // Of a layer in this iteration.
   struct Course {
     std::size_t left = 0;  // tensors that are not ready
@@ -193,8 +204,11 @@ class TopKPool {
 
   // With mutex_ held; returns the layer that is complete now.
   std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now);
-  void process(std::span<const std::size_t> complete);
-  void select_from_layer(std::size_t layer);
+  void become_ready(std::size_t tensor, const std::byte* elsewhere);
+  void process(std::span<const std::size_t> complete, const std::byte* elsewhere = nullptr);
+  [[nodiscard]] bool can_read_elsewhere(std::size_t layer) const;
+  void select_from_layer(std::size_t layer, const std::byte* elsewhere = nullptr);
+  void clear_layer(std::size_t layer);
   void note_nonfinite(std::size_t layer);
   void start_due_messages();  // with mutex_ held
   void write_trailer();
@@ -232,12 +246,14 @@ class TopKPool {
   KeptNumbers velocity_;
   std::vector<float> thresholds_;  // by layer
   Selection selection_;
+  std::vector<std::size_t> counts_;  // by tensor: elements
 
   std::timed_mutex waiting_;  // one thread waits at a time
   mutable std::mutex mutex_;
   Workers workers_{mutex_};
   ReadyTensors ready_;
   std::vector<Course> course_;  // by layer
+  std::vector<Place> place_;    // by layer
   std::vector<std::shared_ptr<Handle>> under_way_;
   std::size_t due_ = 0;        // messages that are complete here
   std::size_t collected_ = 0;  // and waited for
