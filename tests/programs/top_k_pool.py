@@ -685,6 +685,29 @@ def check_steps(comm: gf.Communicator) -> None:
     assert weights[0].tolist() == [-3.0] * 10 + [-1.0] * 10 + [0.0] * 20  # the momentum of what was sent goes on
 
 
+def check_rounding_of_dense_layers_stays(comm: gf.Communicator) -> None:
+    """Where residuals that are finer than 16 bits are sent with all of a layer."""
+    for dtype in ("float16", "bfloat16"):
+        pool = gf.TopKGradientPool(comm, [(3000,), (2500,)], dtype, 1000)
+        pool.loss_scale = 4.0
+        for step in range(6):
+            pool.ratios = 1000.0 if step < 3 else 1.0
+            gradients = [
+                rounded(random.standard_normal(math.prod(shape)).astype(np.float32), dtype)
+                for random, shape in zip(np.random.default_rng([RANK, step]).spawn(2), pool.shapes, strict=True)
+            ]
+            write(pool, gradients)
+            acc = [each + gradient / np.float32(4) for each, gradient in zip(pool.residuals, gradients, strict=True)]
+            pool.ready()
+            pool.wait()
+            if step >= 3:
+                assert all(report.dense for report in pool.layer_reports)
+                for wanted, residual in zip(acc, pool.residuals, strict=True):
+                    assert same(residual, wanted - rounded(4 * wanted, dtype) / np.float32(4)), (dtype, step)
+                    assert residual.any()
+        pool.close()
+
+
 def check_bad_input(comm: gf.Communicator) -> None:
     bad: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"ratios": 0}, ArgumentError, "1 or more, not 0"),

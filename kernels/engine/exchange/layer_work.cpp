@@ -1,5 +1,6 @@
 #include "layer_work.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -25,8 +26,18 @@ void add(float* to, const float* numbers, std::size_t count) {
   compute::reduce(targets, sources, count, {.dtype = DType::float32, .op = ReduceOp::sum});
 }
 
+// numbers -= gradient * scale.
+void subtract(float* numbers, const LayerJob& job, float scale) {
+  std::array<float, 1024> part;
+  for (std::size_t begin = 0; begin < job.layer.count; begin += part.size()) {
+    const std::size_t count = std::min(part.size(), job.layer.count - begin);
+    compute::cast(part.data(), DType::float32, job.gradient + begin * size_of(job.dtype), job.dtype, count, -scale);
+    add(numbers + begin, part.data(), count);
+  }
+}
+
 // gradient = (velocity + residual) / scale, with the velocity momentum * velocity + gradient * scale where there is
-// one. What comes after the iteration is the room to compute in.
+// one. What comes after the iteration is the room to compute in; in 16 bits what rounding takes is left there.
 void add_kept(const LayerJob& job, const Selection& how, float scale) {
   const std::size_t count = job.layer.count;
   const float* first = job.residual;
@@ -47,35 +58,41 @@ void add_kept(const LayerJob& job, const Selection& how, float scale) {
     }
   }
   compute::cast(job.gradient, job.dtype, job.next_residual, DType::float32, count, 1.0F / how.scale);
+  if (job.dtype != DType::float32) {
+    subtract(job.next_residual, job, how.scale);
+  }
 }
 
 }  // namespace
 
-compute::Selected select_from(const LayerJob& job, const Selection& how) {
+LayerResult select_from(const LayerJob& job, const Selection& how) {
   const float scale = scale_of(job, how);
   if (!job.layer.dense) {
-    return compute::select({.gradient = job.gradient,
-                            .dtype = job.dtype,
-                            .scale = scale,
-                            .residual = job.residual,
-                            .next_residual = job.next_residual,
-                            .velocity = job.velocity,
-                            .next_velocity = job.next_velocity,
-                            .momentum = how.momentum,
-                            .masking = how.masking,
-                            .clear = job.clear,
-                            .how = how.how,
-                            .seed = job.seed,
-                            .threshold = job.threshold,
-                            .block = job.layer.block,
-                            .data = job.block});
+    const compute::Select call{.gradient = job.gradient,
+                               .dtype = job.dtype,
+                               .scale = scale,
+                               .residual = job.residual,
+                               .next_residual = job.next_residual,
+                               .velocity = job.velocity,
+                               .next_velocity = job.next_velocity,
+                               .momentum = how.momentum,
+                               .masking = how.masking,
+                               .clear = job.clear,
+                               .how = how.how,
+                               .seed = job.seed,
+                               .threshold = job.threshold,
+                               .block = job.layer.block,
+                               .data = job.block};
+    return {.selected = compute::select(call), .keeps = true};
   }
-  if (job.residual != nullptr || job.next_velocity != nullptr || scale != how.scale) {
+  const bool adds = job.residual != nullptr || job.next_velocity != nullptr || scale != how.scale;
+  if (adds) {
     add_kept(job, how, scale);
   }
-  return {.sent = job.layer.elements,
-          .threshold = 0.0F,
-          .nonfinite = compute::count_nonfinite(job.gradient, job.dtype, job.layer.count)};
+  return {.selected = {.sent = job.layer.elements,
+                       .threshold = 0.0F,
+                       .nonfinite = compute::count_nonfinite(job.gradient, job.dtype, job.layer.count)},
+          .keeps = adds && job.dtype != DType::float32};
 }
 
 }  // namespace gradientflow::engine

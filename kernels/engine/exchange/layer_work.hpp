@@ -32,7 +32,13 @@ struct LayerJob {
   std::byte* block;
 };
 
-// Selects what is sent of a layer, or adds to the gradient of a dense one what it has kept: all of it is sent.
-[[nodiscard]] compute::Selected select_from(const LayerJob& job, const Selection& how);
+struct LayerResult {
+  compute::Selected selected;
+  bool keeps;  // next_residual has what is left; or nothing is
+};
+
+// Selects what is sent of a layer, or adds to the gradient of a dense one what it has kept: all of it is sent, but for
+// what rounding to 16 bits takes.
+[[nodiscard]] LayerResult select_from(const LayerJob& job, const Selection& how);
 
 }  // namespace gradientflow::engine

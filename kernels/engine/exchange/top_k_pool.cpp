@@ -303,18 +303,21 @@ void TopKPool::select_from_layer(std::size_t layer, const std::byte* elsewhere) 
     clear_layer(layer);
   }
   const bool samples = options_.threshold_reuse == 0 || iteration_ % (options_.threshold_reuse + 1) == 0;
-  course.selected = select_from({.layer = its,
-                                 .gradient = elsewhere != nullptr ? const_cast<std::byte*>(elsewhere) : at(its.begin),
-                                 .clear = elsewhere == nullptr,
-                                 .dtype = dtype_,
-                                 .residual = residual_.before(layer),
-                                 .next_residual = residual_.after(layer),
-                                 .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
-                                 .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
-                                 .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
-                                 .threshold = samples ? 0.0F : thresholds_[layer],
-                                 .block = its.dense ? nullptr : blocks_->own(its.data)},
-                                selection_);
+  const LayerResult result =
+      select_from({.layer = its,
+                   .gradient = elsewhere != nullptr ? const_cast<std::byte*>(elsewhere) : at(its.begin),
+                   .clear = elsewhere == nullptr,
+                   .dtype = dtype_,
+                   .residual = residual_.before(layer),
+                   .next_residual = residual_.after(layer),
+                   .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
+                   .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
+                   .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
+                   .threshold = samples ? 0.0F : thresholds_[layer],
+                   .block = its.dense ? nullptr : blocks_->own(its.data)},
+                  selection_);
+  course.selected = result.selected;
+  course.keeps = result.keeps;
   place_[layer].content = its.dense ? Content::unknown : Content::zeros;
   if (course.selected.nonfinite > 0) {
     note_nonfinite(layer);
@@ -660,14 +663,13 @@ void TopKPool::keep() {
     if (its.count == 0) {
       continue;
     }
-    const bool all_sent = its.dense;
-    if (all_sent) {
-      residual_.clear(layer);
-    } else {
+    if (course_[layer].keeps) {
       residual_.keep(layer);
+    } else {
+      residual_.clear(layer);
     }
     if (!velocity_.is_none()) {
-      if (all_sent && options_.masking) {
+      if (its.dense && options_.masking) {
         velocity_.clear(layer);
       } else {
         velocity_.keep(layer);

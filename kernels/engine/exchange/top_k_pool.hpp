@@ -186,6 +186,7 @@ class TopKPool {
     std::size_t left = 0;  // tensors that are not ready
     bool done = false;     // selected from
     compute::Selected selected{};
+    bool keeps = false;  // as LayerResult
     std::size_t united = 0;
     Clock::time_point ready{};
     double seconds = 0.0;
