@@ -16,6 +16,8 @@ for model in dict.fromkeys(result["model"] for result in results):
         """Return the results of a contestant, or of one of our strategies."""
         return [result for result in found if name in (result["contestant"], result["strategy"])]
 
+    if not all(map(named, ("none", "dense", "slgs"))):
+        sys.exit(f"{sys.argv[1]} has no rows of none, dense and slgs for {model}: give bench train these strategies")
     (none,), (dense, *_), (slgs, *_) = named("none"), named("dense"), named("slgs")
     forward, backward = none["forward_median_ms"], none["backward_median_ms"]
     sending = max(0.0, slgs["exposed_ms"] - slgs["bookkeeping_ms"])

@@ -58,8 +58,9 @@ class LAGS(SparseStrategy):
         `AdaptiveSynchronizer.refit`.
     selection : {"sampled", "exact"}
         How the largest entries are found, as in `gradientflow.TopKGradientPool`.
-    threshold_reuse : int, default 0
-        Iterations in which a threshold is used again, as in `gradientflow.TopKGradientPool`.
+    threshold_reuse : int, default 10
+        Iterations in which a threshold is used again, as in `gradientflow.TopKGradientPool`: it changes slowly, and to
+        estimate it takes a third of the selection.
     merge_bytes : int or "auto"
         Messages below are sent together, as in `gradientflow.TopKGradientPool`.
     monitor : bool or int
@@ -90,7 +91,7 @@ class LAGS(SparseStrategy):
         warmup: int = 10,
         refit_every: int = 0,
         selection: str = "sampled",
-        threshold_reuse: int = 0,
+        threshold_reuse: int = 10,
         merge_bytes: int | str = "auto",
         monitor: int = False,
         wire: str | None = None,
