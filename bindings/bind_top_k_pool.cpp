@@ -109,7 +109,8 @@ void bind_top_k_pool(py::module_& module) {
       .def(
           "ready_elsewhere",
           [](TopKPool& pool, std::size_t tensor, std::uintptr_t address) {
-            pool.ready_elsewhere(tensor, reinterpret_cast<const std::byte*>(address));  // NOLINT: from Python
+            pool.ready_elsewhere(
+                tensor, reinterpret_cast<std::byte*>(address));  // NOLINT(performance-no-int-to-ptr): from Python
           },
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
       .def("take_back", &TopKPool::take_back)

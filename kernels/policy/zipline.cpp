@@ -106,10 +106,9 @@ Barrier zipline(const Predictions& predictions, Removal removal) {
       if (best.improved_by(push.time - earliest, push.time)) {
         best = {push.time - earliest, push.time};
       }
-    } else if (was_earliest || before == 0) {  // or the spread has grown (thesis, theorem 7)
-      if (best.improved_by(push.time - set.front().time, push.time)) {
-        best = {push.time - set.front().time, push.time};
-      }
+    } else if ((was_earliest || before == 0) &&  // or the spread has grown (thesis, theorem 7)
+               best.improved_by(push.time - set.front().time, push.time)) {
+      best = {push.time - set.front().time, push.time};
     }
   }
   return with_pushes(predictions, best);

@@ -209,7 +209,7 @@ collective::Call TopKPool::make_call_for(const TopKMessage& message) const {
 
 void TopKPool::ready(std::size_t tensor, Stream /*stream*/) { become_ready(tensor, nullptr); }
 
-void TopKPool::ready_elsewhere(std::size_t tensor, const std::byte* gradient) {
+void TopKPool::ready_elsewhere(std::size_t tensor, std::byte* gradient) {
   check_open();
   {
     const std::lock_guard lock(mutex_);
@@ -223,7 +223,7 @@ void TopKPool::ready_elsewhere(std::size_t tensor, const std::byte* gradient) {
   }
 }
 
-void TopKPool::become_ready(std::size_t tensor, const std::byte* elsewhere) {
+void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere) {
   check_open();
   const auto now = Clock::now();
   std::optional<std::size_t> complete;
@@ -276,7 +276,7 @@ std::optional<std::size_t> TopKPool::mark(std::size_t tensor, Clock::time_point 
   return layer;
 }
 
-void TopKPool::process(std::span<const std::size_t> complete, const std::byte* elsewhere) {
+void TopKPool::process(std::span<const std::size_t> complete, std::byte* elsewhere) {
   if (!options_.overlap && !finishing_) {
     return;
   }
@@ -292,7 +292,7 @@ void TopKPool::process(std::span<const std::size_t> complete, const std::byte* e
   }
 }
 
-void TopKPool::select_from_layer(std::size_t layer, const std::byte* elsewhere) {
+void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
   const TopKLayer& its = plan_.layers[layer];
   Course& course = course_[layer];
   if (its.count == 0) {
@@ -303,19 +303,18 @@ void TopKPool::select_from_layer(std::size_t layer, const std::byte* elsewhere) 
     clear_layer(layer);
   }
   const bool samples = options_.threshold_reuse == 0 || iteration_ % (options_.threshold_reuse + 1) == 0;
-  const LayerResult result =
-      select_from({.layer = its,
-                   .gradient = elsewhere != nullptr ? const_cast<std::byte*>(elsewhere) : at(its.begin),
-                   .clear = elsewhere == nullptr,
-                   .dtype = dtype_,
-                   .residual = residual_.before(layer),
-                   .next_residual = residual_.after(layer),
-                   .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
-                   .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
-                   .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
-                   .threshold = samples ? 0.0F : thresholds_[layer],
-                   .block = its.dense ? nullptr : blocks_->own(its.data)},
-                  selection_);
+  const LayerResult result = select_from({.layer = its,
+                                          .gradient = elsewhere != nullptr ? elsewhere : at(its.begin),
+                                          .clear = elsewhere == nullptr,
+                                          .dtype = dtype_,
+                                          .residual = residual_.before(layer),
+                                          .next_residual = residual_.after(layer),
+                                          .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
+                                          .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
+                                          .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
+                                          .threshold = samples ? 0.0F : thresholds_[layer],
+                                          .block = its.dense ? nullptr : blocks_->own(its.data)},
+                                         selection_);
   course.selected = result.selected;
   course.keeps = result.keeps;
   place_[layer].content = its.dense ? Content::unknown : Content::zeros;

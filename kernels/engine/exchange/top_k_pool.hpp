@@ -103,9 +103,9 @@ class TopKPool {
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
-  // Tensor `tensor` is final, and lies elsewhere on the host: it is read there, once, and may be gone when this
-  // returns. Otherwise as `ready`. What its place held is lost.
-  void ready_elsewhere(std::size_t tensor, const std::byte* gradient);
+  // Tensor `tensor` is final, and lies elsewhere on the host: it is read there, never written, and may be gone when
+  // this returns. Otherwise as `ready`. What its place held is lost.
+  void ready_elsewhere(std::size_t tensor, std::byte* gradient);
 
   // Waits until the memory holds the mean of what all ranks have sent, and zeros elsewhere, and starts the next
   // iteration. Tensors that are not ready count as zeros; where none is on any rank, throws Error(value) on all of
@@ -205,10 +205,10 @@ class TopKPool {
 
   // With mutex_ held; returns the layer that is complete now.
   std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now);
-  void become_ready(std::size_t tensor, const std::byte* elsewhere);
-  void process(std::span<const std::size_t> complete, const std::byte* elsewhere = nullptr);
+  void become_ready(std::size_t tensor, std::byte* elsewhere);
+  void process(std::span<const std::size_t> complete, std::byte* elsewhere = nullptr);
   [[nodiscard]] bool can_read_elsewhere(std::size_t layer) const;
-  void select_from_layer(std::size_t layer, const std::byte* elsewhere = nullptr);
+  void select_from_layer(std::size_t layer, std::byte* elsewhere = nullptr);
   void clear_layer(std::size_t layer);
   void note_nonfinite(std::size_t layer);
   void start_due_messages();  // with mutex_ held
