@@ -24,6 +24,7 @@ from .synchronizer import Synchronizer
 from .update import Update
 
 ADAPTIVE = "adaptive"
+_MAX_RATIO = 1000.0
 
 _LARGE = 1 << 14  # elements of a layer that is a stage of backpropagation by itself
 _REMEMBERED = 20  # iterations, of whose times the median counts
@@ -86,7 +87,7 @@ class LAGS(SparseStrategy):
     def __init__(
         self,
         ratio: float | str = ADAPTIVE,
-        max_ratio: float = 1000.0,
+        max_ratio: float = _MAX_RATIO,
         *,
         warmup: int = 10,
         refit_every: int = 0,
@@ -105,6 +106,9 @@ class LAGS(SparseStrategy):
         super().__init__(final, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
         if refit_every and ratio != ADAPTIVE:
             message = f"refit_every goes with an adaptive ratio, not with {ratio!r}"
+            raise ArgumentError(message)
+        if max_ratio != _MAX_RATIO and ratio != ADAPTIVE:
+            message = f"max_ratio goes with an adaptive ratio, not with {ratio!r}"
             raise ArgumentError(message)
         self.ratio = ratio
         self.max_ratio = max_ratio

@@ -323,6 +323,7 @@ def check_arguments(comm: gf.Communicator) -> None:
         ("lags(ratio='fast')", "'adaptive'"),
         ("lags(max_ratio=0)", "max_ratio is a number of 1 or more"),
         ("lags(ratio=9, refit_every=5)", "refit_every goes with an adaptive ratio"),
+        ("lags(ratio=4, max_ratio=8)", "max_ratio goes with an adaptive ratio"),
         ("lags(ratio=1e999)", "ratio is a number of 1 or more, not inf"),
         ("slgs(ratio=0)", "1 or more"),
         ("lags(selection='random')", "selection is 'sampled' or 'exact', not 'random'"),
