@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "../base/dtype.hpp"
 #include "simd.hpp"
@@ -93,8 +92,7 @@ struct Combine {
   DType dtype;
   float scale = 1.0F;
   Block block;
-  std::span<const std::byte* const> blocks;       // one for each rank
-  std::vector<std::uint32_t>* written = nullptr;  // on the host: has the elements that were written, ascending
+  std::span<const std::byte* const> blocks;  // one for each rank
 };
 // Returns the number of elements written: the size of the union.
 std::size_t combine(const Combine& call);

@@ -1131,8 +1131,14 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
                 parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None
             }
             optimizer._gradients.address_elsewhere = address_of
+            if step == 8:
+                for parameter in model.first.parameters():
+                    parameter.grad.data.add_(parameter.data, alpha=0.1)  # which PyTorch does not count as a change
             elsewhere += sum(address is not None for address in addresses)
             optimizer.step()
+            if step == 8:
+                optimizer.zero_grad()
+                assert not any(gradient.any() for gradient in optimizer.synchronizer.gradients)
         weights = torch.cat([parameter.detach().double().reshape(-1) for parameter in model.parameters()]).numpy()
         residuals = [np.array(residual) for residual in optimizer.synchronizer.residuals]
         optimizer.close()

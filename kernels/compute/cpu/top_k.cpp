@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -574,9 +573,6 @@ std::size_t combine_with(const KernelTable& table, const Combine& call) {
   for (const std::byte* const data : call.blocks) {
     readers.emplace_back(call.block, data).check(readers.size() - 1);
   }
-  if (call.written != nullptr) {
-    call.written->clear();
-  }
   const std::size_t count = call.block.count;
   const auto sum = std::make_unique<Window>(count);
   std::vector<std::size_t> next(readers.size());
@@ -615,11 +611,6 @@ std::size_t combine_with(const KernelTable& table, const Combine& call) {
       put_elements<std::uint32_t>(gradient, *sum, number);
     } else {
       put_elements<std::uint16_t>(gradient, *sum, number);
-    }
-    if (call.written != nullptr) {
-      std::transform(sum->indices.begin(), sum->indices.begin() + static_cast<std::ptrdiff_t>(number),
-                     std::back_inserter(*call.written),
-                     [begin](std::uint16_t index) { return static_cast<std::uint32_t>(begin + index); });
     }
     written += number;
   }

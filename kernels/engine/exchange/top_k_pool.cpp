@@ -77,7 +77,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
     layer_of_.insert(layer_of_.end(), plan_.layers[layer].tensors.end - plan_.layers[layer].tensors.begin, layer);
   }
   thresholds_.assign(layers(), 0.0F);
-  place_.resize(layers());
+  is_zero_.assign(layers(), 0);
   make_calls();
   start_next_iteration(false);
   iteration_ = 0;
@@ -299,7 +299,7 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
     return;
   }
   const auto begin = Clock::now();
-  if (elsewhere != nullptr) {
+  if (elsewhere != nullptr && is_zero_[layer] == 0) {
     clear_layer(layer);
   }
   const bool samples = options_.threshold_reuse == 0 || iteration_ % (options_.threshold_reuse + 1) == 0;
@@ -317,7 +317,7 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
                                          selection_);
   course.selected = result.selected;
   course.keeps = result.keeps;
-  place_[layer].content = its.dense ? Content::unknown : Content::zeros;
+  is_zero_[layer] = its.dense ? 0 : 1;
   if (course.selected.nonfinite > 0) {
     note_nonfinite(layer);
   }
@@ -440,9 +440,8 @@ void TopKPool::combine(std::size_t index) {
                                                 .dtype = dtype_,
                                                 .scale = static_cast<float>(scale),
                                                 .block = its.block,
-                                                .blocks = blocks,
-                                                .written = &place_[layer].entries});
-      place_[layer].content = Content::entries;
+                                                .blocks = blocks});
+      is_zero_[layer] = 0;
     }
   }
   bookkeeping_ += std::chrono::nanoseconds(Clock::now() - begin).count();
@@ -695,22 +694,13 @@ void TopKPool::take_back() {
 
 void TopKPool::clear_layer(std::size_t layer) {
   const TopKLayer& its = plan_.layers[layer];
-  Place& place = place_[layer];
-  if (place.content == Content::unknown) {
-    std::memset(at(its.begin), 0, its.count * size_of(dtype_));
-  } else if (place.content == Content::entries) {
-    for (const std::uint32_t element : place.entries) {
-      std::memset(at(its.begin + element), 0, size_of(dtype_));
-    }
-  }
-  place.content = Content::zeros;
+  std::memset(at(its.begin), 0, its.count * size_of(dtype_));
+  is_zero_[layer] = 1;
 }
 
 void TopKPool::drop_gradients() {
   memory_->clear(data(), bytes(), nullptr);
-  for (Place& place : place_) {
-    place.content = Content::zeros;
-  }
+  std::fill(is_zero_.begin(), is_zero_.end(), 1);
   const std::lock_guard lock(mutex_);
   means_ = no_means;
 }

@@ -174,13 +174,6 @@ class TopKPool {
     std::int64_t last_nonfinite;
   };
 
-  // What the memory of a layer holds.
-  enum class Content : std::uint8_t { zeros, entries, unknown };
-  struct Place {
-    Content content = Content::zeros;
-    std::vector<std::uint32_t> entries;  // elements of the layer that need not be zero
-  };
-
   // Of a layer in this iteration.
   struct Course {
     std::size_t left = 0;  // tensors that are not ready
@@ -253,8 +246,8 @@ class TopKPool {
   mutable std::mutex mutex_;
   Workers workers_{mutex_};
   ReadyTensors ready_;
-  std::vector<Course> course_;  // by layer
-  std::vector<Place> place_;    // by layer
+  std::vector<Course> course_;         // by layer
+  std::vector<std::uint8_t> is_zero_;  // by layer: whether its memory is known to be
   std::vector<std::shared_ptr<Handle>> under_way_;
   std::size_t due_ = 0;        // messages that are complete here
   std::size_t collected_ = 0;  // and waited for
