@@ -205,7 +205,7 @@ void Mailbox::check_usable() const {
 }
 
 void Mailbox::check_rank(int rank, bool may_be_any) const {
-  if ((rank < 0 || rank >= size()) && !(may_be_any && rank == any_source)) {
+  if ((rank < 0 || rank >= size()) && (!may_be_any || rank != any_source)) {
     throw Error(ErrorKind::value, "rank " + std::to_string(rank) + " does not exist: the ranks of " + name_ +
                                       " are 0 to " + std::to_string(size() - 1));
   }
