@@ -13,7 +13,7 @@ constexpr std::size_t pass_width = 4;  // vectors that are looked at together: h
 [[gnu::always_inline]] inline unsigned lanes_of_at_least(Floats x, std::int32_t least) {
   const auto magnitude = reinterpret_cast<Signed>(words_of(x) & 0x7fffffffu);
 #if defined(__AVX512F__)
-  return _mm512_cmpge_epi32_mask(reinterpret_cast<__m512i>(magnitude), _mm512_set1_epi32(least));
+  return _cvtmask16_u32(_mm512_cmpge_epi32_mask(reinterpret_cast<__m512i>(magnitude), _mm512_set1_epi32(least)));
 #elif defined(__AVX2__)
   return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(magnitude > least - 1)));
 #elif defined(__x86_64__)
@@ -31,10 +31,10 @@ constexpr std::size_t pass_width = 4;  // vectors that are looked at together: h
 #if defined(__AVX512F__)
   const __m512i number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i index = _mm512_add_epi32(number, _mm512_set1_epi32(static_cast<int>(first)));
-  const auto some = static_cast<__mmask16>(mask);
+  const auto some = static_cast<__mmask16>(mask);  // GCC 12 can leave more than 16 bits in a mask, with sanitizers
   _mm512_storeu_si512(found.indices + found.number, _mm512_maskz_compress_epi32(some, index));
   _mm512_storeu_ps(found.values + found.number, _mm512_maskz_compress_ps(some, x));
-  found.number += static_cast<std::size_t>(__builtin_popcount(mask));
+  found.number += static_cast<std::size_t>(__builtin_popcount(_cvtmask16_u32(some)));
 #else
   float values[lanes];
   std::memcpy(values, &x, sizeof values);
