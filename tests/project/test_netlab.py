@@ -317,8 +317,8 @@ def test_a_kernel_that_refuses_is_quoted() -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_nothing_is_left_when_hosts_cannot_be_joined(start_netlab: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_netlab("--clean").finish()  # skips where hosts cannot be made
+@pytest.mark.usefixtures("_hosts_can_be_made")
+def test_nothing_is_left_when_hosts_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Netlab(2, "1gbit")
     monkeypatch.setattr(lab, "_limit", "rate nonsense")
     with pytest.raises(NetlabError, match=r"the hosts cannot be joined \(tc: "), lab:
