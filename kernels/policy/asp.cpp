@@ -1,0 +1,9 @@
+#include "asp.hpp"
+
+namespace gradientflow::policy {
+
+Answer Asp::pushed(int worker, double /*seconds*/) { return {.apply = {{worker}}, .go_on = {worker}}; }
+
+Answer Asp::departed(int /*worker*/, double /*seconds*/) { return {}; }
+
+}  // namespace gradientflow::policy

@@ -1,0 +1,14 @@
+// Asynchronous parallel: each push is applied as it comes, and nobody waits.
+#pragma once
+
+#include "policy.hpp"
+
+namespace gradientflow::policy {
+
+class Asp : public Policy {
+ public:
+  Answer pushed(int worker, double seconds) override;
+  Answer departed(int worker, double seconds) override;
+};
+
+}  // namespace gradientflow::policy

@@ -1,0 +1,25 @@
+// Bulk synchronous parallel: one push of every worker that takes part is applied together, and all wait for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "policy.hpp"
+
+namespace gradientflow::policy {
+
+class Bsp : public Policy {
+ public:
+  explicit Bsp(int workers) : waiting_(static_cast<std::size_t>(workers)), here_(waiting_.size(), true) {}
+  Answer pushed(int worker, double seconds) override;
+  Answer departed(int worker, double seconds) override;
+
+ private:
+  [[nodiscard]] Answer apply_complete_rounds();
+
+  std::vector<std::int64_t> waiting_;  // pushes that are not applied, by worker
+  std::vector<bool> here_;
+};
+
+}  // namespace gradientflow::policy
