@@ -15,5 +15,6 @@ void bind_gradient_pool(pybind11::module_& module);
 void bind_sparse_pool(pybind11::module_& module);
 void bind_top_k_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);
+void bind_policy(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

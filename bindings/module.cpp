@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, module) {
   bind_sparse_pool(module);
   bind_top_k_pool(module);
   bind_optimizer(module);
+  bind_policy(module);
 }

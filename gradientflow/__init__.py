@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._location import build_info, use_installed_package
 
 if not use_installed_package():
-    from . import errors, optimizers, strategies, training
+    from . import errors, optimizers, policies, strategies, training
     from .communicator import Communicator, init
     from .config import Config
     from .handle import Handle
@@ -25,6 +25,7 @@ if not use_installed_package():
         "errors",
         "init",
         "optimizers",
+        "policies",
         "strategies",
         "training",
     ]

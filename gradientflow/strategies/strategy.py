@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from gradientflow.communicator import Communicator
+from gradientflow.description import Description
 from gradientflow.errors import ArgumentError
 
 from .explanation import Explanation, Subject, measure
@@ -14,7 +14,7 @@ from .layout import Layout
 from .synchronizer import Synchronizer
 
 
-class Strategy(ABC):
+class Strategy(Description, ABC):
     """When and what the ranks send, of gradients or of weights. A description: parameters, and nothing that runs.
 
     A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
@@ -49,7 +49,6 @@ class Strategy(ABC):
         again then, once that is known.
     """
 
-    name: ClassVar[str] = ""
     gradients: Literal["mean", "local", "consumed"] = "mean"
     step: Literal["any", "core"] = "any"
     rate_in_momentum: bool = False
@@ -60,12 +59,6 @@ class Strategy(ABC):
     warmup: int = 0
     period: int = 1
     follows_order: bool = False
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Name a class that has no name of its own."""
-        super().__init_subclass__(**arguments)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
 
     @abstractmethod
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
@@ -117,38 +110,6 @@ class Strategy(ABC):
         """Return what is to be explained: what the strategy sends of so many parameters."""
         message = f"{self.name} does not say what it sends: it has no explain() of its own"
         raise ArgumentError(message)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor, by name."""
-        parameters = inspect.signature(type(self)).parameters.values()
-        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names = [each.name for each in parameters if each.kind not in kinds]
-        missing = [name for name in names if not hasattr(self, name)]
-        if missing:
-            message = f"{self.name} has no attribute {missing[0]}: each argument is kept in one of the same name"
-            raise ArgumentError(message)
-        return {name: getattr(self, name) for name in names}
-
-    def __repr__(self) -> str:
-        """Return the strategy in words, with the arguments that are not the default ones."""
-        parameters = inspect.signature(type(self)).parameters
-        told = {name: value for name, value in self.settings.items() if parameters[name].default != value}
-        arguments = ", ".join(f"{name}={_word(value)}" for name, value in told.items())
-        return f"{self.name}({arguments})" if arguments else self.name
-
-    def __eq__(self, other: object) -> bool:
-        """Tell whether another one is of the same class and has the same settings."""
-        return type(other) is type(self) and isinstance(other, Strategy) and self.settings == other.settings
-
-    def __hash__(self) -> int:
-        """Return the same number for equal ones."""
-        return hash(repr(self))
-
-
-def _word(value: Any) -> str:
-    """Return a value as it is written; of a function its name, which is the same on all ranks."""
-    return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
 
 __all__ = ["Strategy"]

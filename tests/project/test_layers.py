@@ -35,9 +35,10 @@ CPP_LAYERS["engine/calls"] = CPP_LAYERS["collective/on_device"] | {"collective/o
 CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
-CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
 CPP_LAYERS["policy"] = {"base"}
-CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu", "policy"}
+CPP_LAYERS["c"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
+CPP_LAYERS["bindings"] = CPP_LAYERS["c"] | {"policy"}
+CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
@@ -102,6 +103,7 @@ def wrong_includes(root: Path) -> list[str]:
 PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.errors": set(),
     "gradientflow.arguments": {"gradientflow.errors"},
+    "gradientflow.description": {"gradientflow.errors"},
     "gradientflow._location": {"gradientflow.errors"},
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
@@ -111,6 +113,12 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.policies"] = {
+    "gradientflow.errors",
+    "gradientflow._location",
+    "gradientflow.arguments",
+    "gradientflow.description",
+}
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
@@ -128,7 +136,8 @@ PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] |
     "gradientflow.optimizers",
     "gradientflow.mailbox",
 }
-PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {"gradientflow.policies"}
+PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}

@@ -1,0 +1,236 @@
+"""Objects that describe what is to run, and are named by their own words: ``csc(density=0.1)``, ``mine.py:Mine(1)``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Generic, TypeVar
+
+from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
+
+# Up to a semicolon that is not inside of parentheses or quotes.
+_ITEM = re.compile(r"""(?:[^;"'(]|"[^"]*"|'[^']*'|\((?:[^)"']|"[^"]*"|'[^']*')*\)|\()+""")
+
+
+class Description:
+    """Parameters, and nothing that runs.
+
+    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
+    the comparison, and the words.
+
+    Attributes
+    ----------
+    name : str
+        In words; by default the name of the class.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Name a class that has no name of its own."""
+        super().__init_subclass__(**arguments)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names = [each.name for each in parameters if each.kind not in kinds]
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            message = f"{self.name} has no attribute {missing[0]}: each argument is kept in one of the same name"
+            raise ArgumentError(message)
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        """Return the words, with the arguments that are not the default ones."""
+        parameters = inspect.signature(type(self)).parameters
+        told = {name: value for name, value in self.settings.items() if parameters[name].default != value}
+        arguments = ", ".join(f"{name}={_word(value)}" for name, value in told.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another one is of the same class and has the same settings."""
+        return type(other) is type(self) and isinstance(other, Description) and self.settings == other.settings
+
+    def __hash__(self) -> int:
+        """Return the same number for equal ones."""
+        return hash(repr(self))
+
+
+def _word(value: Any) -> str:
+    """Return a value as it is written; of a function its name, which is the same on all ranks."""
+    return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
+
+
+Kind = TypeVar("Kind", bound=Description)
+
+
+class Words(Generic[Kind]):
+    """The words for one kind of description.
+
+    Parameters
+    ----------
+    base : type
+        Which all are subclasses of.
+    noun : str
+        What one of them is called in messages.
+    known : iterable of types
+        Those that are called by their name alone.
+    """
+
+    FORMS = "name, name(argument=value, ...), or path/to/file.py:Class(argument=value, ...) for one of your own"
+
+    def __init__(self, base: type[Any], noun: str, known: Iterable[type[Kind]]) -> None:
+        self.base, self.noun = base, noun
+        self.by_name: Mapping[str, type[Kind]] = {each.name: each for each in known}
+
+    def parse_all(self, text: str) -> list[Kind]:
+        """Return those that a text names, separated by semicolons.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it names none, or one that there is not, or gives arguments that it does not take.
+        """
+        items = [item.strip() for item in _ITEM.findall(self._text(text))]
+        found = [self.parse(item) for item in items if item]
+        if not found:
+            message = f"{text!r} names no {self.noun}: it is {self.FORMS}"
+            raise ArgumentError(message)
+        return found
+
+    def parse(self, text: str) -> Kind:
+        """Return the one that a text names, as in `parse_all`, which takes several."""
+        place, separator, call = self._text(text).strip().rpartition(".py:")
+        try:
+            tree = ast.parse(call.strip(), mode="eval").body
+        except SyntaxError:
+            tree = None
+        named = tree.func if isinstance(tree, ast.Call) else tree
+        if not isinstance(named, ast.Name):
+            message = f"{text!r} is no {self.noun} in words: they are {self.FORMS}"
+            raise ArgumentError(message)
+        kind = self._own(Path(f"{place}.py"), named.id) if separator else self._known(named.id)
+        positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
+        try:
+            bound = inspect.signature(kind).bind(*positional, **by_name)
+        except TypeError as error:
+            names = ", ".join(inspect.signature(kind).parameters) or "none"
+            message = f"{text!r}: {error}; the arguments of {kind.name} are {names}"
+            raise ArgumentError(message) from None
+        try:
+            made = kind(*bound.args, **bound.kwargs)
+            repr(made)  # which takes all settings
+        except GradientFlowError as error:
+            message = f"{text!r}: {error}"
+            raise type(error)(message) from error
+        except Exception as error:
+            message = f"{text!r} cannot be made: {type(error).__name__}: {error}"
+            raise ArgumentError(message) from error
+        return made
+
+    def given(self, value: Any) -> Kind:
+        """Return one that is given as itself, or in words.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the words name none.
+        gradientflow.errors.ArgumentTypeError
+            If it is something else.
+        """
+        if isinstance(value, str):
+            return self.parse(value)
+        if not isinstance(value, self.base):
+            what = value.__name__ if isinstance(value, type) else type(value).__name__
+            place = self.base.__module__.rpartition(".")[0]
+            message = f"the {self.noun} is a {what}: what is needed is a {place}.{self.base.__name__}, or its words"
+            raise ArgumentTypeError(message)
+        found: Kind = value
+        return found
+
+    def _text(self, words: Any) -> str:
+        if not isinstance(words, str):
+            message = f"a {self.noun} in words is a text, not a {type(words).__name__}"
+            raise ArgumentTypeError(message)
+        return words
+
+    def _known(self, name: str) -> type[Kind]:
+        if name not in self.by_name:
+            close = difflib.get_close_matches(name.lower(), self.by_name, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            names = ", ".join(self.by_name)
+            message = f"there is no {self.noun} {name!r}: there are {names}, and path/to/file.py:Class{hint}"
+            raise ArgumentError(message)
+        return self.by_name[name]
+
+    def _own(self, path: Path, name: str) -> type[Kind]:
+        """Return a class of a file of the user's."""
+        module = _module(path, self.noun)
+        kind = getattr(module, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, self.base)):
+            there = [
+                key
+                for key, value in vars(module).items()
+                if isinstance(value, type) and issubclass(value, self.base) and value.__module__ == module.__name__
+            ]
+            message = f"{path} has no {self.noun} {name!r}: it has {', '.join(there) or 'none'}"
+            raise ArgumentError(message)
+        return kind
+
+
+def _module(path: Path, noun: str) -> ModuleType:
+    """Run a file of the user's as a module, once in a process."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        message = f"the file of a {noun} cannot be read: {error}"
+        raise ArgumentError(message) from error
+    name = f"gradientflow_own_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + source).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        message = f"{path} is no Python file"
+        raise ArgumentError(message)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        message = f"{path} fails when it is run: {type(error).__name__}: {error}"
+        raise ArgumentError(message) from error
+    return module
+
+
+def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call, which are literals."""
+
+    def literal(node: ast.expr, what: str) -> Any:
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            message = (
+                f"{what} of {name} is {ast.unparse(node)!r}: what is needed is a number, a text, or another literal"
+            )
+            raise ArgumentError(message) from None
+
+    if any(keyword.arg is None for keyword in call.keywords):
+        message = f"the arguments of {name} are given one by one, not by **"
+        raise ArgumentError(message)
+    positional = [literal(node, f"argument {number}") for number, node in enumerate(call.args, 1)]
+    return positional, {str(each.arg): literal(each.value, str(each.arg)) for each in call.keywords}
+
+
+__all__ = ["Description", "Words"]

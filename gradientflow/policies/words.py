@@ -1,0 +1,44 @@
+"""Policies by their own words: ``ssp(3)``, or ``path/to/mine.py:Mine(1)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradientflow.description import Words
+
+from .builtin import ASP, BSP
+from .policy import Policy
+
+_WORDS: Words[Policy] = Words(Policy, "policy", (ASP, BSP))
+
+
+def parse_policies(text: str) -> list[Policy]:
+    """Return the policies that a text names, separated by semicolons.
+
+    Parameters
+    ----------
+    text : str
+        For example ``"bsp; ssp(3); mine.py:Mine(1)"``. Values are literals.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it names none, or one that there is not, or gives arguments that it does not take.
+    """
+    return _WORDS.parse_all(text)
+
+
+def as_policy(policy: Any) -> Policy:
+    """Return a policy that is given as one, or in words.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the words name none.
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    return _WORDS.given(policy)
+
+
+__all__ = ["as_policy", "parse_policies"]
