@@ -44,7 +44,7 @@ class Contestant:
     seed : int
         Gives the initial parameters.
     learning_rate : float
-        Of SGD with momentum 0.9, or none where a strategy has it in what it sends.
+        Of SGD with momentum 0.9; with none where `dgc` has it, by default the same 0.9, in what it sends.
     comm : Communicator
         The ranks; all of them make one together. PyTorch's default process group has to be there for DDP.
 
