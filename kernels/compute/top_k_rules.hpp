@@ -34,6 +34,11 @@ inline std::uint32_t least_that_travels(DType values) {
   }
 }
 
+// The largest magnitude that is sent of what is selected.
+GRADIENTFLOW_EVERYWHERE inline float most_that_travels(DType values, float limit) {
+  return values == DType::float16 && limit > largest_float16 ? largest_float16 : limit;
+}
+
 // A random number for each seed and counter (SplitMix64).
 GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_at(std::uint64_t seed, std::uint64_t counter) {
   std::uint64_t z = seed + (counter + 1) * 0x9e3779b97f4a7c15U;

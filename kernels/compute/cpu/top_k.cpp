@@ -83,7 +83,8 @@ class Writer {
   Writer(const KernelTable& table, const Select& call)
       : call_(call),
         narrow_(table.cast[float_index(call.block.values)][float_index(DType::float32)]),
-        widen_(table.cast[float_index(DType::float32)][float_index(call.block.values)]) {
+        widen_(table.cast[float_index(DType::float32)][float_index(call.block.values)]),
+        limit_(most_that_travels(call.block.values, call.limit)) {
     std::memset(call.data, 0, call.block.bytes);
   }
 
@@ -94,10 +95,8 @@ class Writer {
       const std::size_t some = std::min(batch, number - begin);
       std::array<float, batch> values;
       std::copy_n(x + begin, some, values.data());
-      if (block.values == DType::float16) {
-        for (float& value : values) {
-          value = std::clamp(value, -largest_float16, largest_float16);
-        }
+      for (std::size_t i = 0; i < some; ++i) {
+        values[i] = std::clamp(values[i], -limit_, limit_);
       }
       std::byte* const to = call_.data + block.value_begin + (written_ + begin) * size;
       narrow_(to, values.data(), some, 1.0F);
@@ -145,6 +144,7 @@ class Writer {
   const Select& call_;
   CastKernel narrow_;
   CastKernel widen_;
+  float limit_;
   std::size_t written_ = 0;
   std::uint32_t least_ = infinity_bits;
 };

@@ -358,11 +358,8 @@ __device__ void write_entry(const Select& call, std::uint32_t entry, std::size_t
       break;
   }
   const float x = call.next_residual[i];
-  float clamped = x;
-  if (block.values == DType::float16) {
-    clamped = x > largest_float16 ? largest_float16 : x < -largest_float16 ? -largest_float16 : x;
-  }
-  const typename Value::Stored sent = Value::from_float(clamped);
+  const float limit = most_that_travels(block.values, call.limit);
+  const typename Value::Stored sent = Value::from_float(x > limit ? limit : x < -limit ? -limit : x);
   reinterpret_cast<typename Value::Stored*>(call.data + block.value_begin)[entry] = sent;
   call.next_residual[i] = x - Value::to_float(sent);
   if (call.masking && call.next_velocity != nullptr) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "../../compute/chunks.hpp"
 #include "../../compute/kernels.hpp"
 #include "../../compute/optimizer_steps.hpp"
+#include "../../compute/top_k_rules.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -26,18 +28,41 @@ void add(float* to, const float* numbers, std::size_t count) {
   compute::reduce(targets, sources, count, {.dtype = DType::float32, .op = ReduceOp::sum});
 }
 
-// numbers -= gradient * scale.
-void subtract(float* numbers, const LayerJob& job, float scale) {
+// The largest magnitude of what becomes a gradient in float16, or travels as one: what is averaged has to leave room
+// for the rounding of parts of the mean, on their way over hundreds of ranks.
+float limit_of(const LayerJob& job) {
+  constexpr float largest_averaged = 61440.0F;
+  if (job.layer.dense && (job.dtype == DType::float16 || job.layer.block.values == DType::float16)) {
+    return largest_averaged;
+  }
+  return job.dtype == DType::float16 ? compute::largest_float16 : std::numeric_limits<float>::infinity();
+}
+
+bool leaves_some(const LayerJob& job) { return job.dtype != DType::float32 || std::isfinite(limit_of(job)); }
+
+// gradient = numbers / scale, rounded to its dtype and no larger than the limit; what that takes is left in the
+// numbers.
+void write_gradient(const LayerJob& job, float* numbers, float scale) {
+  const float limit = limit_of(job);
   std::array<float, 1024> part;
   for (std::size_t begin = 0; begin < job.layer.count; begin += part.size()) {
     const std::size_t count = std::min(part.size(), job.layer.count - begin);
-    compute::cast(part.data(), DType::float32, job.gradient + begin * size_of(job.dtype), job.dtype, count, -scale);
-    add(numbers + begin, part.data(), count);
+    float* const from = numbers + begin;
+    std::byte* const gradient = job.gradient + begin * size_of(job.dtype);
+    compute::cast(part.data(), DType::float32, from, DType::float32, count, 1.0F / scale);
+    for (std::size_t i = 0; i < count; ++i) {
+      part[i] = std::isfinite(from[i]) ? std::clamp(part[i], -limit, limit) : part[i];
+    }
+    compute::cast(gradient, job.dtype, part.data(), DType::float32, count, 1.0F);
+    if (leaves_some(job)) {
+      compute::cast(part.data(), DType::float32, gradient, job.dtype, count, -scale);
+      add(from, part.data(), count);
+    }
   }
 }
 
 // gradient = (velocity + residual) / scale, with the velocity momentum * velocity + gradient * scale where there is
-// one. What comes after the iteration is the room to compute in; in 16 bits what rounding takes is left there.
+// one. What comes after the iteration is the room to compute in, and has what is left.
 void add_kept(const LayerJob& job, const Selection& how, float scale) {
   const std::size_t count = job.layer.count;
   const float* first = job.residual;
@@ -57,10 +82,7 @@ void add_kept(const LayerJob& job, const Selection& how, float scale) {
       add(job.next_residual, job.residual, count);
     }
   }
-  compute::cast(job.gradient, job.dtype, job.next_residual, DType::float32, count, 1.0F / how.scale);
-  if (job.dtype != DType::float32) {
-    subtract(job.next_residual, job, how.scale);
-  }
+  write_gradient(job, job.next_residual, how.scale);
 }
 
 }  // namespace
@@ -80,6 +102,7 @@ LayerResult select_from(const LayerJob& job, const Selection& how) {
                                .clear = job.clear,
                                .how = how.how,
                                .seed = job.seed,
+                               .limit = limit_of(job) * how.scale,
                                .threshold = job.threshold,
                                .block = job.layer.block,
                                .data = job.block};
@@ -92,7 +115,7 @@ LayerResult select_from(const LayerJob& job, const Selection& how) {
   return {.selected = {.sent = job.layer.elements,
                        .threshold = 0.0F,
                        .nonfinite = compute::count_nonfinite(job.gradient, job.dtype, job.layer.count)},
-          .keeps = adds && job.dtype != DType::float32};
+          .keeps = adds && leaves_some(job)};
 }
 
 }  // namespace gradientflow::engine

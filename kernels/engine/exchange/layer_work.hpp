@@ -38,7 +38,7 @@ struct LayerResult {
 };
 
 // Selects what is sent of a layer, or adds to the gradient of a dense one what it has kept: all of it is sent, but for
-// what rounding to 16 bits takes.
+// what rounding to 16 bits takes, and what float16 does not hold.
 [[nodiscard]] LayerResult select_from(const LayerJob& job, const Selection& how);
 
 }  // namespace gradientflow::engine

@@ -602,8 +602,8 @@ void TopKPool::average_extra(const std::vector<const std::byte*>& trailers) {
                  [ranks = static_cast<double>(trailers.size())](double each) { return each / ranks; });
 }
 
-// The first rank that had a gradient that is not finite says where. A mean may be too large for 16 bits where all were
-// finite.
+// The first rank that had a gradient that is not finite says where. The mean of a layer that is averaged may be too
+// large for float16 where all were finite.
 std::optional<Error> TopKPool::find_nonfinite(const std::vector<const std::byte*>& trailers) {
   for (std::size_t rank = 0; rank < trailers.size(); ++rank) {
     Trailer trailer{};
@@ -615,8 +615,8 @@ std::optional<Error> TopKPool::find_nonfinite(const std::vector<const std::byte*
     }
   }
   for (const TopKLayer& layer : plan_.layers) {
-    const bool is_rounded = dtype_ == DType::float16 || (layer.dense && rules_.values == DType::float16);
-    if (is_rounded && compute::count_nonfinite(at(layer.begin), dtype_, layer.count) > 0) {
+    const bool is_float16 = dtype_ == DType::float16 || rules_.values == DType::float16;
+    if (layer.dense && is_float16 && compute::count_nonfinite(at(layer.begin), dtype_, layer.count) > 0) {
       found_nonfinite_ = {-1, layer.tensors.begin, layer.tensors.end - 1};
       return nonfinite_error(*found_nonfinite_);
     }
