@@ -42,8 +42,8 @@ struct Block {
 // x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
 // The entries of x that are selected are written to the block, rounded to its dtype, and what rounding took stays:
 // next_residual = x - sent, in float32; magnitudes are sent up to `limit`, of float16 up to 65504, and what is beyond
-// stays, too. next_velocity = v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is zeroed, if `clear`.
-// residual and velocity are left as they were, so that an iteration can be given up.
+// stays, too. next_velocity = v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is
+// zeroed, if `clear`. residual and velocity are left as they were, so that an iteration can be given up.
 struct Select {
   enum class How : std::uint8_t {
     exact,    // the k entries of largest magnitude; of equal ones those with the lower index
@@ -62,7 +62,7 @@ struct Select {
   bool masking = true;
   bool clear = true;  // whether the gradient is zeroed
   How how = How::sampled;
-  std::uint64_t seed = 0;  // of the sample, or of the entries drawn
+  std::uint64_t seed = 0;                                // of the sample, or of the entries drawn
   float limit = std::numeric_limits<float>::infinity();  // above 0
   float threshold = 0.0F;  // sampled: an estimate from before, used in place of a sample where it is not 0
   Block block;

@@ -427,7 +427,7 @@ def check_not_finite(comm: gf.Communicator) -> None:
 
 
 def check_what_is_beyond_float16(comm: gf.Communicator) -> None:
-    """It stays in the residual, of layers that are averaged as they are as well; a gradient that is infinite does not."""
+    """It stays in the residual, also of layers that are averaged as they are; an infinite gradient does not."""
     rounding = 2e-3 if SIZE & (SIZE - 1) else 0.0  # of parts of a mean
     for dtype, wire in (("float16", None), ("float16", "float16"), ("float32", "float16")):
         for ratio in (1, 8):
