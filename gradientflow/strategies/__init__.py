@@ -6,13 +6,18 @@ from .arrays import ArraySynchronizer
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
+from .diloco import DiLoCo
 from .explanation import Explanation
 from .lags import LAGS
 from .layout import Layout
+from .local_sgd import LocalSGD
 from .monitor import LayerMonitor, MonitorReport
 from .pooled import PoolStrategy, PoolSynchronizer
+from .power_sgd import PowerSGD
+from .psgd import PSGD
 from .random_k import RandomK
 from .slgs import SLGS
+from .sparse_loco import SparseLoCo
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .top_k import TopK
@@ -23,17 +28,22 @@ __all__ = [
     "CSC",
     "DGC",
     "LAGS",
+    "PSGD",
     "SLGS",
     "ArraySynchronizer",
     "Dense",
+    "DiLoCo",
     "Explanation",
     "LayerMonitor",
     "Layout",
+    "LocalSGD",
     "MonitorReport",
     "PoolStrategy",
     "PoolSynchronizer",
+    "PowerSGD",
     "RandomK",
     "Settings",
+    "SparseLoCo",
     "Strategy",
     "Synchronizer",
     "TopK",

@@ -10,13 +10,20 @@ from gradientflow.description import Words
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
+from .diloco import DiLoCo
 from .lags import LAGS
+from .local_sgd import LocalSGD
+from .power_sgd import PowerSGD
+from .psgd import PSGD
 from .random_k import RandomK
 from .slgs import SLGS
+from .sparse_loco import SparseLoCo
 from .strategy import Strategy
 from .top_k import TopK
 
-_WORDS: Words[Strategy] = Words(Strategy, "strategy", (CSC, Dense, DGC, LAGS, RandomK, SLGS, TopK))
+_WORDS: Words[Strategy] = Words(
+    Strategy, "strategy", (CSC, Dense, DGC, DiLoCo, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS, SparseLoCo, TopK)
+)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
 
 

@@ -1,0 +1,231 @@
+"""Strategies that exchange weights every few steps: each rank trains by itself in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import number, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.handle import Handle
+from gradientflow.memory import array_over
+
+from .arrays import ArraySynchronizer
+from .layout import Layout
+from .strategy import Strategy
+
+Array = npt.NDArray[Any]
+
+_NOT_DUE = -1
+
+
+class PeriodicStrategy(Strategy):
+    """Every `period` steps the ranks exchange how far they have come, and go on from common weights.
+
+    Parameters
+    ----------
+    period : int
+        Steps from one exchange to the next.
+    fragments : int, default 1
+        Parts of the model, which take turns: each is exchanged every `period` steps.
+    delay : int, default 0
+        Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
+    mixing : float, optional
+        The share of a rank's own weights in what it goes on from; by default 0, or 0.5 with a delay.
+    wire : {"float16", "bfloat16"}, optional
+        What values are rounded to between nodes.
+    """
+
+    gradients = "local"
+    writes_weights = True
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
+    nesterov: bool = False
+
+    def __init__(
+        self,
+        period: int,
+        *,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        wire: str | None = None,
+    ) -> None:
+        self.period = whole("period", period, 1)
+        self.fragments = whole("fragments", fragments, 1)
+        self.delay = whole("delay", delay)
+        self.mixing = mixing
+        self.wire = wire
+        if self.fragments > self.period:
+            message = f"fragments is at most period, {self.period}, not {fragments!r}"
+            raise ArgumentError(message)
+        if self.delay >= self.period:
+            message = f"delay is below period, {self.period}, not {delay!r}"
+            raise ArgumentError(message)
+        if mixing is not None and not 0 <= number("mixing", mixing) < 1:
+            message = f"mixing is from 0 to below 1, not {mixing!r}"
+            raise ArgumentError(message)
+        if wire not in (None, "float32", "float16", "bfloat16"):
+            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
+            raise ArgumentError(message)
+
+    @property
+    def own_share(self) -> float:
+        """The share of a rank's own weights in what it goes on from."""
+        return self.mixing if self.mixing is not None else 0.5 if self.delay else 0.0
+
+    def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
+        """Make what counts steps, and exchanges weights. Collective."""
+        return PeriodicSynchronizer(comm, layout, self)
+
+
+class PeriodicSynchronizer(ArraySynchronizer):
+    """Weights that are common to the ranks, beside those with which each rank trains.
+
+    Attributes
+    ----------
+    steps : int
+        Steps so far.
+    common : list of arrays
+        The weights that all ranks share, as of the last exchange.
+    velocity : list of arrays
+        Of the outer optimizer.
+    differences : list of arrays
+        How far the weights of this rank were from the common ones when they were last sent; once that has arrived, the
+        mean over the ranks.
+    due : list of int
+        For each fragment the step after which its differences are applied, or -1.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")
+    strategy: PeriodicStrategy
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: PeriodicStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        self.steps = 0
+        kind = np.float64 if "float64" in layout.dtypes else np.float32
+        self.common: list[Array] = [np.array(weight, kind) for weight in layout.weights]
+        self.velocity: list[Array] = [np.zeros_like(weight) for weight in self.common]
+        self.differences: list[Array] = []
+        self.due = [_NOT_DUE] * strategy.fragments
+        self._parts = _fragments(layout.counts, strategy.fragments)
+        self._buffers: list[Array] = []
+        self._under_way: dict[int, Handle] = {}
+        for part in self._parts:
+            buffer = comm.empty(sum(layout.counts[index] for index in part), np.dtype(kind).name)
+            self._buffers.append(buffer)
+            offset = 0
+            for index in part:
+                self.differences.append(array_over(buffer, offset, (layout.counts[index],), np.dtype(kind)))
+                offset += layout.counts[index] * np.dtype(kind).itemsize
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin with the weights that are there before the first step: they may have been loaded since."""
+        if self.steps == 0:
+            for common, weight in zip(self.common, self.weights, strict=True):
+                common[...] = weight
+
+    def after_step(self) -> None:
+        """Exchange and apply what is due."""
+        self.steps += 1
+        period = self.strategy.period
+        for fragment in range(self.strategy.fragments):
+            if self.due[fragment] == self.steps:
+                self._apply(fragment)
+            if (self.steps - fragment * period // self.strategy.fragments) % period == 0:
+                self._measure(fragment)
+                self.start(fragment, self._buffers[fragment])
+                self.due[fragment] = self.steps + self.strategy.delay
+                if self.strategy.delay == 0:
+                    self._apply(fragment)
+
+    def finish(self) -> None:
+        """Apply what is under way, and go on from the mean of the weights."""
+        for fragment, due in enumerate(self.due):
+            if due != _NOT_DUE:
+                self._apply(fragment)
+        for part, buffer in zip(self._parts, self._buffers, strict=True):
+            for index in part:
+                self.differences[index][...] = self.weights[index]
+            self.comm.allreduce(buffer, "mean", label=f"weights at the end, after step {self.steps}")
+            for index in part:
+                self.common[index][...] = self.differences[index]
+                self.weights[index][...] = self.differences[index]
+
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration, and what is under way, which the others are told."""
+        super().abandon(stream)
+        self._under_way.clear()
+        self.due = [_NOT_DUE] * len(self.due)
+
+    # ---- exchange ------------------------------------------------------------------------------------------------
+
+    def start(self, fragment: int, differences: Array) -> None:
+        """Begin to exchange the differences of a fragment, which `arrive` turns into their mean."""
+        wire = {"wire": self.strategy.wire} if self.strategy.wire and differences.dtype == np.float32 else {}
+        self._under_way[fragment] = self.comm.allreduce_async(
+            differences, "mean", label=f"differences of fragment {fragment} after step {self.steps}", **wire
+        )
+
+    def arrive(self, fragment: int) -> None:
+        """Wait until the differences of a fragment are the mean."""
+        handle = self._under_way.pop(fragment, None)
+        if handle is not None:  # otherwise it came before the state was saved
+            handle.wait()
+
+    def _measure(self, fragment: int) -> None:
+        for index in self._parts[fragment]:
+            np.subtract(self.common[index], self.weights[index], out=self.differences[index])
+
+    def _apply(self, fragment: int) -> None:
+        """Make the step of the outer optimizer, and go on from it."""
+        self.arrive(fragment)
+        self.due[fragment] = _NOT_DUE
+        rate, momentum, own = self.strategy.outer_rate, self.strategy.outer_momentum, self.strategy.own_share
+        for index in self._parts[fragment]:
+            direction, velocity, common = self.differences[index], self.velocity[index], self.common[index]
+            if momentum:
+                velocity *= momentum
+                velocity += direction
+                direction = direction + momentum * velocity if self.strategy.nesterov else velocity
+            common -= rate * direction
+            weight = self.weights[index]
+            weight[...] = own * weight + (1 - own) * common if own else common
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, once what is under way has arrived."""
+        self._wait_for_all()
+        return super().state_dict()
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the same for any number of ranks, with the mean of their weights. Collective."""
+        self._wait_for_all()
+        return super().consolidated_state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state. Collective."""
+        self._wait_for_all()
+        super().load_state_dict(state)
+
+    def _wait_for_all(self) -> None:
+        for fragment in list(self._under_way):
+            self.arrive(fragment)
+
+
+def _fragments(counts: Sequence[int], number: int) -> list[list[int]]:
+    """Cut tensors into fragments of nearly equal size, in their order; some may be empty."""
+    ends = np.cumsum([0, *counts])
+    middles = (ends[:-1] + ends[1:]) / 2
+    places = np.minimum(middles * number // max(1, int(ends[-1])), number - 1).astype(int)
+    return [np.flatnonzero(places == fragment).tolist() for fragment in range(number)]
+
+
+__all__ = ["PeriodicStrategy", "PeriodicSynchronizer"]

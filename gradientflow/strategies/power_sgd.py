@@ -1,0 +1,144 @@
+"""PowerSGD: gradients of matrices as products of two thin ones, with error feedback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import whole
+from gradientflow.communicator import Communicator
+
+from .arrays import ArraySynchronizer
+from .layout import Layout
+from .strategy import Strategy
+
+Floats = npt.NDArray[np.float32]
+
+
+class PowerSGD(Strategy):
+    """PowerSGD (Vogels et al., 2019): one step of a power iteration for each matrix, warm-started.
+
+    A gradient of more than one dimension is taken as a matrix of its first dimension by all others. It travels as two
+    matrices of `rank` columns; what these do not have of it is added to the next gradient. Tensors for which that would
+    not be less than half travel as they are.
+
+    Parameters
+    ----------
+    rank : int, default 4
+        Columns.
+    warmup : int, default 10
+        Iterations at the beginning in which everything travels as it is.
+    seed : int, default 0
+        Of the matrices that the iteration starts with.
+    """
+
+    name = "powersgd"
+
+    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0) -> None:
+        self.rank = whole("rank", rank, 1)
+        self.warmup = whole("warmup", warmup)
+        self.seed = whole("seed", seed)
+
+    def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
+        """Make what approximates gradients. Collective."""
+        return _Approximated(comm, layout, self)
+
+
+class _Approximated(ArraySynchronizer):
+    """Gradients as products of two matrices.
+
+    Attributes
+    ----------
+    residuals : list of arrays
+        What products did not have of the gradients; empty for tensors that travel as they are.
+    bases : list of arrays
+        The right matrices of the last iteration.
+    steps : int
+        Iterations so far.
+    """
+
+    state_names = ("residuals", "bases", "steps")
+    strategy: PowerSGD
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: PowerSGD) -> None:
+        super().__init__(comm, layout, strategy)
+        self.steps = 0
+        self._sizes = [_matrix(shape, strategy.rank) for shape in layout.shapes]
+        self.residuals: list[Floats] = [np.zeros((rows, columns), np.float32) for rows, columns, _ in self._sizes]
+        self.bases: list[Floats] = []
+        for (_, columns, rank), name in zip(self._sizes, layout.names, strict=True):
+            random = np.random.default_rng([strategy.seed, *name.encode()])
+            self.bases.append(random.standard_normal((columns, rank)).astype(np.float32))
+        # First what travels as it is and the left matrices, then the right ones; each in one call.
+        plain = [0 if rank else count for (*_, rank), count in zip(self._sizes, layout.counts, strict=True)]
+        left = [rows * rank for rows, _, rank in self._sizes]
+        right = [columns * rank for _, columns, rank in self._sizes]
+        self._everything = comm.empty(sum(layout.counts), "float32")
+        self._first = comm.empty(sum(plain) + sum(left), "float32")
+        self._second = comm.empty(sum(right), "float32")
+        self._whole = _cut(self._everything, layout.counts)
+        parts = _cut(self._first, [*plain, *left])
+        self._plain = parts[: len(plain)]
+        self._left = [
+            part.reshape(rows, rank) for part, (rows, _, rank) in zip(parts[len(plain) :], self._sizes, strict=True)
+        ]
+        self._right = [
+            part.reshape(columns, rank)
+            for part, (_, columns, rank) in zip(_cut(self._second, right), self._sizes, strict=True)
+        ]
+
+    def gradient_ready(self, index: int, gradient: Any) -> None:
+        """Project a gradient."""
+        flat, rank = gradient.reshape(-1), self._sizes[index][2]
+        if self.steps < self.strategy.warmup:
+            self._whole[index][...] = flat
+        elif not rank:
+            self._plain[index][...] = flat
+        else:
+            residual = self.residuals[index]
+            residual += gradient.reshape(residual.shape) / np.float32(self.loss_scale)
+            np.matmul(residual, self.bases[index], out=self._left[index])
+
+    def backward_done(self) -> None:
+        """Exchange both matrices one after the other, since the right one needs the mean of the left one."""
+        is_warm = self.steps >= self.strategy.warmup
+        self.steps += 1
+        if not is_warm:
+            self.comm.allreduce(self._everything, "mean")
+            self._return(self._whole)
+            return
+        self.comm.allreduce(self._first, "mean")
+        matrices = [index for index, (*_, rank) in enumerate(self._sizes) if rank]
+        for index in matrices:
+            self._left[index][...] = np.linalg.qr(self._left[index])[0]
+            np.matmul(self.residuals[index].T, self._left[index], out=self._right[index])
+        self.comm.allreduce(self._second, "mean")
+        for index in matrices:
+            self.bases[index][...] = self._right[index]
+            product = self._left[index] @ self._right[index].T
+            self.residuals[index] -= product
+            self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
+        self._return(self._plain)
+
+    def _return(self, means: list[Floats]) -> None:
+        for gradient, mean in zip(self.gradients, means, strict=True):
+            if mean.size:
+                gradient.reshape(-1)[...] = mean
+
+
+def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
+    """Return rows, columns, and the rank of the product; all 0 for what travels as it is."""
+    rows = shape[0] if len(shape) > 1 else 0
+    columns = int(np.prod(shape[1:])) if rows else 0
+    rank = min(rank, rows, columns)
+    return (rows, columns, rank) if rank and 2 * rank * (rows + columns) < rows * columns else (0, 0, 0)
+
+
+def _cut(array: Any, counts: list[int] | tuple[int, ...]) -> list[Floats]:
+    """Cut an array into parts of so many entries."""
+    return np.split(np.asarray(array), np.cumsum(counts)[:-1]) if counts else []
+
+
+__all__ = ["PowerSGD"]

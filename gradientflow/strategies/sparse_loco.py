@@ -1,0 +1,134 @@
+"""SparseLoCo: weights every few steps, of which only the largest changes travel, in two bits each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import number
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+
+from .layout import Layout
+from .periodic import PeriodicStrategy, PeriodicSynchronizer
+
+_BLOCK = 4096  # entries
+_SENT = 64  # of them
+_INDEX_BYTES = _SENT * 12 // 8
+_CODE_BYTES = _SENT * 2 // 8
+BLOCK_BYTES = _INDEX_BYTES + _CODE_BYTES + 4  # and the scale
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class SparseLoCo(PeriodicStrategy):
+    """SparseLoCo (Sarfi et al., 2025): DiLoCo without outer momentum, with top-k, two bits and error feedback.
+
+    Every `period` steps each rank adds how far it has come to what it has kept, sends the 64 largest of each 4,096
+    entries, and keeps the rest.
+
+    Parameters
+    ----------
+    period : int, default 30
+        Steps from one exchange to the next.
+    outer_rate : float, default 1
+        What the mean of what was sent is multiplied by.
+    decay : float, default 0.95
+        What is kept is multiplied by this at every exchange; from 0 to 1.
+    """
+
+    name = "sparse_loco"
+
+    def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95) -> None:
+        super().__init__(period)
+        if not number("outer_rate", outer_rate) > 0:
+            message = f"outer_rate is above 0, not {outer_rate!r}"
+            raise ArgumentError(message)
+        if not 0 <= number("decay", decay) <= 1:
+            message = f"decay is from 0 to 1, not {decay!r}"
+            raise ArgumentError(message)
+        self.outer_rate, self.decay = outer_rate, decay
+
+    def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
+        """Make what counts steps, and exchanges weights. Collective."""
+        return _Sparse(comm, layout, self)
+
+
+class _Sparse(PeriodicSynchronizer):
+    """Differences that are exchanged by their largest entries."""
+
+    state_names = (*PeriodicSynchronizer.state_names, "kept")
+    strategy: SparseLoCo
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: SparseLoCo) -> None:
+        super().__init__(comm, layout, strategy)
+        self.kept = [np.zeros(count, np.float32) for count in layout.counts]
+
+    def start(self, fragment: int, differences: npt.NDArray[Any]) -> None:
+        """Exchange at once: the largest entries of what was kept and of what is new."""
+        parts = []
+        for kept, difference in zip(self.kept, self.differences, strict=True):
+            kept *= np.float32(self.strategy.decay)
+            kept += difference
+            sent = encode(kept)
+            kept -= decode(sent, kept.size)
+            parts.append(sent)
+        everything = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        label = f"largest differences after step {self.steps}"
+        for rank, sent in enumerate(self.comm.allgather(everything, label=label)):
+            offset = 0
+            for mine, difference in zip(parts, self.differences, strict=True):
+                values = decode(sent[offset : offset + mine.size], difference.size)
+                difference[...] = values if rank == 0 else difference + values
+                offset += mine.size
+        for difference in self.differences:
+            difference /= self.comm.size
+
+
+def encode(values: Floats) -> Bytes:
+    """Return the largest entries of each block: places of 12 bits, two bits for the value, and a scale.
+
+    Of a scale s the values are -3/4, -1/4, 1/4 and 3/4 of s, where s is the largest magnitude of the block; a block
+    of zeros has scale 0.
+
+    Parameters
+    ----------
+    values : array of float32
+        Flat.
+    """
+    blocks = -(-values.size // _BLOCK)
+    padded = np.zeros((blocks, _BLOCK), np.float32)
+    padded.reshape(-1)[: values.size] = values
+    # Equal magnitudes go to the lower place, as everywhere.
+    order = np.argsort(-np.abs(padded), axis=1, kind="stable")[:, :_SENT]
+    places = np.sort(order, axis=1).astype(np.uint16)
+    chosen = np.take_along_axis(padded, places.astype(np.int64), axis=1)
+    scale = np.abs(chosen).max(axis=1, initial=0)
+    codes = ((chosen < 0) * 2 + (np.abs(chosen) * 2 >= scale[:, None])).astype(np.uint8)
+    sent = np.empty((blocks, BLOCK_BYTES), np.uint8)
+    even, odd = places[:, ::2], places[:, 1::2]
+    pairs = np.stack([even & 0xFF, (even >> 8) | ((odd & 0xF) << 4), odd >> 4], axis=2)
+    sent[:, :_INDEX_BYTES] = pairs.reshape(blocks, _INDEX_BYTES)
+    shifted = codes.reshape(blocks, _CODE_BYTES, 4) << np.array([0, 2, 4, 6], np.uint8)
+    sent[:, _INDEX_BYTES:-4] = np.bitwise_or.reduce(shifted, axis=2)
+    sent[:, -4:] = scale.astype("<f4")[:, None].view(np.uint8)
+    return sent.reshape(-1)
+
+
+def decode(sent: Bytes, count: int) -> Floats:
+    """Return what `encode` has made of so many entries: zeros where nothing was sent."""
+    rows = np.ascontiguousarray(sent).reshape(-1, BLOCK_BYTES)
+    first, second, third = (rows[:, start:_INDEX_BYTES:3].astype(np.uint16) for start in range(3))
+    places = np.stack([first | ((second & 0xF) << 8), (second >> 4) | (third << 4)], axis=2).reshape(len(rows), _SENT)
+    codes = (rows[:, _INDEX_BYTES:-4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(len(rows), _SENT) & 3
+    scale = np.ascontiguousarray(rows[:, -4:]).view("<f4")
+    levels = np.array([0.25, 0.75, -0.25, -0.75], np.float32)[codes] * scale
+    padded = np.zeros((len(rows), _BLOCK), np.float32)
+    np.put_along_axis(padded, places.astype(np.int64), levels, axis=1)
+    return padded.reshape(-1)[:count]
+
+
+__all__ = ["SparseLoCo", "decode", "encode"]

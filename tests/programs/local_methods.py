@@ -1,0 +1,241 @@
+"""Methods that exchange weights every few steps, and PowerSGD: the algorithms in straight lines, states, ends."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import MismatchError
+from gradientflow.optimizers import SGD
+from gradientflow.strategies.sparse_loco import decode, encode
+from gradientflow.training import ArrayLoop
+
+SHAPES = [(40,), (0,), (30, 20), (1,), (5000,)]
+ALL = (
+    "local_sgd(period=3)",
+    "local_sgd(period=4, delay=2)",
+    "diloco(period=4, outer_rate=0.5)",
+    "diloco(period=4, nesterov=False)",
+    "diloco(period=6, fragments=3, delay=1, mixing=0.25)",
+    "sparse_loco(period=3)",
+    "powersgd(rank=2, warmup=2)",
+    "psgd",
+)
+
+
+def gradients_of(rank: int, step: int) -> list[Any]:
+    random = np.random.default_rng([rank, step])
+    return [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+@contextmanager
+def trained(comm: gf.Communicator, words: str, **options: Any) -> Iterator[tuple[ArrayLoop, SGD]]:
+    weights = [np.full(shape, 0.5, np.float32) for shape in SHAPES]
+    with ArrayLoop(comm, weights, words, **options) as training:
+        yield training, SGD(training, training.weights, lr=0.125)
+
+
+def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
+    for index, gradient in enumerate(gradients_of(RANK, number)):
+        training.gradients[index][...] = gradient
+        training.ready(index)
+    training.wait()
+    optimizer.step()
+
+
+def flat(arrays: Any) -> Any:
+    return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in arrays])
+
+
+def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
+    mine = flat(arrays)
+    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
+
+
+# ---- the algorithms --------------------------------------------------------------------------------------------------
+
+
+def check_local_sgd(comm: gf.Communicator) -> None:
+    with trained(comm, "local_sgd(period=3)") as (training, optimizer):
+        weights = np.full((SIZE, sum(map(np.size, training.weights))), 0.5)
+        for number in range(7):
+            for rank in range(SIZE):
+                weights[rank] -= 0.125 * flat(gradients_of(rank, number))
+            if number % 3 == 2:
+                weights[:] = weights.mean(axis=0)
+            step(training, optimizer, number)
+            assert np.allclose(flat(training.weights), weights[RANK], atol=1e-6), number
+        training.finish()
+        same_everywhere(comm, training.weights)
+        assert np.allclose(flat(training.weights), weights.mean(axis=0), atol=1e-6)
+        before = flat(training.weights)
+        training.finish()
+        assert np.array_equal(flat(training.weights), before)
+
+
+def check_diloco(comm: gf.Communicator) -> None:
+    """Nesterov's momentum and the plain one, at once."""
+    for nesterov in (True, False):
+        words = f"diloco(period=2, outer_rate=0.5, outer_momentum=0.75, nesterov={nesterov})"
+        with trained(comm, words) as (training, optimizer):
+            common = np.full(sum(map(np.size, training.weights)), 0.5)
+            weights, velocity = np.tile(common, (SIZE, 1)), np.zeros_like(common)
+            for number in range(8):
+                for rank in range(SIZE):
+                    weights[rank] -= 0.125 * flat(gradients_of(rank, number))
+                if number % 2:
+                    difference = (common - weights).mean(axis=0)
+                    velocity = 0.75 * velocity + difference
+                    common = common - 0.5 * (difference + 0.75 * velocity if nesterov else velocity)
+                    weights[:] = common
+                step(training, optimizer, number)
+                assert np.allclose(flat(training.weights), weights[RANK], atol=1e-5), (nesterov, number)
+
+
+def check_streaming_diloco(comm: gf.Communicator) -> None:
+    """Fragments take turns, and what has travelled is mixed in later."""
+    period, fragments, delay, own = 6, 3, 2, 0.25
+    words = f"diloco({period}, 0.5, 0.0, fragments={fragments}, delay={delay}, mixing={own})"
+    with trained(comm, words) as (training, optimizer):
+        synchronizer: Any = training.synchronizer
+        parts = synchronizer._parts
+        assert sorted(index for part in parts for index in part) == list(range(len(SHAPES)))
+        common = [np.full(shape, 0.5) for shape in SHAPES]
+        weights = [[each.copy() for each in common] for _ in range(SIZE)]
+        travelling: dict[int, tuple[int, Any]] = {}
+        for number in range(20):
+            now = number + 1
+            for rank in range(SIZE):
+                for weight, gradient in zip(weights[rank], gradients_of(rank, number), strict=True):
+                    weight -= 0.125 * gradient
+            for fragment, part in enumerate(parts):
+                if fragment in travelling and travelling[fragment][0] == now:
+                    for index, mean in zip(part, travelling.pop(fragment)[1], strict=True):
+                        common[index] = common[index] - 0.5 * mean
+                        for mine in weights:
+                            mine[index] = own * mine[index] + (1 - own) * common[index]
+                if (now - fragment * period // fragments) % period == 0:
+                    means = [np.mean([common[i] - mine[i] for mine in weights], axis=0) for i in part]
+                    travelling[fragment] = (now + delay, means)
+            step(training, optimizer, number)
+            assert np.allclose(flat(training.weights), flat(weights[RANK]), atol=1e-5), number
+        training.finish()
+        same_everywhere(comm, training.weights)
+
+
+def check_sparse_loco(comm: gf.Communicator) -> None:
+    with trained(comm, "sparse_loco(period=2, outer_rate=0.5, decay=0.75)") as (training, optimizer):
+        common = [np.full(int(np.prod(shape)), 0.5, np.float32) for shape in SHAPES]
+        weights = [[each.copy() for each in common] for _ in range(SIZE)]
+        kept = [[np.zeros_like(each) for each in common] for _ in range(SIZE)]
+        for number in range(6):
+            for rank in range(SIZE):
+                for weight, gradient in zip(weights[rank], gradients_of(rank, number), strict=True):
+                    weight -= np.float32(0.125) * gradient.reshape(-1)
+            if number % 2:
+                for index, shared in enumerate(common):
+                    total = np.zeros_like(shared)
+                    for rank in range(SIZE):
+                        left = kept[rank][index]
+                        left *= np.float32(0.75)
+                        left += shared - weights[rank][index]
+                        sent = decode(encode(left), left.size)
+                        assert np.count_nonzero(sent) <= 64 * -(-left.size // 4096)
+                        left -= sent
+                        total += sent
+                    shared -= 0.5 * total / SIZE
+                    for rank in range(SIZE):
+                        weights[rank][index] = shared.copy()
+            step(training, optimizer, number)
+            assert np.allclose(flat(training.weights), flat(weights[RANK]), atol=1e-5), number
+        for mine, theirs in zip(training.synchronizer.kept, kept[RANK], strict=True):  # type: ignore[attr-defined]
+            assert np.allclose(mine, theirs, atol=1e-5)
+
+
+def check_powersgd(comm: gf.Communicator) -> None:
+    """Only the matrix is approximated, and what the product lacks of its mean comes later."""
+    with trained(comm, "powersgd(rank=3, warmup=1)") as (training, optimizer):
+        base = training.synchronizer.bases[2].astype(np.float64)  # type: ignore[attr-defined]
+        residuals = np.zeros((SIZE, 30, 20))
+        for number in range(5):
+            everyone = [gradients_of(rank, number) for rank in range(SIZE)]
+            wanted = [np.mean([mine[index] for mine in everyone], axis=0) for index in range(len(SHAPES))]
+            if number >= 1:
+                residuals += [mine[2] for mine in everyone]
+                left = np.linalg.qr(np.mean(residuals @ base, axis=0))[0]
+                base = np.mean(residuals.transpose(0, 2, 1) @ left, axis=0)
+                wanted[2] = left @ base.T
+                residuals -= wanted[2]
+            step(training, optimizer, number)
+            assert np.allclose(flat(training.gradients), flat(wanted), atol=1e-5), number
+            same_everywhere(comm, training.gradients)
+
+
+# ---- what every strategy has -----------------------------------------------------------------------------------------
+
+
+def check_states_go_on_bit_for_bit(comm: gf.Communicator) -> None:
+    for words in ALL:
+        with trained(comm, words) as (training, optimizer), trained(comm, words) as (other, stepper):
+            for number in range(7):
+                step(training, optimizer, number)
+            state = copy.deepcopy(training.state_dict())
+            for mine, theirs in zip(other.weights, training.weights, strict=True):
+                mine[...] = theirs
+            other.load_state_dict(state)
+            for number in range(7, 15):
+                step(training, optimizer, number)
+                step(other, stepper, number)
+                assert np.array_equal(flat(training.weights), flat(other.weights)), (words, number)
+            for each in (training, other):
+                each.finish()
+                same_everywhere(comm, each.weights)
+            assert np.array_equal(flat(training.weights), flat(other.weights)), words
+
+
+def check_consolidated_states_are_the_same(comm: gf.Communicator) -> None:
+    for words in ALL:
+        with trained(comm, words) as (training, optimizer):
+            for number in range(5):
+                step(training, optimizer, number)
+            state = training.consolidated_state_dict()["synchronizer"]
+            for value in state.values():
+                if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+                    same_everywhere(comm, value)
+            training.load_state_dict(training.consolidated_state_dict())
+
+
+def check_ranks_with_different_steps_are_told(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    with trained(comm, "local_sgd(period=4)") as (training, optimizer):
+        for number in range(3 + (RANK == 0)):
+            if number == 3:
+                with raises(MismatchError, "after step"):
+                    step(training, optimizer, number)
+            else:
+                step(training, optimizer, number)
+        if RANK:
+            with raises(MismatchError, "after step"):
+                training.finish()
+
+
+def check_two_runs_have_the_same_bits(comm: gf.Communicator) -> None:
+    for words in ALL:
+        ends = []
+        for _ in range(2):
+            with trained(comm, words) as (training, optimizer):
+                for number in range(8):
+                    step(training, optimizer, number)
+                training.finish()
+                ends.append(flat(training.weights))
+        assert np.array_equal(*ends), words
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])
