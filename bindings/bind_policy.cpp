@@ -3,7 +3,9 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,8 +14,13 @@
 #include "../kernels/policy/asp.hpp"
 #include "../kernels/policy/bsp.hpp"
 #include "../kernels/policy/checked.hpp"
+#include "../kernels/policy/dssp.hpp"
+#include "../kernels/policy/elastic_bsp.hpp"
+#include "../kernels/policy/simulation.hpp"
+#include "../kernels/policy/ssp.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "policy.hpp"
 
 namespace gradientflow::bindings {
@@ -91,6 +98,43 @@ std::shared_ptr<Checked> checked(const char* name, const Workers& workers, std::
   return std::make_shared<Checked>(name, workers.value, std::move(policy));
 }
 
+// `lengths`: contiguous arrays of float64.
+py::dict simulate(const py::object& running, const std::vector<py::buffer>& lengths, double until, bool keep_events) {
+  const std::shared_ptr<policy::Policy> policy = policy_of(running, static_cast<int>(lengths.size()));
+  std::vector<py::buffer_info> views;
+  std::vector<std::span<const double>> spans;
+  for (const py::buffer& each : lengths) {
+    views.push_back(each.request());
+    spans.emplace_back(static_cast<const double*>(views.back().ptr), static_cast<std::size_t>(views.back().size));
+  }
+  policy::Simulation found;
+  {
+    const WithoutGil release;
+    found = policy::simulate(*policy, spans, until, keep_events);
+  }
+  py::list pushes;
+  py::list computed;
+  py::list waited;
+  for (const policy::Simulation::Worker& worker : found.workers) {
+    pushes.append(worker.pushes);
+    computed.append(worker.computed);
+    waited.append(worker.waited);
+  }
+  py::list events;
+  for (const policy::Event& event : found.events) {
+    events.append(py::make_tuple(event.worker, event.seconds, event.is_departure, for_python(event.answer)));
+  }
+  py::dict result;
+  result["pushes"] = pushes;
+  result["computed"] = computed;
+  result["waited"] = waited;
+  result["staleness"] = found.staleness;
+  result["barriers"] = found.barriers;
+  result["seconds"] = found.seconds;
+  result["events"] = events;
+  return result;
+}
+
 }  // namespace
 
 std::shared_ptr<policy::Policy> policy_of(const py::object& running, int workers) {
@@ -121,6 +165,27 @@ void bind_policy(py::module_& module) {
       .def_static(
           "asp", [](const Workers& workers) { return checked("asp", workers, std::make_shared<policy::Asp>()); },
           py::arg("workers"))
+      .def_static(
+          "ssp",
+          [](const Workers& workers, std::int64_t staleness) {
+            return checked("ssp", workers, std::make_shared<policy::Ssp>(workers.value, staleness));
+          },
+          py::arg("workers"), py::arg("staleness"))
+      .def_static(
+          "dssp",
+          [](const Workers& workers, std::int64_t low, std::int64_t high, bool judges_all) {
+            return checked(
+                "dssp", workers,
+                std::make_shared<policy::Dssp>(workers.value, low, high,
+                                               judges_all ? policy::Dssp::Judged::all : policy::Dssp::Judged::fastest));
+          },
+          py::arg("workers"), py::arg("low"), py::arg("high"), py::arg("judges_all"))
+      .def_static(
+          "elastic_bsp",
+          [](const Workers& workers, std::int64_t lookahead) {
+            return checked("elastic_bsp", workers, std::make_shared<policy::ElasticBsp>(workers.value, lookahead));
+          },
+          py::arg("workers"), py::arg("lookahead"))
       .def(
           "pushed",
           [](Checked& self, const Rank<"worker">& worker, const Seconds& seconds) {
@@ -142,6 +207,9 @@ void bind_policy(py::module_& module) {
         return std::static_pointer_cast<Checked>(policy_of(running, workers.value));
       },
       py::arg("running"), py::arg("workers"));
+
+  module.def("simulate_policy", &simulate, py::arg("running"), py::arg("lengths"), py::arg("until"),
+             py::arg("keep_events"));
 }
 
 }  // namespace gradientflow::bindings

@@ -6,10 +6,10 @@ from typing import Any
 
 from gradientflow.description import Words
 
-from .builtin import ASP, BSP
+from .builtin import ASP, BSP, DSSP, SSP, ElasticBSP
 from .policy import Policy
 
-_WORDS: Words[Policy] = Words(Policy, "policy", (ASP, BSP))
+_WORDS: Words[Policy] = Words(Policy, "policy", (ASP, BSP, DSSP, ElasticBSP, SSP))
 
 
 def parse_policies(text: str) -> list[Policy]:
