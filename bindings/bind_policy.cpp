@@ -122,7 +122,8 @@ py::dict simulate(const py::object& running, const std::vector<py::buffer>& leng
   }
   py::list events;
   for (const policy::Event& event : found.events) {
-    events.append(py::make_tuple(event.worker, event.seconds, event.is_departure, for_python(event.answer)));
+    events.append(py::make_tuple(event.worker, event.seconds, event.is_departure ? "departure" : "push",
+                                 for_python(event.answer)));
   }
   py::dict result;
   result["pushes"] = pushes;

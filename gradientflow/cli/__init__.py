@@ -18,6 +18,7 @@ from gradientflow.cli.config import config
 from gradientflow.cli.doctor import doctor
 from gradientflow.cli.library import own_version
 from gradientflow.cli.netlab import netlab
+from gradientflow.cli.replay import replay
 from gradientflow.cli.run import run
 from gradientflow.cli.timeline import timeline
 from gradientflow.errors import GradientFlowError
@@ -32,7 +33,7 @@ def commands() -> None:
     """Gradient exchange for distributed training: start jobs, check this machine, measure."""
 
 
-for _command in (run, doctor, bench, netlab, timeline, config):
+for _command in (run, doctor, bench, netlab, timeline, replay, config):
     commands.add_command(_command)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .builtin import ASP, BSP, DSSP, SSP, ElasticBSP
 from .policy import Answer, Policy, RunningPolicy
 from .simulation import Event, Simulation, simulate
+from .stragglers import Stragglers, as_stragglers
+from .trace import Difference, Trace, trace_of
 from .words import as_policy, parse_policies
 
 __all__ = [
@@ -13,12 +15,17 @@ __all__ = [
     "DSSP",
     "SSP",
     "Answer",
+    "Difference",
     "ElasticBSP",
     "Event",
     "Policy",
     "RunningPolicy",
     "Simulation",
+    "Stragglers",
+    "Trace",
     "as_policy",
+    "as_stragglers",
     "parse_policies",
     "simulate",
+    "trace_of",
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gradientflow._location import load_core
 from gradientflow.arguments import number, sequence
 
-from .policy import Answer
+from .policy import Answer, RunningPolicy
 from .words import as_policy
 
 
@@ -21,7 +21,7 @@ class Event(NamedTuple):
 
     worker: int
     seconds: float
-    is_departure: bool
+    kind: Literal["push", "departure"]
     answer: Answer
 
 
@@ -89,4 +89,10 @@ def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, ke
     return Simulation(events=events, **found)
 
 
-__all__ = ["Event", "Simulation", "simulate"]
+def checked(running: Any, workers: int) -> RunningPolicy:
+    """Return a running policy as a server asks it: events and answers that cannot be are refused."""
+    policy: RunningPolicy = load_core().checked_policy(running, workers)
+    return policy
+
+
+__all__ = ["Event", "Simulation", "checked", "simulate"]

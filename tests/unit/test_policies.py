@@ -288,8 +288,8 @@ def test_a_simulation_tells_what_it_did() -> None:
     assert (found.pushes, found.computed, found.waited) == ([2, 2], [2.0, 5.0], [3.0, 0.0])
     assert (found.staleness, found.barriers, found.seconds) == ([4], [2.0, 5.0], 5.0)
     assert found.iterations_per_second == 4 / 5
-    assert found.events[1] == (1, 2.0, False, Answer([[0, 1]], [0, 1]))
-    assert [event.is_departure for event in found.events] == [False] * 4 + [True] * 2
+    assert found.events[1] == (1, 2.0, "push", Answer([[0, 1]], [0, 1]))
+    assert [event.kind for event in found.events] == ["push"] * 4 + ["departure"] * 2
     half = simulate("bsp", [[1.0, 1.0], [2.0, 3.0]], until=1.5)
     assert (half.pushes, half.waited, half.seconds) == ([1, 0], [0.5, 0.0], 1.5)
 

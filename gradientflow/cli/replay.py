@@ -1,0 +1,127 @@
+"""``gradientflow replay``: ask policies again what a recorded run asked one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gradientflow.errors import ArgumentError
+from gradientflow.policies import Policy, Simulation, Trace, as_policy, parse_policies, simulate
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BINS = 24
+
+
+@click.command()
+@click.argument("file", metavar="TRACE.json")
+@click.option(
+    "--policy", "policies", multiple=True, metavar="WORDS", help="others to ask, separated by semicolons or repeated"
+)
+@click.option("--recorded", metavar="WORDS", help="the recorded policy, where the words in the trace do not lead to it")
+@click.option("--json", "output", metavar="FILE", help="write all figures, with the histogram of staleness")
+@click.option("--plot", "picture", metavar="FILE.png", help="draw pushes and barriers of each; .png, .pdf or .svg")
+@click.option("--from", "begin", type=float, default=0.0, metavar="S", help="where the picture begins")
+@click.option("--to", "end", type=float, metavar="S", help="where it ends")
+def replay(
+    file: str,
+    policies: Sequence[str],
+    recorded: str | None,
+    output: str | None,
+    picture: str | None,
+    begin: float,
+    end: float | None,
+) -> None:
+    """Check a trace of a parameter server, and say what other policies would have done.
+
+    The recorded policy is told the same events, and has to give the same answers. The others are simulated with workers
+    that compute as long as the recorded ones; nothing else takes any time.
+    """
+    if picture and importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError("a picture needs matplotlib, which is not installed: pip install matplotlib")
+    trace = Trace.load(file)
+    own = as_policy(recorded or trace.policy)
+    others: list[Policy] = parse_policies(";".join(policies)) if policies else []
+    difference = trace.difference(own)
+    lengths = trace.lengths()
+    found = {f"recorded: {own}": trace.happened()}
+    found |= {repr(policy): simulate(policy, lengths, keep_events=picture is not None) for policy in others}
+    console = Console()
+    table = _table(found)
+    if not console.is_terminal:
+        console.width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table)
+    if output:
+        _write(output, [{"policy": name, **_figures(run), "staleness": run.staleness} for name, run in found.items()])
+    if picture:
+        from gradientflow.cli.replay_plot import save_replay
+
+        save_replay(picture, found, begin, end)
+    if difference is not None:
+        raise click.ClickException(f"{own} does not give the recorded answers: {difference}")
+    console.print(f"{own} gives the recorded answers to all {len(trace.events)} events.", highlight=False)
+
+
+def _table(found: dict[str, Simulation]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for heading in ("seconds\n", "iterations\n/s", "waited\ns", "waited\n%", "barriers\n", "staleness\nmean", "\nmost"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("\nhow often", no_wrap=True)
+    for name, run in found.items():
+        figures = _figures(run)
+        table.add_row(
+            name,
+            *(
+                f"{figures[key]:{form}}"
+                for key, form in (
+                    ("seconds", ".2f"),
+                    ("iterations_per_second", ".2f"),
+                    ("waited", ".2f"),
+                    ("waited_percent", ".1f"),
+                    ("barriers", "d"),
+                    ("mean_staleness", ".2f"),
+                    ("largest_staleness", "d"),
+                )
+            ),
+            _histogram(run.staleness),
+        )
+    return table
+
+
+def _figures(run: Simulation) -> dict[str, Any]:
+    waited, total = sum(run.waited), sum(run.waited) + sum(run.computed)
+    times = sum(run.staleness)
+    return {
+        "seconds": run.seconds,
+        "iterations": run.pushes,
+        "iterations_per_second": run.iterations_per_second if run.seconds else 0.0,
+        "waited": waited,
+        "waited_by_worker": run.waited,
+        "waited_percent": 100 * waited / total if total else 0.0,
+        "barriers": len(run.barriers),
+        "mean_staleness": sum(ahead * count for ahead, count in enumerate(run.staleness)) / times if times else 0.0,
+        "largest_staleness": max(len(run.staleness) - 1, 0),
+    }
+
+
+def _histogram(staleness: Sequence[int]) -> str:
+    """Draw how often each staleness was, from 0 on, in bins of equal width."""
+    width = math.ceil(len(staleness) / _BINS) or 1
+    bins = [sum(staleness[first : first + width]) for first in range(0, len(staleness), width)]
+    most = max(bins, default=0)
+    return "".join(_BLOCKS[math.ceil(count / most * len(_BLOCKS)) - 1] if count else " " for count in bins)
+
+
+def _write(path: str, runs: list[dict[str, Any]]) -> None:
+    try:
+        Path(path).write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,114 @@
+"""Workers of mixed speed: how long their iterations take, the same on every rank and in every run by the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import nonnegative, number, sequence, whole
+from gradientflow.description import Description, Words
+from gradientflow.errors import ArgumentError
+
+
+class Stragglers(Description):
+    """How many times as long as the fastest worker's the iterations of each worker take.
+
+    Parameters
+    ----------
+    ratios : sequence of float
+        Of each worker, more than 0. More workers than ratios take them in turn.
+    jitter : float, default 0
+        How much they vary from iteration to iteration: a length is its ratio times e to a normal random number with
+        this standard deviation.
+    slows : int, optional
+        A worker that slows down in mid-run.
+    at : int, default 100
+        From which iteration on.
+    by : float, default 3
+        How many times as slow it is then.
+    seed : int, default 0
+        Of the random numbers.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range.
+    """
+
+    name = "stragglers"
+
+    def __init__(
+        self,
+        ratios: Sequence[float],
+        *,
+        jitter: float = 0.0,
+        slows: int | None = None,
+        at: int = 100,
+        by: float = 3.0,
+        seed: int = 0,
+    ) -> None:
+        self.ratios = tuple(_positive("a ratio", ratio) for ratio in sequence("ratios", ratios, "numbers"))
+        if not self.ratios:
+            message = "ratios are one or more numbers, not none"
+            raise ArgumentError(message)
+        self.jitter = nonnegative("jitter", jitter)
+        self.slows = None if slows is None else whole("slows", slows)
+        self.at = whole("at", at)
+        self.by = _positive("by", by)
+        self.seed = whole("seed", seed)
+
+    def lengths(self, worker: int, iterations: int, *, run: int = 0) -> npt.NDArray[np.float64]:
+        """Return how long the first iterations of a worker take, in those of the fastest.
+
+        Parameters
+        ----------
+        worker, iterations : int
+            Which worker, and how many.
+        run : int, default 0
+            Other runs draw other random numbers.
+        """
+        rng = np.random.default_rng((self.seed, run, worker))
+        found = self.ratios[worker % len(self.ratios)] * np.exp(self.jitter * rng.standard_normal(iterations))
+        if worker == self.slows:
+            found[self.at :] *= self.by
+        return np.asarray(found, dtype=np.float64)
+
+
+def _positive(name: str, value: Any) -> float:
+    found = number(name, value)
+    if not 0 < found < np.inf:
+        message = f"{name} is more than 0, not {value}"
+        raise ArgumentError(message)
+    return found
+
+
+_WORDS: Words[Stragglers] = Words(Stragglers, "straggler model", (Stragglers,))
+
+
+def as_stragglers(value: Any) -> Stragglers:
+    """Return a straggler model that is given as one, or in words.
+
+    Parameters
+    ----------
+    value : Stragglers or str
+        In words: ratios separated by commas, ``"1,1.3,1.7,2.2"``, or ``"stragglers((1, 1.3), jitter=0.1, slows=0)"``.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the words name none.
+    gradientflow.errors.ArgumentTypeError
+        If it is something else.
+    """
+    if isinstance(value, str):
+        try:
+            return Stragglers([float(part) for part in value.split(",")])
+        except ValueError:
+            pass
+    return _WORDS.given(value)
+
+
+__all__ = ["Stragglers", "as_stragglers"]

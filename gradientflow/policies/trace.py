@@ -1,0 +1,199 @@
+"""What a policy was told, and what it answered: recorded, checked, and asked of other policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gradientflow.arguments import number, sequence, whole
+from gradientflow.errors import ArgumentError, GradientFlowError
+
+from .policy import Answer, RunningPolicy
+from .simulation import Event, Simulation, checked
+from .words import as_policy
+
+_KINDS = ("push", "departure")
+
+
+class Difference(NamedTuple):
+    """An event to which a policy gives another answer than was recorded."""
+
+    number: int
+    event: Event
+    answer: Answer
+
+    def __str__(self) -> str:
+        """Return both answers in a sentence."""
+        what = f"event {self.number}, a {self.event.kind} of worker {self.event.worker} at {self.event.seconds:.6g} s"
+        return f"{what}: recorded was {self.event.answer}, the policy answers {self.answer}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of a parameter server, in order.
+
+    Where all workers have departed, the policy begins afresh with all of them.
+
+    Attributes
+    ----------
+    workers : int
+        How many.
+    policy : str
+        Which one it was, in words.
+    events : list of Event
+        All that it was told, with its answers.
+    began : float or None
+        When the workers began, on the clock of the events, if that is known.
+    """
+
+    workers: int
+    policy: str
+    events: list[Event]
+    began: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check all parts."""
+        whole("workers", self.workers, 1)
+        events = enumerate(sequence("events", self.events, "events"))
+        object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a file that `save` has written.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it cannot be read, or is no trace.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(**{key: found.get(key) for key in ("workers", "policy", "events", "began")})
+        except (OSError, ValueError, AttributeError, GradientFlowError) as error:
+            message = f"{path} cannot be read as a trace: {error}"
+            raise ArgumentError(message) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON: ``{"workers": ..., "policy": ..., "events": [[worker, seconds, kind, answer], ...]}``."""
+        events = [[*event[:3], {"apply": event.answer.apply, "go_on": event.answer.go_on}] for event in self.events]
+        lines = ",\n".join(json.dumps(event) for event in events)
+        head = json.dumps({"workers": self.workers, "policy": self.policy, "began": self.began})
+        Path(path).write_text(f'{head[:-1]}, "events": [\n{lines}\n]}}\n', encoding="utf-8")
+
+    def difference(self, policy: Any = None) -> Difference | None:
+        """Ask a policy again, and return the first event to which it gives another answer.
+
+        Parameters
+        ----------
+        policy : Policy or str, optional
+            By default the one that was recorded, as its words name it.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the words name none, or an event or an answer cannot be.
+        """
+        description = as_policy(self.policy if policy is None else policy)
+        here: set[int] = set()
+        running: RunningPolicy | None = None
+        for position, event in enumerate(self.events):
+            if running is None or not here:
+                running, here = checked(description.start(self.workers), self.workers), set(range(self.workers))
+            ask = running.pushed if event.kind == "push" else running.departed
+            answer = ask(event.worker, event.seconds)
+            if event.kind == "departure":
+                here.discard(event.worker)
+            if answer != event.answer:
+                return Difference(position, event, answer)
+        return None
+
+    def lengths(self) -> list[list[float]]:
+        """Return how many seconds each iteration of each worker has computed.
+
+        That is the time from when the worker could go on until its next push. When the first one began is known only
+        if `began` is; otherwise it counts as long as the second.
+        """
+        return self._read()[1]
+
+    def happened(self) -> Simulation:
+        """Return what the workers did, as of a simulation."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[Simulation, list[list[float]]]:
+        every = range(self.workers)
+        start = self.events[0].seconds if self.events and self.began is None else self.began or 0.0
+        free: list[float] = [start] * self.workers
+        lengths: list[list[float]] = [[] for _ in every]
+        waited = [0.0] * self.workers
+        pending: list[list[float]] = [[] for _ in every]  # pushes without an answer
+        pushes, here = dict.fromkeys(every, 0), set(every)
+        staleness: dict[int, int] = {}
+        barriers = []
+        before = start
+        for event in self.events:
+            worker, now = event.worker, event.seconds
+            if not here:  # afresh
+                here, pushes = set(every), dict.fromkeys(every, 0)
+                pending = [[] for _ in every]
+                free = [before] * self.workers
+            if event.kind == "push":
+                lengths[worker].append(now - free[worker])
+                pushes[worker] += 1
+                pending[worker].append(now)
+                free[worker] = now
+            else:
+                here.discard(worker)
+            for each in event.answer.go_on:
+                if not pending[each]:
+                    continue
+                waited[each] += now - pending[each].pop(0)
+                free[each] = max(free[each], now)
+                if each in here:
+                    ahead = pushes[each] - min(pushes[other] for other in here)
+                    staleness[ahead] = staleness.get(ahead, 0) + 1
+            if len(here) > 1 and here <= set(event.answer.go_on):
+                barriers.append(now - start)
+            before = now
+        if self.began is None:
+            for row in lengths:
+                row[:1] = row[1:2] or row[:1]
+        end = max((event.seconds for event in self.events), default=start) - start
+        for worker in here:
+            waited[worker] += sum(end + start - pushed for pushed in pending[worker])
+        histogram = [staleness.get(ahead, 0) for ahead in range(max(staleness, default=-1) + 1)]
+        events = [event._replace(seconds=event.seconds - start) for event in self.events]
+        computed = [sum(row) for row in lengths]
+        return Simulation([len(row) for row in lengths], computed, waited, histogram, barriers, end, events), lengths
+
+
+def trace_of(simulation: Simulation, policy: Any) -> Trace:
+    """Return the events of a simulation that has kept them as a trace."""
+    return Trace(len(simulation.pushes), repr(as_policy(policy)), simulation.events, began=0.0)
+
+
+def _event(position: int, parts: Iterable[Any], workers: int) -> Event:
+    try:
+        worker, seconds, kind, answer = parts
+        event = Event(
+            whole("its worker", worker),
+            number("its time", seconds),
+            kind,
+            answer if isinstance(answer, Answer) else Answer(**answer),
+        )
+    except (GradientFlowError, TypeError, ValueError) as error:
+        message = f"event {position} is no [worker, seconds, kind, answer]: {error}"
+        raise ArgumentError(message) from error
+    named = {event.worker, *event.answer.go_on, *(worker for each in event.answer.apply for worker in each)}
+    if max(named) >= workers:
+        message = f"event {position} names worker {max(named)}, but there are {workers}"
+        raise ArgumentError(message)
+    if kind not in _KINDS:
+        message = f"event {position} is a {kind!r}, but a 'push' or a 'departure' was expected"
+        raise ArgumentError(message)
+    return event
+
+
+__all__ = ["Difference", "Trace", "trace_of"]

@@ -1,0 +1,160 @@
+"""Recorded events: saved, replayed, and asked of other policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gradientflow.cli.replay import replay
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.policies import Stragglers, Trace, as_stragglers, simulate, trace_of
+
+POLICIES = ["bsp", "asp", "ssp(2)", "dssp(1, 4)", "dssp(1, 4, 'all')", "elastic_bsp(4)"]
+MIXED = Stragglers((1, 1.3, 1.7, 2.2), jitter=0.1)
+
+
+def recorded(policy: str, **options: Any) -> Trace:
+    lengths = [MIXED.lengths(worker, 30) for worker in range(4)]
+    return trace_of(simulate(policy, lengths, keep_events=True, **options), policy)
+
+
+# ---- traces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_saved_trace_replays_to_the_same_decisions(policy: str, tmp_path: Path) -> None:
+    trace = recorded(policy)
+    trace.save(tmp_path / "trace.json")
+    again = Trace.load(tmp_path / "trace.json")
+    assert again == trace
+    assert again.difference() is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("until", [np.inf, 20.0])
+def test_a_trace_says_what_the_simulation_said(policy: str, until: float) -> None:
+    lengths = [MIXED.lengths(worker, 30) for worker in range(4)]
+    simulation = simulate(policy, lengths, until=until, keep_events=True)
+    trace = trace_of(simulation, policy)
+    for row, length, pushes in zip(trace.lengths(), lengths, simulation.pushes, strict=True):
+        assert np.allclose(row, length[:pushes])
+    happened = trace.happened()
+    assert (happened.pushes, happened.staleness) == (simulation.pushes, simulation.staleness)
+    assert np.allclose(happened.computed, simulation.computed)
+    assert happened.barriers == simulation.barriers
+    assert happened.events == simulation.events
+    if until == np.inf:
+        assert np.allclose(happened.waited, simulation.waited)
+
+
+def test_another_policy_differs_where_it_first_decides_otherwise() -> None:
+    difference = recorded("ssp(2)").difference("ssp(3)")
+    assert difference is not None
+    assert "recorded was Answer(apply=[[0]], go_on=[]), the policy answers Answer(apply=[[0]], go_on=[0])" in str(
+        difference
+    )
+
+
+def test_after_all_have_left_the_policy_begins_afresh() -> None:
+    first = recorded("bsp")
+    end = first.events[-1].seconds
+    later = [event._replace(seconds=event.seconds + end) for event in first.events]
+    trace = Trace(4, "bsp", [*first.events, *later], began=0.0)
+    assert trace.difference() is None
+    assert trace.happened().pushes == [60] * 4
+    assert np.allclose(trace.lengths()[1], [*first.lengths()[1]] * 2)
+
+
+def test_a_first_iteration_that_nobody_timed_counts_like_the_second() -> None:
+    events = [(0, 100.0, "push", {"go_on": [0]}), (0, 102.0, "push", {"go_on": [0]}), (1, 103.0, "push", {})]
+    assert Trace(2, "asp", events).lengths() == [[2.0, 2.0], [3.0]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as a trace"),
+        ("[]", "cannot be read as a trace"),
+        ("{}", "workers is a whole number"),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "push"]]}', "event 0 is no .worker, seconds, kind"),
+        (
+            '{"workers": 2, "policy": "bsp", "events": [[2, 1.0, "push", {}]]}',
+            "event 0 names worker 2, but there are 2",
+        ),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "push", {"go_on": [3]}]]}', "names worker 3"),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, 1.0, "pull", {}]]}', "event 0 is a 'pull'"),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, "x", "push", {}]]}', "its time is a number"),
+        ('{"workers": 2, "policy": "bsp", "events": [[0, 1, "push", {"wait": 1}]]}', "event 0 is no"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(ArgumentError, match=message):
+        Trace.load(tmp_path / "trace.json")
+    with pytest.raises(ArgumentError, match="nowhere"):
+        Trace.load(tmp_path / "nowhere")
+
+
+# ---- gradientflow replay ---------------------------------------------------------------------------------------------
+
+
+def test_replay_says_what_other_policies_would_have_done(tmp_path: Path) -> None:
+    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+    recorded("dssp(1, 4)").save(trace)
+    arguments = [str(trace), "--policy", "bsp; elastic_bsp(15)", "--policy", "ssp(2)", "--json", str(figures)]
+    pytest.importorskip("matplotlib")
+    result = CliRunner().invoke(replay, [*arguments, "--plot", str(tmp_path / "plot.png"), "--to", "20"])
+    assert result.exit_code == 0, result.output
+    assert "dssp(low=1, high=4) gives the recorded answers to all 124 events." in result.output
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    runs = json.loads(figures.read_text())
+    names = ["recorded: dssp(low=1, high=4)", "bsp", "elastic_bsp", "ssp(staleness=2)"]
+    assert [run["policy"] for run in runs] == names
+    assert all(name in result.output for name in names)
+    assert [len(run["staleness"]) for run in runs[1::2]] == [1, 3]
+    assert runs[2]["waited"] < runs[1]["waited"] / 2
+
+
+def test_replay_fails_where_a_decision_differs(tmp_path: Path) -> None:
+    trace = recorded("ssp(2)")
+    Trace(4, "ssp(3)", trace.events).save(tmp_path / "trace.json")
+    result = CliRunner().invoke(replay, [str(tmp_path / "trace.json")])
+    assert result.exit_code == 1
+    assert "ssp(staleness=3) does not give the recorded answers: event" in result.output
+    result = CliRunner().invoke(replay, [str(tmp_path / "trace.json"), "--recorded", "ssp(2)"])
+    assert result.exit_code == 0
+
+
+# ---- stragglers ------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_are_the_same_everywhere_by_their_seed() -> None:
+    model = as_stragglers("stragglers((1, 1.5), jitter=0.1, seed=3)")
+    assert as_stragglers(repr(model)) == model
+    assert np.array_equal(model.lengths(1, 50), Stragglers((1, 1.5), jitter=0.1, seed=3).lengths(1, 50))
+    assert np.array_equal(model.lengths(1, 50)[:20], model.lengths(1, 20))
+    assert not np.array_equal(model.lengths(1, 50), model.lengths(1, 50, run=1))
+    assert np.mean(model.lengths(3, 10_000)) == pytest.approx(1.5, rel=0.02)
+
+
+def test_ratios_alone_are_words_too() -> None:
+    assert as_stragglers("1, 1.3,1.7,2.2") == Stragglers((1, 1.3, 1.7, 2.2))
+    assert [as_stragglers("1,2").lengths(worker, 2).tolist() for worker in range(3)] == [[1, 1], [2, 2], [1, 1]]
+
+
+def test_a_worker_can_slow_down() -> None:
+    assert Stragglers([2], slows=0, at=2, by=3).lengths(0, 4).tolist() == [2, 2, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "1,0", "1,-2", "1,nan", "1,x", "stragglers", "stragglers(())", "stragglers((1,), jitter=-1)", 3, "fixed(1)"],
+)
+def test_what_is_no_straggler_model_is_refused(words: Any) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError)):
+        as_stragglers(words)
