@@ -15,4 +15,5 @@ PYBIND11_MODULE(_core, module) {
   bind_top_k_pool(module);
   bind_optimizer(module);
   bind_policy(module);
+  bind_local_updates(module);
 }

@@ -276,6 +276,51 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
     )
 
 
+def _glu_step(dtype: str) -> Kernel:
+    rates = (False, 0.25, 0.5, 0.25, 2.0, 0.5, 0.5)  # in the order of the arguments
+
+    def expect(values: Mapping[str, Values]) -> Expected:
+        _, rate, scale, decay, alpha, beta, global_scale = (np.float32(number) for number in rates)
+        weight = values["weight"]
+        global_gradient = (values["previous weight"] - weight) * global_scale
+        direction = alpha * (values["gradient"] * scale) + decay * weight + beta * global_gradient
+        return Expected({"weight": weight - rate * direction})
+
+    return Kernel(
+        "glu_step",
+        dtype,
+        {"weight": "float32", "previous weight": "float32", "gradient": dtype},
+        ("weight", "previous weight", "gradient"),
+        ("weight",),
+        lambda level, at, count: _compute().glu_step(level, *at, dtype, count, *rates),
+        lambda at, count: _prepared().glu_step([(*at, count, *rates)], dtype),
+        expect,
+    )
+
+
+def _dc_step(dtype: str) -> Kernel:
+    rates = 0.25, 0.5, 0.25, 2.0, 0.5, 1.0  # in the order of the arguments
+
+    def expect(values: Mapping[str, Values]) -> Expected:
+        rate, scale, decay, _, keep, _ = (np.float32(number) for number in rates)
+        gradient = values["gradient"] * scale
+        mean = keep * values["mean square"] + (1 - keep) * gradient * gradient
+        return Expected(
+            {"weight": values["weight"] - rate * (gradient + decay * values["weight"]), "mean square": mean}
+        )
+
+    return Kernel(
+        "dc_step",
+        dtype,
+        {"weight": "float32", "mean square": "float32", "gradient": dtype},
+        ("weight", "mean square", "gradient"),
+        ("weight", "mean square"),
+        lambda level, at, count: _compute().dc_step(level, at[0], at[1], 0, at[2], dtype, count, *rates),
+        lambda at, count: _prepared().dc_step([(at[0], at[1], 0, at[2], count, *rates)], dtype),
+        expect,
+    )
+
+
 KERNELS = (
     *(_reduce(dtype) for dtype in GRADIENTS),
     *(_cast("float32", dtype) for dtype in _NARROW),
@@ -288,6 +333,8 @@ KERNELS = (
     *(_sum_of_squares(dtype) for dtype in GRADIENTS),
     *(_momentum_step(dtype, None) for dtype in GRADIENTS),
     *(_momentum_step(dtype, dtype) for dtype in _NARROW),
+    *(_glu_step(dtype) for dtype in GRADIENTS),
+    *(_dc_step(dtype) for dtype in GRADIENTS),
 )
 
 # A device has no streaming stores to choose. It reduces what several ranks have put into its memory.

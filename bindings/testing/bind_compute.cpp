@@ -12,6 +12,7 @@
 #include "../../kernels/base/dtype.hpp"
 #include "../../kernels/compute/chunks.hpp"
 #include "../../kernels/compute/kernels.hpp"
+#include "../../kernels/compute/local_updates.hpp"
 #include "../../kernels/compute/optimizer_steps.hpp"
 #include "../../kernels/compute/simd.hpp"
 #include "../../kernels/compute/top_k.hpp"
@@ -124,6 +125,41 @@ void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr
                                                              .outer_rate = outer_rate});
 }
 
+void glu_step(const std::string& level, std::uintptr_t weight, std::uintptr_t pre_weight, std::uintptr_t gradient,
+              const std::string& gradient_dtype, std::size_t count, bool refreshes, float rate, float gradient_scale,
+              float weight_decay, float alpha, float beta, float global_scale) {
+  compute::glu_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                        .pre_weight = floats(pre_weight),
+                                                        .gradient = pointer(gradient),
+                                                        .gradient_dtype = dtype_from_name(gradient_dtype),
+                                                        .count = count,
+                                                        .refreshes = refreshes,
+                                                        .rate = rate,
+                                                        .gradient_scale = gradient_scale,
+                                                        .weight_decay = weight_decay,
+                                                        .alpha = alpha,
+                                                        .beta = beta,
+                                                        .global_scale = global_scale});
+}
+
+void dc_step(const std::string& level, std::uintptr_t weight, std::uintptr_t mean_square,
+             std::uintptr_t gradient_weight, std::uintptr_t gradient, const std::string& gradient_dtype,
+             std::size_t count, float rate, float gradient_scale, float weight_decay, float lambda_0, float decay,
+             float epsilon) {
+  compute::dc_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                       .mean_square = floats(mean_square),
+                                                       .gradient_weight = floats(gradient_weight),
+                                                       .gradient = pointer(gradient),
+                                                       .gradient_dtype = dtype_from_name(gradient_dtype),
+                                                       .count = count,
+                                                       .rate = rate,
+                                                       .gradient_scale = gradient_scale,
+                                                       .weight_decay = weight_decay,
+                                                       .lambda_0 = lambda_0,
+                                                       .decay = decay,
+                                                       .epsilon = epsilon});
+}
+
 // The number of entries sent, the threshold, and the number of infinite and NaN elements.
 std::tuple<std::size_t, float, std::size_t> select(const std::string& level, const SelectFields& fields) {
   const compute::Selected selected = compute::select_at(compute::simd_from_name(level), select_call(fields));
@@ -174,6 +210,14 @@ void bind_compute(py::module_& module) {
               py::arg("gradient_dtype"), py::arg("momentum"), py::arg("count"), py::arg("parameter") = 0,
               py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F, py::arg("weight_decay") = 0.0F,
               py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F, py::arg("outer_rate") = 1.0F, without_gil);
+  compute.def("glu_step", &glu_step, py::arg("level"), py::arg("weight"), py::arg("pre_weight"), py::arg("gradient"),
+              py::arg("gradient_dtype"), py::arg("count"), py::arg("refreshes"), py::arg("rate"),
+              py::arg("gradient_scale"), py::arg("weight_decay"), py::arg("alpha"), py::arg("beta"),
+              py::arg("global_scale"), without_gil);
+  compute.def("dc_step", &dc_step, py::arg("level"), py::arg("weight"), py::arg("mean_square"),
+              py::arg("gradient_weight"), py::arg("gradient"), py::arg("gradient_dtype"), py::arg("count"),
+              py::arg("rate"), py::arg("gradient_scale"), py::arg("weight_decay"), py::arg("lambda_0"),
+              py::arg("decay"), py::arg("epsilon"), without_gil);
   py::class_<compute::Block>(compute, "Block")
       .def(py::init<>())
       .def_readonly("count", &compute::Block::count)

@@ -219,6 +219,52 @@ Launch momentum_step(const std::vector<StepFields>& fields, const std::string& d
   return Launch([uploaded] { cuda::runtime().momentum_step(uploaded->list(), stream); });
 }
 
+using GluFields = std::tuple<Address, Address, Address, std::size_t, bool, float, float, float, float, float, float>;
+
+Launch glu_step(const std::vector<GluFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::GluStep> calls;
+  for (const auto& [weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, beta,
+                    global_scale] : fields) {
+    calls.push_back({.weight = floats(weight),
+                     .pre_weight = floats(pre_weight),
+                     .gradient = pointer(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .count = count,
+                     .refreshes = refreshes,
+                     .rate = rate,
+                     .gradient_scale = gradient_scale,
+                     .weight_decay = weight_decay,
+                     .alpha = alpha,
+                     .beta = beta,
+                     .global_scale = global_scale});
+  }
+  const auto uploaded = std::make_shared<const Uploaded<compute::GluStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().glu_step(uploaded->list(), stream); });
+}
+
+using DcFields = std::tuple<Address, Address, Address, Address, std::size_t, float, float, float, float, float, float>;
+
+Launch dc_step(const std::vector<DcFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::DcStep> calls;
+  for (const auto& [weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, lambda_0,
+                    decay, epsilon] : fields) {
+    calls.push_back({.weight = floats(weight),
+                     .mean_square = floats(mean_square),
+                     .gradient_weight = floats(gradient_weight),
+                     .gradient = pointer(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .count = count,
+                     .rate = rate,
+                     .gradient_scale = gradient_scale,
+                     .weight_decay = weight_decay,
+                     .lambda_0 = lambda_0,
+                     .decay = decay,
+                     .epsilon = epsilon});
+  }
+  const auto uploaded = std::make_shared<const Uploaded<compute::DcStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().dc_step(uploaded->list(), stream); });
+}
+
 Launch reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
               const std::string& dtype, const std::string& op, int divisor) {
   std::vector<void*> to;
@@ -316,6 +362,14 @@ void bind_kernels(py::module_& module, py::module_& prepared) {
   define_list("momentum_step", &momentum_step, nothing,
               "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
               "weight_decay, factor, inner_rate, outer_rate.");
+  define_list(
+      "glu_step", &glu_step, nothing,
+      "Of each call: weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, "
+      "beta, global_scale.");
+  define_list(
+      "dc_step", &dc_step, nothing,
+      "Of each call: weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, "
+      "lambda_0, decay, epsilon.");
   define("select", &select, numbers, py::arg("call"));
   define("combine", &combine, numbers, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
          py::arg("blocks"));

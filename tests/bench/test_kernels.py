@@ -57,6 +57,8 @@ def test_the_bytes_that_a_kernel_moves_are_counted() -> None:
         ("sum_of_squares", "float32"): 4,
         ("momentum_step", "float32"): 20,
         ("momentum_step to 16 bits", "bfloat16"): 20,
+        ("glu_step", "float16"): 14,
+        ("dc_step", "float32"): 20,
     }
     assert {key: BY_NAME[key].moved for key in moved} == moved
     assert {name for name, _ in moved} == set(NAMES)

@@ -43,8 +43,10 @@ from kernel_references import (
     cast,
     combined,
     corrected,
+    dc_stepped,
     decoded,
     encoded,
+    glu_stepped,
     largest,
     passing,
     reduced,
@@ -130,6 +132,16 @@ class Processor:
         for weight, parameter, parameter_dtype, gradient, momentum, count, *rates in calls:
             memory = weight, gradient, dtype, momentum, count, parameter, parameter_dtype
             compute.momentum_step(LEVEL, *memory, *rates)
+
+    @staticmethod
+    def glu_step(calls: list[Any], dtype: str) -> None:
+        for weight, pre_weight, gradient, *rest in calls:
+            compute.glu_step(LEVEL, weight, pre_weight, gradient, dtype, *rest)
+
+    @staticmethod
+    def dc_step(calls: list[Any], dtype: str) -> None:
+        for weight, mean_square, before, gradient, *rest in calls:
+            compute.dc_step(LEVEL, weight, mean_square, before, gradient, dtype, *rest)
 
     @staticmethod
     def reduce(*arguments: Any) -> None:
@@ -349,6 +361,48 @@ def test_a_list_of_steps(place: Place, dtype: str) -> None:
         results += [(velocity, new_momentum)] if velocity else []
         results += [(narrow_copy, narrow(new_weight, copy))] if copy else []
     place.kernels.momentum_step(calls, dtype)
+    check_memory(results)
+
+
+# ---- local updates ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_glu_updates(place: Place, dtype: str) -> None:
+    """Tensors of one update differ in their rates, and in whether the previous weights are refreshed."""
+    names = ("rate", "gradient_scale", "weight_decay", "alpha", "beta", "global_scale")
+    rates = itertools.cycle([(0.4, 1.0, 0.0, 2.0, 0.5, 0.3), (0.1, 2.0**-12, 1e-2, 1.5, 0.0, 7.0)])
+    rng = np.random.default_rng(6)
+    calls, results = [], []
+    for i, (gradient, before, _, offsets) in enumerate(arrays(dtype, 6)):
+        weight, rate = ordinary("float32", len(gradient), rng), next(rates)
+        target = place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        source, previous = place.memory(gradient, offsets[0]), place.memory(before, offsets[1])
+        calls.append((target.address, previous.address, source.address, len(gradient), i % 3 == 0, *rate))
+        new = glu_stepped(weight, before, gradient, dtype, i % 3 == 0, dict(zip(names, rate, strict=True)))
+        results += [(target, new[0]), (previous, new[1]), (source, gradient)]
+    place.kernels.glu_step(calls, dtype)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_delay_compensated_updates(place: Place, dtype: str) -> None:
+    """Those whose weights have been replaced since the gradient was computed, and others."""
+    names = ("rate", "gradient_scale", "weight_decay", "lambda_0", "decay", "epsilon")
+    rates = itertools.cycle([(0.4, 1.0, 0.0, 2.0, 0.95, 1e-7), (0.1, 2.0**-12, 1e-2, 0.04, 0.5, 1e-3)])
+    rng = np.random.default_rng(7)
+    calls, results = [], []
+    for i, (gradient, mean, _, offsets) in enumerate(arrays(dtype, 7)):
+        weight, rate = ordinary("float32", len(gradient), rng), next(rates)
+        before = ordinary("float32", len(gradient), rng) if i % 2 else None
+        target = place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        source, squares = place.memory(gradient, offsets[0]), place.memory(np.abs(mean), offsets[1])
+        old = None if before is None else place.memory(before, offsets[1])
+        calls.append((target.address, squares.address, at(old), source.address, len(gradient), *rate))
+        new = dc_stepped(weight, np.abs(mean), before, gradient, dtype, dict(zip(names, rate, strict=True)))
+        results += [(target, new[0]), (squares, new[1]), (source, gradient)]
+        results += [] if old is None or before is None else [(old, before)]
+    place.kernels.dc_step(calls, dtype)
     check_memory(results)
 
 

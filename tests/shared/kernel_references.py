@@ -45,6 +45,33 @@ def stepped(
     return same_nan(weight - outer * step), momentum
 
 
+def glu_stepped(
+    weight: Array, pre_weight: Array, gradient: Array, dtype: str, refreshes: bool, rates: dict[str, float]
+) -> tuple[Array, Array]:
+    """The weights and the previous weights after a local update."""
+    rate, scale, decay, alpha, beta, global_scale = (
+        np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay", "alpha", "beta", "global_scale")
+    )
+    direction = alpha * (widen(gradient, dtype) * scale) + decay * weight
+    direction = direction + beta * ((pre_weight - weight) * global_scale)
+    return same_nan(weight - rate * direction), weight if refreshes else pre_weight
+
+
+def dc_stepped(
+    weight: Array, mean_square: Array, before: Array | None, gradient: Array, dtype: str, rates: dict[str, float]
+) -> tuple[Array, Array]:
+    """The weights and the mean squares after a local update with delay compensation."""
+    rate, scale, decay, lambda_0, keep, epsilon = (
+        np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay", "lambda_0", "decay", "epsilon")
+    )
+    direction = widen(gradient, dtype) * scale
+    squares = direction * direction
+    mean_square = same_nan(keep * mean_square + (np.float32(1) - keep) * squares)
+    if before is not None:
+        direction = direction + lambda_0 / np.sqrt(mean_square + epsilon) * squares * (weight - before)
+    return same_nan(weight - rate * (direction + decay * weight)), mean_square
+
+
 def cast(values: Array, to: str, of: str, scale: float = 1.0) -> Array:
     """Each element times the scale, rounded once."""
     with np.errstate(all="ignore"):

@@ -4,6 +4,7 @@
 #include "cast_kernel.hpp"
 #include "chunk_kernel.hpp"
 #include "copy_kernel.hpp"
+#include "local_update_kernel.hpp"
 #include "momentum_kernel.hpp"
 #include "nonfinite_kernel.hpp"
 #include "norm_kernel.hpp"
@@ -56,6 +57,8 @@ const KernelTable kernels = {
             {momentum_step<BFloat16, Float16>, momentum_step<BFloat16, BFloat16>, momentum_step<BFloat16, NoCopy>},
             {momentum_step<Float32, Float16>, momentum_step<Float32, BFloat16>, momentum_step<Float32, NoCopy>},
         },
+    .glu_step = {glu_step<Float16>, glu_step<BFloat16>, glu_step<Float32>},
+    .dc_step = {dc_step<Float16>, dc_step<BFloat16>, dc_step<Float32>},
     .correct = {correct<Float16>, correct<BFloat16>, correct<Float32>},
     .scan = scan,
 };

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "../chunks.hpp"
+#include "../local_updates.hpp"
 #include "../optimizer_steps.hpp"
 #include "../top_k.hpp"
 
@@ -54,6 +55,8 @@ using GatherKernel = double (*)(const Gather& call);
 using ScatterKernel = double (*)(const Scatter& call);
 using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
 using MomentumKernel = void (*)(const MomentumStep& call);
+using GluKernel = void (*)(const GluStep& call);
+using DcKernel = void (*)(const DcStep& call);
 using CorrectKernel = void (*)(const CorrectCall& call, Candidates& found);
 using ScanKernel = void (*)(const float* x, std::size_t count, std::size_t first, std::int32_t least,
                             Candidates& found);
@@ -70,6 +73,8 @@ struct KernelTable {
   ScatterKernel scatter[3];
   SquaresKernel sum_of_squares[3];
   MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
+  GluKernel glu_step[3];
+  DcKernel dc_step[3];
   CorrectKernel correct[3];
   ScanKernel scan;
 };

@@ -282,6 +282,10 @@ class CudaRuntime final : public Runtime {
     cuda::momentum_step(list, stream);
   }
 
+  void glu_step(const CallList<GluStep>& list, Stream stream) const override { cuda::glu_step(list, stream); }
+
+  void dc_step(const CallList<DcStep>& list, Stream stream) const override { cuda::dc_step(list, stream); }
+
   void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const override {
     cuda::sum_of_squares(list, sums, scratch, stream);
   }

@@ -18,6 +18,7 @@
 
 #include "chunks.hpp"
 #include "kernels.hpp"
+#include "local_updates.hpp"
 #include "optimizer_steps.hpp"
 #include "stream.hpp"
 #include "top_k.hpp"
@@ -90,7 +91,8 @@ class Runtime {
   [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
   [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
 
-  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp and top_k.hpp of this folder say
+  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp, local_updates.hpp and top_k.hpp of this folder
+  // say
   virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
                       const Reduction& reduction, Stream stream) const = 0;
   virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
@@ -102,6 +104,8 @@ class Runtime {
   virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
+  virtual void glu_step(const CallList<GluStep>& list, Stream stream) const = 0;
+  virtual void dc_step(const CallList<DcStep>& list, Stream stream) const = 0;
   virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const = 0;
   [[nodiscard]] virtual std::size_t scratch_bytes(const Select& call) const = 0;
   virtual void select(const Select& call, Selected* selected, void* scratch, Stream stream) const = 0;

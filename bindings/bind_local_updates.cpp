@@ -1,0 +1,120 @@
+// gradientflow._core.local_updates: what a worker does to its own weights between two pulls, and whether gradients are
+// finite. In memory of the host. Gradients are given by their address and dtype.
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../kernels/base/error.hpp"
+#include "../kernels/compute/kernels.hpp"
+#include "../kernels/compute/local_updates.hpp"
+#include "../kernels/compute/optimizer_steps.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
+#include "tensor.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+
+const void* gradient_at(std::uintptr_t address) {
+  return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+// Float32 numbers of the host; as many as `count`, unless that is nullptr.
+TensorView floats_of(const py::object& object, const char* name, const std::size_t* count = nullptr) {
+  TensorView view = view_tensor(object, Access::write, name);
+  if (view.dtype != DType::float32 || view.placement) {
+    throw Error(ErrorKind::type, std::string(name) + " are float32 in memory of the host");
+  }
+  if (count != nullptr && view.count != *count) {
+    throw Error(ErrorKind::value, std::string(name) + " are " + std::to_string(view.count) + " for " +
+                                      std::to_string(*count) + " weights");
+  }
+  return view;
+}
+
+float* floats(const TensorView& view) { return reinterpret_cast<float*>(view.data); }
+
+void sgd_step(const py::object& weights, std::uintptr_t gradient, const std::string& dtype, float rate,
+              float gradient_scale, float weight_decay) {
+  const TensorView weight = floats_of(weights, "weights");
+  const WithoutGil release;
+  compute::momentum_step({.weight = floats(weight),
+                          .parameter = nullptr,
+                          .parameter_dtype = DType::float32,
+                          .gradient = gradient_at(gradient),
+                          .gradient_dtype = dtype_from_name(dtype),
+                          .momentum = nullptr,
+                          .count = weight.count,
+                          .gradient_scale = gradient_scale,
+                          .weight_decay = weight_decay,
+                          .inner_rate = rate});
+}
+
+void glu_step(const py::object& weights, const py::object& pre_weights, std::uintptr_t gradient,
+              const std::string& dtype, bool refreshes, float rate, float gradient_scale, float weight_decay,
+              float alpha, float beta, float global_scale) {
+  const TensorView weight = floats_of(weights, "weights");
+  const TensorView pre_weight = floats_of(pre_weights, "previous weights", &weight.count);
+  const WithoutGil release;
+  compute::glu_step({.weight = floats(weight),
+                     .pre_weight = floats(pre_weight),
+                     .gradient = gradient_at(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .count = weight.count,
+                     .refreshes = refreshes,
+                     .rate = rate,
+                     .gradient_scale = gradient_scale,
+                     .weight_decay = weight_decay,
+                     .alpha = alpha,
+                     .beta = beta,
+                     .global_scale = global_scale});
+}
+
+void dc_step(const py::object& weights, const py::object& mean_squares, const py::object& gradient_weights,
+             std::uintptr_t gradient, const std::string& dtype, float rate, float gradient_scale, float weight_decay,
+             float lambda_0, float decay, float epsilon) {
+  const TensorView weight = floats_of(weights, "weights");
+  const TensorView mean_square = floats_of(mean_squares, "mean squares", &weight.count);
+  const TensorView before =
+      gradient_weights.is_none() ? TensorView() : floats_of(gradient_weights, "the gradient's weights", &weight.count);
+  const WithoutGil release;
+  compute::dc_step({.weight = floats(weight),
+                    .mean_square = floats(mean_square),
+                    .gradient_weight = floats(before),
+                    .gradient = gradient_at(gradient),
+                    .gradient_dtype = dtype_from_name(dtype),
+                    .count = weight.count,
+                    .rate = rate,
+                    .gradient_scale = gradient_scale,
+                    .weight_decay = weight_decay,
+                    .lambda_0 = lambda_0,
+                    .decay = decay,
+                    .epsilon = epsilon});
+}
+
+}  // namespace
+
+void bind_local_updates(py::module_& module) {
+  py::module_ submodule = module.def_submodule("local_updates", "What a worker does to its own weights.");
+  submodule.def("sgd_step", &sgd_step, py::arg("weights"), py::arg("gradient"), py::arg("dtype"), py::arg("rate"),
+                py::arg("gradient_scale"), py::arg("weight_decay"));
+  submodule.def("glu_step", &glu_step, py::arg("weights"), py::arg("pre_weights"), py::arg("gradient"),
+                py::arg("dtype"), py::arg("refreshes"), py::arg("rate"), py::arg("gradient_scale"),
+                py::arg("weight_decay"), py::arg("alpha"), py::arg("beta"), py::arg("global_scale"));
+  submodule.def("dc_step", &dc_step, py::arg("weights"), py::arg("mean_squares"), py::arg("gradient_weights"),
+                py::arg("gradient"), py::arg("dtype"), py::arg("rate"), py::arg("gradient_scale"),
+                py::arg("weight_decay"), py::arg("lambda_0"), py::arg("decay"), py::arg("epsilon"));
+  submodule.def(
+      "count_nonfinite",
+      [](std::uintptr_t address, const std::string& dtype, std::size_t count) {
+        const WithoutGil release;
+        return compute::count_nonfinite(gradient_at(address), dtype_from_name(dtype), count);
+      },
+      py::arg("address"), py::arg("dtype"), py::arg("count"));
+}
+
+}  // namespace gradientflow::bindings
