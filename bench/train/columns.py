@@ -78,6 +78,8 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("selection\nms", _figure(lambda figures: figures.bookkeeping_ms, milliseconds)),
         ("selection\n%", _figure(_bookkeeping_share, "{:.1f}".format)),
         ("samples\n/s", _figure(lambda figures: figures.samples_per_second, "{:.0f}".format)),
+        ("waiting\n%", _figure(lambda figures: figures.waiting_percent, "{:.1f}".format)),
+        ("iterations\n/s", _figure(lambda figures: figures.iterations_per_second, "{:.1f}".format)),
         ("speed-up\n", _figure(lambda figures: figures.speedup, "{:.2f}x".format)),
         ("over\nddp-gloo", _over_baseline(results)),
         ("sent\nMB", _figure(lambda figures: figures.bytes_sent, megabytes)),
@@ -112,6 +114,11 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
         text += " least is the time that the links need for the gradients less the backward pass of none."
     if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
         text += " selection is what the slowest rank spends on choosing and collecting what is sent, beside all else."
+    if any(result.figures is not None and result.figures.waiting_percent is not None for result in results):
+        text += (
+            " Ranks sleep until a step has computed as long as was drawn: waiting is the share of all the rest in "
+            "their time, iterations are those of all ranks."
+        )
     if any(run.distance is not None for result in results for run in result.runs):
         text += (
             " distance is how far the parameters ended from those of single, over how far those have moved; that of "

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gradientflow.policies import as_stragglers
 from gradientflow.strategies import Strategy, parse_strategies
 
 from ..core.command import Bench, option, plot
@@ -85,6 +86,15 @@ TRAIN = Bench(
             type=int,
             metavar="EPOCHS",
         ),
+        option(
+            "--stragglers",
+            None,
+            "let ranks compute so many times as long as the fastest, by sleeping: 1,1.3,1.7,2.2, or "
+            '"stragglers((1, 2), jitter=0.1, slows=0)"',
+            as_stragglers,
+            metavar="WORDS",
+        ),
+        option("--step-ms", None, "of the fastest rank, with --stragglers (default: measured)", type=float),
         plot("loss over time, and steps"),
     ),
     plan=_plan,

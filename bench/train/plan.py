@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from gradientflow.policies import Stragglers
 from gradientflow.strategies import Dense, Strategy, parse_strategies
 
 from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
@@ -80,6 +81,11 @@ class Entry:
     def settings(self) -> dict[str, Any]:
         """The arguments of the strategy."""
         return {} if self.strategy is None else self.strategy.settings
+
+    @property
+    def runs_free(self) -> bool:
+        """Whether ranks need not make the same number of steps: servers decide by a policy who waits for whom."""
+        return getattr(self.strategy, "policy", None) is not None
 
     @property
     def sent_dtype(self) -> str | None:
@@ -157,6 +163,10 @@ class TrainPlan(Plan):
         Of PyTorch, in each rank.
     epochs : int or None
         Train this long, and compare with training in one process, in place of timing `steps`.
+    stragglers : Stragglers or None
+        How long the steps of each rank compute, in those of the fastest one, by sleeping.
+    step_ms : float or None
+        The step of the fastest one; None for what is measured, and half as much.
     """
 
     models: tuple[str, ...] = MODELS
@@ -174,6 +184,8 @@ class TrainPlan(Plan):
     learning_rate: float | None = None
     threads: int = 1
     epochs: int | None = None
+    stragglers: Stragglers | None = None
+    step_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
@@ -202,6 +214,12 @@ class TrainPlan(Plan):
             raise PlanError(f"--seeds needs 0 or more, not {min(self.seeds)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise PlanError(f"--lr needs more than 0, not {self.learning_rate:g}")
+        if self.ladder and self.stragglers is not None:
+            raise PlanError("--ladder is for ranks that are equally fast: leave --stragglers out")
+        if self.step_ms is not None and self.stragglers is None:
+            raise PlanError("--step-ms is about --stragglers: name them, or leave it out")
+        if self.step_ms is not None and not 0 < self.step_ms < math.inf:
+            raise PlanError(f"--step-ms needs more than 0, not {self.step_ms:g}")
         names = [entry.name for entry in self.entries]
         for name in names:
             if names.count(name) > 1:

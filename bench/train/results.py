@@ -35,6 +35,8 @@ class Turn:
         Bytes that this rank counted in the timed steps.
     reported : int or None
         Bytes that the library says this rank sent in the last step.
+    waited : float or None
+        Seconds that the timed steps took beyond what they were drawn to compute; None where nothing was drawn.
     """
 
     times: Times
@@ -43,6 +45,7 @@ class Turn:
     seconds: float
     sent: int
     reported: int | None
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class JointTurn:
         Bytes that a rank sent in a step.
     reported : float or None
         The same as the library says.
+    waited : float or None
+        The share of their time in which ranks did not compute; None where nothing was drawn.
+    iterations_per_second : float or None
+        Of all ranks together, there.
     """
 
     step: NDArray[np.float64]
@@ -73,21 +80,28 @@ class JointTurn:
     seconds: float
     sent: float
     reported: float | None
+    waited: float | None = None
+    iterations_per_second: float | None = None
 
 
 def join(turns: Sequence[Turn]) -> JointTurn:
-    """Put the turns of all ranks together."""
-    times = np.stack([turn.times for turn in turns])
+    """Put the turns of all ranks together: where they have made different numbers of steps, the first ones of each."""
+    steps = min(len(turn.times) for turn in turns)
+    times = np.stack([turn.times[:steps] for turn in turns])
+    waited = [turn.waited for turn in turns if turn.waited is not None]
+    computing = [float(turn.times.sum()) / 1e9 for turn in turns]
     reported = [turn.reported for turn in turns if turn.reported is not None]
     return JointTurn(
         step=times.sum(axis=2).max(axis=0) / 1e6,
         forward=times[:, :, FORWARD].max(axis=0) / 1e6,
         backward=times[:, :, BACKWARD].max(axis=0) / 1e6,
-        bookkeeping=np.stack([turn.bookkeeping for turn in turns]).max(axis=0) * 1e3,
+        bookkeeping=np.stack([turn.bookkeeping[:steps] for turn in turns]).max(axis=0) * 1e3,
         steps=turns[0].steps,
         seconds=max(turn.seconds for turn in turns),
-        sent=sum(turn.sent for turn in turns) / times[:, :, 0].size,
+        sent=sum(turn.sent for turn in turns) / sum(len(turn.times) for turn in turns),
         reported=sum(reported) / len(reported) if reported else None,
+        waited=sum(waited) / sum(computing) if waited else None,
+        iterations_per_second=sum(len(turn.times) for turn in turns) / max(computing) if waited else None,
     )
 
 
@@ -155,6 +169,10 @@ class Figures:
         Of each rank in a step, by the counter of the network device; None where that is not known.
     bytes_reported : int or None
         What each rank sent other nodes in a step, as the library itself says.
+    waiting_percent : float or None
+        With stragglers, the share of their time in which ranks did not compute, but waited or communicated.
+    iterations_per_second : float or None
+        With stragglers, of all ranks together.
     """
 
     steps: int
@@ -168,6 +186,8 @@ class Figures:
     bookkeeping_ms: float | None
     bytes_sent: int | None
     bytes_reported: int | None
+    waiting_percent: float | None = None
+    iterations_per_second: float | None = None
 
 
 def summarise(
@@ -204,27 +224,32 @@ def summarise(
     backward = _means(np.concatenate([turn.backward for turn in turns]), period)
     bookkeeping = float(np.median(np.concatenate([turn.bookkeeping for turn in turns])))
     median = float(np.median(step))
+    waited = [turn.waited for turn in turns if turn.waited is not None]
+    rates = [turn.iterations_per_second for turn in turns if turn.iterations_per_second is not None]
     speedup = exposed = None
     if without is not None:
         alone = float(np.median(np.concatenate([turn.step for turn in without])))
-        speedup = ranks * alone / median
+        speedup = None if rates else ranks * alone / median
         pairs = zip(turns, without, strict=True)
         differences = [np.median(turn.step) - np.median(other.step) for turn, other in pairs]
         exposed = float(np.median(differences)) if period == 1 else median - alone
     sent = np.average([turn.sent for turn in turns], weights=[len(turn.step) for turn in turns])
     reported = [turn.reported for turn in turns if turn.reported is not None]
+    samples_per_second = batch * float(np.mean(rates)) if rates else ranks * batch * 1e3 / median
     return Figures(
         steps=sum(len(turn.step) for turn in turns),
         step_median_ms=round(median, 4),
         step_p95_ms=round(float(np.percentile(step, 95)), 4),
         forward_median_ms=round(float(np.median(forward)), 4),
         backward_median_ms=round(float(np.median(backward)), 4),
-        samples_per_second=round(ranks * batch * 1e3 / median, 2),
+        samples_per_second=round(samples_per_second, 2),
         speedup=None if speedup is None else round(speedup, 4),
         exposed_ms=None if exposed is None else round(exposed, 4),
         bookkeeping_ms=None if np.isnan(bookkeeping) else round(bookkeeping, 4),
         bytes_sent=round(float(sent)) if traffic_known else None,
         bytes_reported=round(float(np.mean(reported))) if reported else None,
+        waiting_percent=round(100 * float(np.mean(waited)), 2) if waited else None,
+        iterations_per_second=round(float(np.mean(rates)), 3) if rates else None,
     )
 
 

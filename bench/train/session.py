@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .data import SampleOrder
 from .ladder import climb
 from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
 from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
+from .stragglers import Pace, measure_pace
 from .tasks import Task, load_task
 
 if TYPE_CHECKING:
@@ -77,7 +79,8 @@ class TrainSession(Session[str, Any, TrainResult]):
         for seed in self.plan.seeds:
             right = [entry for entry in entries if not wrong[entry]]
             contestants = [self._make(entry, task, seed) for entry in right]
-            course = _Course(self.comm, self.plan, task, seed, self._traffic)
+            pace = self._pace(task, seed)
+            course = _Course(self.comm, self.plan, task, seed, self._traffic, pace)
             for contestant in contestants:
                 runs[contestant.entry].append(self._begin(task, contestant, seed))
             for number, steps in enumerate(course.turns):
@@ -87,7 +90,7 @@ class TrainSession(Session[str, Any, TrainResult]):
                     self.observe(f"{task.name}, seed {seed}: {entry.name}")
                     turn = self._join(course.turn(contestant, steps))
                     turns[entry].append(turn)
-                    if number == len(course.turns) - 1:
+                    if number == len(course.turns) - 1 and not course.is_free(contestant):
                         contestant.finish()
                     self._evaluate(task, contestant, turn, runs[entry][-1])
                     self.done += 1
@@ -100,6 +103,21 @@ class TrainSession(Session[str, Any, TrainResult]):
             if wrong[entry]:
                 self.outcome.remark(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
             self.outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
+
+    def _pace(self, task: Task, seed: int) -> Pace | None:
+        """Draw how long the steps of this rank compute; None where the ranks are not to differ. Collective."""
+        plan = self.plan
+        if plan.stragglers is None:
+            return None
+        contestant = self._make(Entry(NONE), task, seed)
+        samples = task.random_samples(plan.batch, [0, self.comm.rank])
+        given = None if plan.step_ms is None else plan.step_ms / 1e3
+        step_seconds, backward = measure_pace(self.comm, lambda: train_step(contestant, task, [samples]), given)
+        self.outcome.remark(
+            f"{task.name}, seed {seed}: a step of the fastest rank computes for {step_seconds * 1e3:.1f} ms, by "
+            f"sleeping; {plan.stragglers}."
+        )
+        return Pace(plan.stragglers, self.comm.rank, seed, step_seconds, backward)
 
     def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
         return Contestant(entry, task, seed, self.plan.learning_rate or task.learning_rate, self.comm)
@@ -216,7 +234,9 @@ class TrainSession(Session[str, Any, TrainResult]):
         )
 
 
-def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int, int, int]:
+def train_step(
+    contestant: Contestant, task: Task, shards: Shards, hold: Callable[[int], None] | None = None
+) -> tuple[int, int, int]:
     """Make one step of training.
 
     Parameters
@@ -227,6 +247,8 @@ def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int,
         What it learns.
     shards : sequence of (inputs, targets)
         Equal parts of the batch, whose gradients are averaged one after the other.
+    hold : callable, optional
+        Called before the last backward pass, with the time at which the step began.
 
     Returns
     -------
@@ -235,12 +257,14 @@ def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int,
     """
     clock = time.perf_counter_ns
     forward = backward = 0
-    start = clock()
+    began = start = clock()
     contestant.optimizer.zero_grad()
-    for inputs, targets in shards:
+    for number, (inputs, targets) in enumerate(shards, 1):
         loss: Any = task.loss(contestant.module(inputs), targets)
         if len(shards) > 1:
             loss = loss / len(shards)
+        if hold is not None and number == len(shards):
+            hold(began)
         middle = clock()
         with contestant.backward():
             loss.backward()
@@ -255,40 +279,70 @@ def train_step(contestant: Contestant, task: Task, shards: Shards) -> tuple[int,
 class _Course:
     """The turns of all contestants from one seed."""
 
-    def __init__(self, comm: Communicator, plan: TrainPlan, task: Task, seed: int, traffic: Traffic) -> None:
-        self._comm, self._task, self._traffic = comm, task, traffic
+    def __init__(
+        self, comm: Communicator, plan: TrainPlan, task: Task, seed: int, traffic: Traffic, pace: Pace | None
+    ) -> None:
+        self._comm, self._task, self._traffic, self._pace = comm, task, traffic, pace
+        self._slowest = max(comm.mpi.allgather(0.0 if pace is None else pace.mean_seconds))
         self._order = SampleOrder(len(task.data.inputs), plan.batch * comm.size, seed)
         self._made: dict[Entry, int] = {}  # steps so far
         self._timing = plan.epochs is None
         self._untimed_at_first = plan.untimed_steps
         self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
 
+    def is_free(self, contestant: Contestant) -> bool:
+        """Tell whether each rank makes as many steps as it has time for."""
+        return self._pace is not None and contestant.entry.runs_free
+
     def turn(self, contestant: Contestant, timed: int) -> Turn:
-        """Let a contestant train for some steps; all ranks together."""
+        """Let a contestant train for some steps, or about as long as the slowest rank takes for them; all together."""
         first = self._made.get(contestant.entry, 0)
         untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
-        steps = untimed + timed
+        wanted = untimed + timed
         if first and contestant.entry.period > 1:
             untimed = 0  # a period is timed without gaps, or what happens once in it would count too little or too much
-        self._made[contestant.entry] = first + steps
-        times, before = np.zeros((steps, 3), np.int64), 0
-        bookkeeping = np.full(steps, np.nan)
+        pace = None if contestant.entry.contestant in (SINGLE, SINGLE_ACCUMULATED) else self._pace
+        is_free = self.is_free(contestant)
+        times: list[tuple[int, int, int]] = []
+        bookkeeping, waited, before = [], [], 0
+        self._comm.barrier()
+        end = time.perf_counter() + wanted * self._slowest
         gc.disable()
         try:
-            for step in range(steps):
-                shards = self._shards(contestant.entry, first + step)
-                self._comm.barrier()
-                if step == untimed:
+            while time.perf_counter() < end if is_free else len(times) < wanted:
+                step = first + len(times)
+                shards = self._shards(contestant.entry, step)
+                if pace is None:
+                    self._comm.barrier()  # otherwise ranks wait for others only where they have to
+                if len(times) == untimed:
                     before = self._traffic.sent()
-                if shards:
-                    times[step] = train_step(contestant, self._task, shards)
-                    bookkeeping[step] = contestant.bookkeeping_seconds() or np.nan
+                if not shards:
+                    times.append((0, 0, 0))
+                elif pace is None:
+                    times.append(train_step(contestant, self._task, shards))
+                else:
+                    times.append(train_step(contestant, self._task, shards, partial(pace.hold, step=step)))
+                    waited.append(sum(times[-1]) / 1e9 - pace.seconds(step))
+                bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
+            finishing = time.perf_counter_ns()
+            if is_free:
+                contestant.finish()  # until then ranks would wait for those that have made their last step
+            finishing = time.perf_counter_ns() - finishing
             self._comm.barrier()
             sent = self._traffic.sent() - before
         finally:
             gc.enable()
-        seconds = float(times.sum()) / 1e9
-        return Turn(times[untimed:], bookkeeping[untimed:], steps, seconds, sent, contestant.bytes_reported())
+        self._made[contestant.entry] = first + len(times)
+        untimed = min(untimed, len(times) - 1)
+        return Turn(
+            np.array(times[untimed:], np.int64).reshape(-1, 3),
+            np.array(bookkeeping[untimed:]),
+            len(times),
+            (sum(map(sum, times)) + finishing * is_free) / 1e9,
+            sent,
+            contestant.bytes_reported(),
+            sum(waited[untimed:]) if waited else None,
+        )
 
     def _shards(self, entry: Entry, step: int) -> Shards:
         """Give what this rank trains on in a step; nothing where another does it all."""

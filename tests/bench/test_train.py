@@ -6,6 +6,7 @@ import io
 import json
 import math
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,10 @@ from gradientflow.bench.train.results import (
     join,
     summarise,
 )
+from gradientflow.bench.train.stragglers import Pace
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
+from gradientflow.policies import Stragglers
 from gradientflow.strategies import CSC, Dense, parse_strategies
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -48,7 +51,8 @@ RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "overlaps"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
-    *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "link_ms", "runs", "wrong"),
+    *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
+    *("iterations_per_second", "link_ms", "runs", "wrong"),
 ]
 
 
@@ -300,6 +304,43 @@ def test_a_step_counts_with_its_slowest_rank() -> None:
     assert both.backward.tolist() == [2, 5]
     assert both.bookkeeping.tolist() == [2, 5]
     assert (both.steps, both.seconds, both.sent, both.reported) == (3, 2.0, 25, 50)  # bytes a step and rank
+
+
+def test_ranks_that_make_other_numbers_of_steps_are_joined() -> None:
+    fast = replace(turn((1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), sent=60), waited=0.002)
+    late = replace(turn((2, 2, 2), (3, 3, 3)), waited=0.007)
+    both = join([fast, late])
+    assert both.step.tolist() == [6, 9]  # the first steps of each
+    assert both.sent == 10
+    assert both.waited == pytest.approx(9 / 27)
+    assert both.iterations_per_second == pytest.approx(6 / 0.015)
+    figures = summarise([both, both], [joint(5, 5)] * 2, 2, 32, traffic_known=True)
+    assert (figures.waiting_percent, figures.iterations_per_second) == (33.33, 400)
+    assert (figures.samples_per_second, figures.speedup) == (400 * 32, None)
+    assert join([turn((1, 1, 1))]).waited is None
+
+
+def test_steps_are_held_until_they_have_computed_as_long_as_drawn() -> None:
+    pace = Pace(Stragglers((1, 3), jitter=0.1), 1, 0, 0.01, 0.005)
+    lengths = Stragglers((1, 3), jitter=0.1).lengths(1, 3000, run=0)
+    assert [pace.seconds(step) for step in (5, 2500, 0)] == [0.01 * lengths[step] for step in (5, 2500, 0)]
+    began = time.perf_counter_ns()
+    pace.hold(began, 0)
+    assert time.perf_counter_ns() - began >= 1e9 * (pace.seconds(0) - 0.005)
+    pace.hold(began - 10**9, 0)  # late already
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stragglers": Stragglers((1,)), "ladder": True}, "leave --stragglers out"),
+        ({"step_ms": 10.0}, "--step-ms is about --stragglers"),
+        ({"step_ms": 0.0, "stragglers": Stragglers((1,))}, "--step-ms needs more than 0"),
+    ],
+)
+def test_stragglers_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        TrainPlan(**options)
 
 
 def test_exposed_time_is_that_beyond_computing_in_the_same_turns() -> None:

@@ -15,6 +15,7 @@ from gradientflow.bench.train.contestants import Contestant
 from gradientflow.bench.train.ladder import climb
 from gradientflow.bench.train.plan import NONE, Entry, TrainPlan
 from gradientflow.bench.train.session import TrainSession
+from gradientflow.policies import Stragglers
 from gradientflow.strategies import (
     ArraySynchronizer,
     Layout,
@@ -161,6 +162,49 @@ def check_layers_that_are_sparse(comm: gf.Communicator) -> None:
     assert outcome.wrong == 0, outcome.remarks
     for result in outcome.results[1:]:
         assert comm.rank != 0 or (result.figures is not None and result.figures.bookkeeping_ms is not None)
+
+
+class Alone(ArraySynchronizer):
+    """Averages the weights when training ends, which all ranks have to be there for."""
+
+    def finish(self) -> None:
+        for weights in self.weights:
+            self.comm.allreduce(weights, "mean")
+
+
+class Free(Strategy):
+    """Lets ranks make as many steps as they like: like one on servers, it has a policy."""
+
+    gradients = "local"
+    writes_weights = True
+    policy = "asp"
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> Synchronizer:
+        return Alone(comm, layout, self)
+
+
+def check_stragglers(comm: gf.Communicator) -> None:
+    """Ranks that are not equally fast, together and each at its own pace."""
+    plan = TrainPlan(
+        models=("cnn",),
+        contestants=("gradientflow", "mpi"),
+        strategies=(*parse_strategies("dense"), Free()),
+        steps=8,
+        turn=4,
+        stragglers=Stragglers((1, 4), jitter=0.1),
+        step_ms=20.0,
+    )
+    outcome = TrainSession(comm, plan).run()
+    assert outcome.wrong == 0, outcome.remarks
+    assert any("a step of the fastest rank computes for 20.0 ms" in remark for remark in outcome.remarks)
+    if comm.rank == 0:
+        steps = {}
+        for result in outcome.results:
+            assert result.figures is not None
+            assert result.figures.waiting_percent is not None
+            steps[result.entry.name] = result.figures.steps, result.runs[0].curve[-1].step
+        assert steps["gradientflow (dense)"] == steps["mpi"] == (8, 8 + 3 + 1)
+        assert steps["gradientflow (Free)"][0] >= 1
 
 
 def check_ladder(comm: gf.Communicator) -> None:

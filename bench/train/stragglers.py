@@ -1,0 +1,87 @@
+"""Workers of mixed speed: ranks that sleep until a step has computed for as long as it was drawn to take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradientflow.policies import Stragglers
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+_ROOM = 1.5  # the fastest worker's step over the slowest one measured, so that all sleep and the cores suffice
+_MEASURED = 10
+_AT_FIRST = 3  # steps that are not measured
+
+
+class Pace:
+    """How long the steps of this rank compute.
+
+    Parameters
+    ----------
+    model : Stragglers
+        Whose lengths are in steps of the fastest worker.
+    rank, run : int
+        Whose, and which run: each draws other numbers.
+    step_seconds : float
+        The step of the fastest worker.
+    backward_seconds : float
+        How much of it comes after the sleep.
+    """
+
+    def __init__(self, model: Stragglers, rank: int, run: int, step_seconds: float, backward_seconds: float) -> None:
+        self._model, self._rank, self._run = model, rank, run
+        self.step_seconds, self._backward_seconds = step_seconds, backward_seconds
+        self._lengths = np.empty(0)
+
+    @property
+    def mean_seconds(self) -> float:
+        """How long a step computes on average at first."""
+        return float(np.mean(self._model.lengths(self._rank, 100, run=self._run))) * self.step_seconds
+
+    def seconds(self, step: int) -> float:
+        """Return how long a step computes."""
+        if step >= len(self._lengths):
+            self._lengths = self._model.lengths(self._rank, max(2 * step, 1000), run=self._run)
+        return float(self._lengths[step]) * self.step_seconds
+
+    def hold(self, began: int, step: int) -> None:
+        """Sleep between the forward and the backward pass of a step that began at a time of `time.perf_counter_ns`."""
+        left = self.seconds(step) - self._backward_seconds - (time.perf_counter_ns() - began) / 1e9
+        if left > 0:
+            time.sleep(left)
+
+
+def measure_pace(
+    comm: Communicator, step: Callable[[], tuple[int, int, int]], step_seconds: float | None
+) -> tuple[float, float]:
+    """Measure steps without communication on all ranks at once. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    step : callable
+        Makes a step, and returns the nanoseconds of its parts.
+    step_seconds : float or None
+        The step of the fastest worker, if it is given.
+
+    Returns
+    -------
+    tuple of float
+        Seconds of the step of the fastest worker, for all ranks alike, and of a backward pass here.
+    """
+    times = []
+    for _ in range(_AT_FIRST + _MEASURED):
+        comm.barrier()
+        times.append(step())
+    measured = np.array(times[_AT_FIRST:]) / 1e9
+    slowest = max(comm.mpi.allgather(float(np.median(measured.sum(axis=1)))))
+    return step_seconds or _ROOM * slowest, float(np.median(measured[:, 1]))
+
+
+__all__ = ["Pace", "measure_pace"]
