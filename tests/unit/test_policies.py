@@ -277,6 +277,15 @@ def test_dssp_that_judges_all_waits_no_more_than_ssp_on_average() -> None:
     assert sum(simulate("dssp(3, 15, 'all')", lengths, until=200.0).waited) <= sum(waited) / len(waited)
 
 
+def test_the_policy_of_the_documentation_applies_rounds_of_k() -> None:
+    file = Path(__file__).parents[2] / "docs" / "examples" / "k_sync.py"
+    found = simulate(f"{file}:KSync(2)", [[1.0] * 6, [1.5] * 4, [10.0] * 2], keep_events=True)
+    assert found.pushes == [6, 4, 2]
+    rounds = [round_ for event in found.events for round_ in event.answer.apply]
+    assert rounds[:3] == [[0, 1]] * 3
+    assert sorted(len(round_) for round_ in rounds)[-1] == 2
+
+
 def test_thousands_of_workers_are_simulated() -> None:
     rng = np.random.default_rng(0)
     found = simulate("dssp(3, 15)", rng.uniform(1, 2, (3000, 20)))
