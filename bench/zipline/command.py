@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from gradientflow.policies import parse_policies
+
 from ..core.command import Bench, option, plot
 from .columns import LAYOUT
+from .decisions import DECISIONS
 from .plan import ALGORITHMS, ZiplinePlan, parse_counts
 from .plot import draw
 from .session import ZiplineSession
@@ -15,6 +18,14 @@ ZIPLINE = Bench(
         option("--workers", "10,50,100,500,1000", "how many", parse_counts),
         option("--lookahead", "15,150", "pushes of each that are predicted", parse_counts),
         option("--algorithms", ",".join(ALGORITHMS), "of these"),
+        option(
+            "--policies",
+            "bsp; asp; ssp(3); dssp(3, 15); dssp(3, 15, 'all'); elastic_bsp(15)",
+            "whose decisions to time, separated by semicolons; '' for none",
+            lambda text: tuple(parse_policies(text)) if text.strip() else (),
+            metavar="WORDS",
+        ),
+        option("--deciding", 64, "workers that these decide about", type=int, metavar="N"),
         option("--draws", 10, "random instances of each size", type=int, metavar="N"),
         option("--seconds", 1.0, "to spend on each search and size, roughly", type=float),
         plot("times over workers"),
@@ -23,5 +34,6 @@ ZIPLINE = Bench(
     session=ZiplineSession,
     layout=LAYOUT,
     draw=draw,
+    others={"decisions": DECISIONS},
     in_job=False,
 )

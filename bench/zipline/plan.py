@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradientflow.policies import Policy
+
 from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time, parse_list
 
 EXACT = ("zipline", "zipline_opt", "zipline_opt_bs", "smallest_window")
@@ -22,6 +24,10 @@ class ZiplinePlan(Plan):
         How many workers, and how many pushes of each are predicted; each with each.
     algorithms : tuple of str
         Of `ALGORITHMS`.
+    policies : tuple of Policy
+        Whose decisions are timed.
+    deciding : int
+        How many workers these decide about.
     draws : int
         Random instances of each size; an algorithm that takes long sees fewer of them.
     seconds : float
@@ -31,6 +37,8 @@ class ZiplinePlan(Plan):
     workers: tuple[int, ...]
     lookahead: tuple[int, ...]
     algorithms: tuple[str, ...] = ALGORITHMS
+    policies: tuple[Policy, ...] = ()
+    deciding: int = 64
     draws: int = 10
     seconds: float = 1.0
 
@@ -41,6 +49,7 @@ class ZiplinePlan(Plan):
         for option, numbers in (
             ("--workers", self.workers),
             ("--lookahead", self.lookahead),
+            ("--deciding", (self.deciding,)),
             ("--draws", (self.draws,)),
         ):
             if not numbers:

@@ -15,6 +15,7 @@ from ..core.native import load_kernels
 from ..core.peers import Peer
 from ..core.session import Session
 from .columns import ZiplineResult, summarise_search
+from .decisions import measure_decisions
 from .plan import EXACT, ZiplinePlan
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
     def __init__(self, comm: Communicator, plan: ZiplinePlan, *observers: Any) -> None:
         super().__init__(comm, plan, *observers)
         self._find = load_kernels().policy.find_barrier
+        self._decide = load_kernels().policy.decide
 
     def place(self, block: Block) -> str:
         """Name a size."""
@@ -76,6 +78,14 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
                 self.outcome.remark(f"WRONG: {algorithm}, {self.place(block)}: {trial.wrong} instances.")
             self.outcome.results.append(summarise_search(algorithm, *block, trial))
         self.done += 1
+
+    def end(self) -> None:
+        """Time the decisions of policies."""
+        plan = self.plan
+        if plan.policies:
+            self.outcome.others["decisions"] = [
+                measure_decisions(policy, plan.deciding, self.next_seed(), self._decide) for policy in plan.policies
+            ]
 
     def _try(self, algorithm: str, times: Times, best: tuple[float, float], trial: Trials) -> None:
         """Check a search of one instance, then time it."""

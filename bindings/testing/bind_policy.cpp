@@ -3,10 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <string>
 
 #include "../../kernels/base/error.hpp"
 #include "../../kernels/policy/barrier_search.hpp"
+#include "../../kernels/policy/checked.hpp"
 #include "testing.hpp"
 
 namespace gradientflow::bindings {
@@ -31,11 +33,25 @@ py::tuple find_barrier(const Times& times, const std::string& algorithm) {
   return py::make_tuple(barrier.spread, barrier.time, barrier.pushes);
 }
 
+// Nanoseconds in which a policy decides about each push, of a worker at a time.
+py::array_t<double> decide(policy::Checked& policy, const py::array_t<int, py::array::forcecast>& workers,
+                           const Times& seconds) {
+  using Clock = std::chrono::steady_clock;
+  py::array_t<double> taken(workers.size());
+  for (py::ssize_t push = 0; push < workers.size(); ++push) {
+    const auto begin = Clock::now();
+    static_cast<void>(policy.pushed(workers.at(push), seconds.at(push)));
+    taken.mutable_at(push) = std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
+  }
+  return taken;
+}
+
 }  // namespace
 
 void bind_policy(py::module_& module) {
   py::module_ policy = module.def_submodule("policy", "When workers synchronise.");
   policy.def("find_barrier", &find_barrier, py::arg("times"), py::arg("algorithm"));
+  policy.def("decide", &decide, py::arg("policy"), py::arg("workers"), py::arg("seconds"));
 }
 
 }  // namespace gradientflow::bindings

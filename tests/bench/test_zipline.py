@@ -22,11 +22,15 @@ from gradientflow.bench.zipline.session import ZiplineSession
 def test_the_command_measures_every_search(tmp_path: Path) -> None:
     path, picture = tmp_path / "found.json", tmp_path / "found.png"
     arguments = ["--workers", "1,10", "--lookahead", "15", "--draws", "3", "--seconds", "0.05"]
+    arguments += ["--policies", "bsp; elastic_bsp(4)", "--deciding", "8"]
     command = [sys.executable, "-m", "gradientflow", "bench", "zipline", *arguments, "--json", str(path)]
     command += ["--plot", str(picture)] if pytest.importorskip("matplotlib") else []
     finished = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert all(algorithm in finished.stdout for algorithm in ALGORITHMS)
-    results = json.loads(path.read_text())["results"]
+    written = json.loads(path.read_text())
+    results = written["results"]
+    assert [each["policy"] for each in written["decisions"]] == ["bsp", "elastic_bsp(lookahead=4)"]
+    assert all(0 < each["mean_us"] <= each["most_us"] for each in written["decisions"])
     assert [(each["workers"], each["algorithm"]) for each in results] == [
         (workers, algorithm) for workers in (1, 10) for algorithm in ALGORITHMS
     ]

@@ -118,6 +118,8 @@ def test_code_blocks_run_as_they_stand(
         pytest.importorskip("torch")
     if any("bench train" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("sklearn")
+    if any("--plot" in block.text for block in blocks if block.language == "sh"):
+        pytest.importorskip("matplotlib")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     path = [sysconfig.get_path("scripts"), str(Path(launcher.path).parent), os.environ.get("PATH", os.defpath)]
     env = {

@@ -1,0 +1,96 @@
+"""What a policy's decisions cost the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradientflow.policies import Policy, simulate
+
+from ..core.table import Column, Layout, figure, name
+
+_PUSHES = 200  # of each worker
+_ITERATION_US = 10_000.0
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class DecisionResult:
+    """The decisions of a policy; scripts rely on the names.
+
+    Attributes
+    ----------
+    policy : str
+        In words.
+    workers, pushes : int
+        How many, and how often all of them have pushed.
+    mean_us, p99_us, most_us : float
+        Of a decision, with the checks of its answer.
+    share_percent : float
+        Those of an iteration of all workers, of 10 ms.
+    wrong : int
+        0: whatever cannot be is refused while it is timed.
+    """
+
+    policy: str
+    workers: int
+    pushes: int
+    mean_us: float
+    p99_us: float
+    most_us: float
+    share_percent: float
+    wrong: int = 0
+
+
+def measure_decisions(policy: Policy, workers: int, seed: int, decide: Callable[..., Any]) -> DecisionResult:
+    """Time the decisions about workers with intervals like the thesis', which vary by a tenth.
+
+    Parameters
+    ----------
+    policy : Policy
+        Which decides.
+    workers : int
+        How many.
+    seed : int
+        Of their intervals.
+    decide : callable
+        Told a running policy, workers and times of pushes, gives the nanoseconds of each decision.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
+    events = simulate(policy, list(lengths), until=float(_PUSHES), keep_events=True).events
+    pushes = [event for event in events if event.kind == "push"]
+    who, when = np.array([event.worker for event in pushes]), np.array([event.seconds for event in pushes])
+    runs = [decide(policy.start(workers), who, when) for _ in range(_REPEATS)]
+    taken = np.min(runs, axis=0) / 1e3  # what others on the machine do to one of them is not the policy's
+    return DecisionResult(
+        policy=repr(policy),
+        workers=workers,
+        pushes=len(pushes),
+        mean_us=round(float(taken.mean()), 3),
+        p99_us=round(float(np.percentile(taken, 99)), 3),
+        most_us=round(float(taken.max()), 3),
+        share_percent=round(100 * workers * float(taken.mean()) / _ITERATION_US, 3),
+    )
+
+
+def _columns(results: Sequence[DecisionResult], with_cpu: bool) -> list[Column]:
+    return [
+        name("policy", "policy"),
+        name("workers", "workers", justify="right"),
+        *(figure(heading, "us", f"{heading}_us", "{:.2f}".format) for heading in ("mean", "p99", "most")),
+        figure("of 10 ms", "%", "share_percent", "{:.2f}".format),
+    ]
+
+
+def _legend(results: Sequence[DecisionResult], with_cpu: bool) -> str:
+    return (
+        "What a policy takes to decide about a push; of 10 ms is the share of the decisions about all workers in an "
+        "iteration of this length."
+    )
+
+
+DECISIONS = Layout(_columns, lambda result: 0, _legend, ())
