@@ -15,6 +15,7 @@
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
+#include "reports.hpp"
 #include "residual_pool.hpp"
 #include "update.hpp"
 
@@ -70,7 +71,8 @@ py::list layer_reports(const TopKPool& pool) {
   for (const auto& layer : pool.layer_reports()) {
     found.append(py::make_tuple(layer.tensors.begin, layer.tensors.end - layer.tensors.begin, layer.elements, layer.k,
                                 layer.ratio, layer.dense, formats.at(static_cast<std::size_t>(layer.indices)),
-                                layer.sent, layer.united, layer.threshold, layer.select_seconds, layer.message));
+                                layer.sent, layer.united, layer.threshold, layer.select_seconds, layer.message,
+                                layer.ready ? py::object(py::float_(seconds(*layer.ready))) : py::none()));
   }
   return found;
 }
@@ -113,7 +115,8 @@ void bind_top_k_pool(py::module_& module) {
                 tensor, reinterpret_cast<std::byte*>(address));  // NOLINT(performance-no-int-to-ptr): from Python
           },
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
-      .def("take_back", &TopKPool::take_back)
+      .def(
+          "take_back", [](TopKPool& pool, Number stream) { pool.take_back(stream_of(stream)); }, py::arg("stream"))
       .def("restore", &restore, py::arg("residual"), py::arg("velocity"), py::arg("threshold"), py::arg("iteration"))
       .def(
           "wait",

@@ -86,7 +86,7 @@ class ResidualPool(BasePool, ABC):
     def bookkeeping_seconds(self) -> float:
         """How long this rank took in the last iteration to choose and collect what is sent, and to put back what came.
 
-        On a CUDA device it is what the host took to have it done.
+        On a CUDA device it is what the host took to have it done; in a top-k pool, what the device took.
         """
         return float(self._native.bookkeeping_seconds)
 

@@ -45,6 +45,9 @@ class LayerReport(NamedTuple):
         How long this rank took to select them.
     message : int
         In which of the messages they travelled, as numbered in `TopKGradientPool.reports`.
+    ready : float or None
+        When the last of its gradients was final, on the device or the host, in seconds on the clock of
+        `time.monotonic`; None where it was not said of all of them.
     """
 
     first_tensor: int
@@ -59,6 +62,7 @@ class LayerReport(NamedTuple):
     threshold: float
     select_seconds: float
     message: int
+    ready: float | None
 
 
 class TopKGradientPool(ResidualPool):
@@ -119,7 +123,8 @@ class TopKGradientPool(ResidualPool):
         Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
         error.
     device : str or int, default "cpu"
-        Memory of the host is what there is.
+        Where gradients and residuals lie, and entries are selected: memory of the host, or "cuda", or the number of a
+        CUDA device.
 
     Attributes
     ----------
@@ -270,9 +275,10 @@ class TopKGradientPool(ResidualPool):
     def take_back(self, stream: Any = None) -> None:
         """Forget the last iteration, which no step follows: residuals and velocities are as before it.
 
-        Zeroes the gradients. All ranks do it, or none; it does nothing after an iteration that was dropped.
+        Zeroes the gradients. All ranks do it, or none; it does nothing after an iteration that was dropped. `stream` is
+        as in `ready`.
         """
-        self._native.take_back()
+        self._native.take_back(stream_number(stream))
 
     @property
     def layer_reports(self) -> tuple[LayerReport, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -125,12 +124,6 @@ class LAGS(SparseStrategy):
         """Make top-k pools, one for each dtype. Collective."""
         if self.ratio != ADAPTIVE:
             return super().bind(comm, layout)
-        if layout.device != "cpu":
-            message = (
-                "the adaptive ratio of lags is fitted to times of the host, and the tensors are on CUDA device "
-                f"{layout.device}: give lags a number"
-            )
-            raise ArgumentError(message)
         return AdaptiveSynchronizer(comm, layout, self)
 
 
@@ -148,8 +141,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: LAGS) -> None:
         super().__init__(comm, layout, strategy)
         self.stages = stages_of(layout.counts, _LARGE)
-        self._moments = np.full((2, len(layout)), np.nan)  # when `ready` of a tensor began and ended
-        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # such moments
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # tensors ready, and what follows begun
         self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # of each tensor; NaN where it was not selected from
         self._selecting_known = np.zeros(len(layout))  # what was measured last of each tensor
         self._next_fit = max(1, strategy.warmup)  # after so many iterations
@@ -158,26 +150,13 @@ class AdaptiveSynchronizer(SparseSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Tell the pools the loss scale; ratios stay as they were fitted."""
-        super().begin()
-        self._moments[:] = np.nan
-
     def _ramp(self) -> None:
-        pass
-
-    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
-        """Take a gradient that is final, and note when."""
-        moments = self._moments
-        moments[0, index] = time.perf_counter()
-        super().ready(index, stream, elsewhere)
-        moments[1, index] = time.perf_counter()
+        """Leave the ratios as they were fitted."""
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         update = super().wait(stream)
         if update.kind == "apply":
-            self._computing.append(self._moments.copy())
-            self._selecting.append(self._selecting_seconds())
+            self._note_times()
         return update
 
     def after_step(self) -> None:
@@ -189,7 +168,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             self._next_fit = self.iteration + every if every else _NEVER
 
     def _computing_seconds(self, moments: Times) -> Times:
-        """Return how long backpropagation of each stage took: until its last tensor, less what `ready` took of it."""
+        """Return how long backpropagation of each stage took: until its last tensor, less what selecting took."""
         begun, ended = moments
         seconds = np.full(len(self.stages), np.nan)
         before = np.nan
@@ -204,17 +183,25 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             before = ended[last]
         return seconds
 
-    def _selecting_seconds(self) -> Times:
-        """Return what selecting from each tensor took, and its part of gathering and scattering."""
-        seconds = np.full(len(self.layout), np.nan)
+    def _note_times(self) -> None:
+        """Note when tensors were ready, and what selecting from each took, with its part of gathering and scattering.
+
+        On a device backpropagation goes on meanwhile.
+        """
+        moments, seconds = np.full((2, len(self.layout)), np.nan), np.full(len(self.layout), np.nan)
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             reports = pool.layer_reports
             selecting = sum(report.select_seconds for report in reports)
             times = max(1.0, pool.bookkeeping_seconds / selecting) if selecting > 0 else 1.0
             for report in reports:
+                index = indices[report.first_tensor]
+                if report.ready is not None:
+                    moments[0, index] = report.ready
+                    moments[1, index] = report.ready + (report.select_seconds if pool.device is None else 0.0)
                 if report.ratio > 1:
-                    seconds[indices[report.first_tensor]] = times * report.select_seconds
-        return seconds
+                    seconds[index] = times * report.select_seconds
+        self._computing.append(moments)
+        self._selecting.append(seconds)
 
     # ---- ratios --------------------------------------------------------------------------------------------------
 
@@ -227,7 +214,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
         with self.comm.span("refit"):
             dtype, _ = max(self.layout.groups, key=lambda group: sum(self.layout.counts[i] for i in group[1]))
             wire, algorithm = self.strategy.wire_of(dtype), self.strategy.algorithm
-            dense = Link.of_allreduce(self.comm, dtype, wire, algorithm, large=_DENSE)
+            dense = Link.of_allreduce(self.comm, dtype, wire, algorithm, self.layout.device, large=_DENSE)
             sparse = Link.of_allgather(self.comm)
             self._fitted = self._measured_stages()
             found = np.zeros(len(self.stages))

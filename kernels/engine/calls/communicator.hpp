@@ -71,6 +71,9 @@ class Communicator {
   // Several calls, and what lies between them, in the background, as one.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
 
+  // As run(), by such work. Tells when the call began and ended.
+  collective::Outcome run_within(const collective::Call& call, Times& times);
+
   // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
   // for each other, where the MPI library can be called from several threads at once. Tensors on
   // devices pass through memory of the host, and are waited for.

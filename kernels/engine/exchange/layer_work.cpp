@@ -9,18 +9,10 @@
 #include "../../compute/kernels.hpp"
 #include "../../compute/optimizer_steps.hpp"
 #include "../../compute/top_k_rules.hpp"
+#include "device_layer_work.hpp"
 
 namespace gradientflow::engine {
 namespace {
-
-// What the gradient is multiplied by, so that its norm is no larger than `clip` (DGC paper, section 3.2).
-float scale_of(const LayerJob& job, const Selection& how) {
-  if (how.clip == 0.0) {
-    return how.scale;
-  }
-  const double norm = std::sqrt(compute::sum_of_squares(job.gradient, job.dtype, job.layer.count, how.scale));
-  return norm > how.clip && std::isfinite(norm) ? static_cast<float>(how.scale * (how.clip / norm)) : how.scale;
-}
 
 void add(float* to, const float* numbers, std::size_t count) {
   const std::array<void*, 1> targets = {to};
@@ -61,9 +53,37 @@ void write_gradient(const LayerJob& job, float* numbers, float scale) {
   }
 }
 
-// gradient = (velocity + residual) / scale, with the velocity momentum * velocity + gradient * scale where there is
-// one. What comes after the iteration is the room to compute in, and has what is left.
-void add_kept(const LayerJob& job, const Selection& how, float scale) {
+}  // namespace
+
+std::unique_ptr<LayerWork> LayerWork::make(std::optional<int> device, std::size_t layers) {
+  if (device) {
+    return std::make_unique<DeviceLayerWork>(*device, layers);
+  }
+  return std::make_unique<LayerWork>();
+}
+
+std::size_t LayerWork::combine(const compute::Combine& call) { return compute::combine(call); }
+
+std::size_t LayerWork::count_nonfinite(const void* source, DType dtype, std::size_t count) {
+  return compute::count_nonfinite(source, dtype, count);
+}
+
+compute::Selected LayerWork::select(const compute::Select& call) { return compute::select(call); }
+
+double LayerWork::sum_of_squares(const void* source, DType dtype, std::size_t count, float scale) {
+  return compute::sum_of_squares(source, dtype, count, scale);
+}
+
+// What the gradient is multiplied by, so that its norm is no larger than `clip` (DGC paper, section 3.2).
+float LayerWork::scale_of(const LayerJob& job, const Selection& how) {
+  if (how.clip == 0.0) {
+    return how.scale;
+  }
+  const double norm = std::sqrt(sum_of_squares(job.gradient, job.dtype, job.layer.count, how.scale));
+  return norm > how.clip && std::isfinite(norm) ? static_cast<float>(how.scale * (how.clip / norm)) : how.scale;
+}
+
+void LayerWork::add_kept(const LayerJob& job, const Selection& how, float scale) {
   const std::size_t count = job.layer.count;
   const float* first = job.residual;
   if (job.velocity != nullptr) {
@@ -85,9 +105,7 @@ void add_kept(const LayerJob& job, const Selection& how, float scale) {
   write_gradient(job, job.next_residual, how.scale);
 }
 
-}  // namespace
-
-LayerResult select_from(const LayerJob& job, const Selection& how) {
+LayerResult LayerWork::select_from(const LayerJob& job, const Selection& how) {
   const float scale = scale_of(job, how);
   if (!job.layer.dense) {
     const compute::Select call{.gradient = job.gradient,
@@ -106,7 +124,7 @@ LayerResult select_from(const LayerJob& job, const Selection& how) {
                                .threshold = job.threshold,
                                .block = job.layer.block,
                                .data = job.block};
-    return {.selected = compute::select(call), .keeps = true};
+    return {.selected = select(call), .keeps = true};
   }
   const bool adds = job.residual != nullptr || job.next_velocity != nullptr || scale != how.scale;
   if (adds) {
@@ -114,7 +132,7 @@ LayerResult select_from(const LayerJob& job, const Selection& how) {
   }
   return {.selected = {.sent = job.layer.elements,
                        .threshold = 0.0F,
-                       .nonfinite = compute::count_nonfinite(job.gradient, job.dtype, job.layer.count)},
+                       .nonfinite = count_nonfinite(job.gradient, job.dtype, job.layer.count)},
           .keeps = adds && leaves_some(job)};
 }
 

@@ -69,9 +69,10 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
   check_same_on_all_ranks(*communicator_, "top-k gradient pools", description(counts));
   memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, bytes());
   blocks_ = std::make_unique<BlockMemory>(*communicator_, options.algorithm, plan_.bytes);
-  residual_ = KeptNumbers(begins_of(plan_.layers, elements()));
+  work_ = LayerWork::make(options.device, layers());
+  residual_ = KeptNumbers(begins_of(plan_.layers, elements()), options.device);
   if (options.momentum) {
-    velocity_ = KeptNumbers(begins_of(plan_.layers, elements()));
+    velocity_ = KeptNumbers(begins_of(plan_.layers, elements()), options.device);
   }
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     layer_of_.insert(layer_of_.end(), plan_.layers[layer].tensors.end - plan_.layers[layer].tensors.begin, layer);
@@ -87,10 +88,6 @@ TopKPool::~TopKPool() { close(false); }
 
 void TopKPool::check_options(const Communicator& communicator) const {
   check_gradients(dtype_, "selection of entries");
-  if (options_.device) {
-    throw Error(ErrorKind::value, "a top-k pool has its gradients in memory of the host, not on CUDA device " +
-                                      std::to_string(*options_.device));
-  }
   const float momentum = options_.momentum.value_or(0.0F);
   if (std::isnan(momentum) || momentum < 0.0F || momentum >= 1.0F) {
     throw Error(ErrorKind::value,
@@ -101,13 +98,8 @@ void TopKPool::check_options(const Communicator& communicator) const {
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
   static_cast<void>(index_among_floats(rules_.values, "entries travel as"));
-  float number = 0.0F;  // as of a layer that is averaged: there may be one only with later ratios
-  const Array array{.data = reinterpret_cast<std::byte*>(&number), .count = 1, .dtype = DType::float32};
-  static_cast<void>(make_call(communicator, {.kind = transport::CallKind::allreduce,
-                                             .op = ReduceOp::mean,
-                                             .algorithm = options_.algorithm,
-                                             .input = array,
-                                             .output = array}));
+  // As of a layer that is averaged: there may be one only with later ratios.
+  static_cast<void>(make_average_of(communicator, {.count = 1, .dtype = DType::float32}));
 }
 
 std::string TopKPool::description(const std::vector<std::size_t>& counts) const {
@@ -124,6 +116,9 @@ std::string TopKPool::description(const std::vector<std::size_t>& counts) const 
   if (options_.momentum) {
     text += ", momentum " + format_number(static_cast<double>(*options_.momentum));
     text += options_.masking ? "" : " without masking";
+  }
+  if (options_.device) {
+    text += ", on CUDA devices";
   }
   if (options_.clip) {
     text += ", clip " + format_number(*options_.clip);
@@ -188,26 +183,32 @@ void TopKPool::make_calls() {
   }
 }
 
+collective::Call TopKPool::make_average_of(const Communicator& communicator, Array array) const {
+  if (options_.device) {
+    array.placement = collective::Placement{*options_.device, work_ != nullptr ? work_->stream() : nullptr};
+  }
+  return make_call(communicator, {.kind = transport::CallKind::allreduce,
+                                  .op = ReduceOp::mean,
+                                  .algorithm = options_.algorithm,
+                                  .wire = array.dtype == DType::float32 ? std::optional(rules_.values) : std::nullopt,
+                                  .input = array,
+                                  .output = array});
+}
+
 collective::Call TopKPool::make_call_for(const TopKMessage& message) const {
   if (!message.dense) {
     return blocks_->call_for(message);
   }
-  const Array array{
-      .data = at(plan_.layers[message.begin].begin), .count = message.bytes / size_of(dtype_), .dtype = dtype_};
-  collective::Call call =
-      make_call(*communicator_, {.kind = transport::CallKind::allreduce,
-                                 .op = ReduceOp::mean,
-                                 .algorithm = options_.algorithm,
-                                 .wire = dtype_ == DType::float32 ? std::optional(rules_.values) : std::nullopt,
-                                 .input = array,
-                                 .output = array});
+  collective::Call call = make_average_of(
+      *communicator_,
+      {.data = at(plan_.layers[message.begin].begin), .count = message.bytes / size_of(dtype_), .dtype = dtype_});
   call.signature.detail = transport::pool_detail(static_cast<std::size_t>(&message - plan_.messages.data()));
   return call;
 }
 
 // ---- from backpropagation -------------------------------------------------------------------------------------------
 
-void TopKPool::ready(std::size_t tensor, Stream /*stream*/) { become_ready(tensor, nullptr); }
+void TopKPool::ready(std::size_t tensor, Stream stream) { become_ready(tensor, nullptr, stream); }
 
 void TopKPool::ready_elsewhere(std::size_t tensor, std::byte* gradient) {
   check_open();
@@ -216,21 +217,21 @@ void TopKPool::ready_elsewhere(std::size_t tensor, std::byte* gradient) {
     ready_.check_new(tensor, tensors());
   }
   if (can_read_elsewhere(layer_of_[tensor])) {
-    become_ready(tensor, gradient);
+    become_ready(tensor, gradient, nullptr);
   } else {
     std::memcpy(data() + offsets_[tensor], gradient, counts_[tensor] * size_of(dtype_));
-    become_ready(tensor, nullptr);
+    become_ready(tensor, nullptr, nullptr);
   }
 }
 
-void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere) {
+void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere, Stream stream) {
   check_open();
   const auto now = Clock::now();
   std::optional<std::size_t> complete;
   {
     const std::lock_guard lock(mutex_);
     ready_.check_new(tensor, places());
-    complete = mark(tensor, now);
+    complete = mark(tensor, now, stream);
     workers_.enter();
   }
   const Workers::Leave leave(workers_);
@@ -243,7 +244,7 @@ bool TopKPool::can_read_elsewhere(std::size_t layer) const {
   return options_.overlap && !its.dense && its.tensors.end - its.tensors.begin == 1;
 }
 
-void TopKPool::ready_all(Stream /*stream*/) {
+void TopKPool::ready_all(Stream stream) {
   check_open();
   const auto now = Clock::now();
   std::vector<std::size_t> complete;
@@ -251,7 +252,7 @@ void TopKPool::ready_all(Stream /*stream*/) {
     const std::lock_guard lock(mutex_);
     for (std::size_t tensor = 0; tensor < places(); ++tensor) {
       if (!ready_.has(tensor)) {
-        if (const auto layer = mark(tensor, now)) {
+        if (const auto layer = mark(tensor, now, stream)) {
           complete.push_back(*layer);
         }
       }
@@ -262,17 +263,21 @@ void TopKPool::ready_all(Stream /*stream*/) {
   process(complete);
 }
 
-std::optional<std::size_t> TopKPool::mark(std::size_t tensor, Clock::time_point now) {
+std::optional<std::size_t> TopKPool::mark(std::size_t tensor, Clock::time_point now, Stream stream) {
   ready_.add(tensor);
   if (tensor >= tensors()) {
     return {};
   }
   const std::size_t layer = layer_of_[tensor];
   Course& course = course_[layer];
-  if (--course.left > 0) {
+  --course.left;
+  work_->note_ready(layer, course.left == 0, stream);
+  if (course.left > 0) {
     return {};
   }
-  course.ready = now;
+  if (!finishing_) {
+    course.ready = now;
+  }
   return layer;
 }
 
@@ -281,7 +286,9 @@ void TopKPool::process(std::span<const std::size_t> complete, std::byte* elsewhe
     return;
   }
   for (const std::size_t layer : complete) {
-    select_from_layer(layer, elsewhere);
+    if (!options_.device) {
+      select_from_layer(layer, elsewhere);
+    }
     const std::lock_guard lock(mutex_);
     course_[layer].done = true;
     start_due_messages();
@@ -298,23 +305,25 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
   if (its.count == 0) {
     return;
   }
+  work_->wait_for(layer);
   const auto begin = Clock::now();
   if (elsewhere != nullptr && is_zero_[layer] == 0) {
-    clear_layer(layer);
+    clear_layer(layer, nullptr);
   }
   const bool samples = options_.threshold_reuse == 0 || iteration_ % (options_.threshold_reuse + 1) == 0;
-  const LayerResult result = select_from({.layer = its,
-                                          .gradient = elsewhere != nullptr ? elsewhere : at(its.begin),
-                                          .clear = elsewhere == nullptr,
-                                          .dtype = dtype_,
-                                          .residual = residual_.before(layer),
-                                          .next_residual = residual_.after(layer),
-                                          .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
-                                          .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
-                                          .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
-                                          .threshold = samples ? 0.0F : thresholds_[layer],
-                                          .block = its.dense ? nullptr : blocks_->own(its.data)},
-                                         selection_);
+  const LayerResult result =
+      work_->select_from({.layer = its,
+                          .gradient = elsewhere != nullptr ? elsewhere : at(its.begin),
+                          .clear = elsewhere == nullptr,
+                          .dtype = dtype_,
+                          .residual = residual_.before(layer),
+                          .next_residual = residual_.after(layer),
+                          .velocity = velocity_.is_none() ? nullptr : velocity_.before(layer),
+                          .next_velocity = velocity_.is_none() ? nullptr : velocity_.after(layer),
+                          .seed = mixed(mixed(mixed(options_.seed) + iteration_) + layer),
+                          .threshold = samples ? 0.0F : thresholds_[layer],
+                          .block = its.dense ? nullptr : blocks_->own(its.data)},
+                         selection_);
   course.selected = result.selected;
   course.keeps = result.keeps;
   is_zero_[layer] = its.dense ? 0 : 1;
@@ -339,8 +348,8 @@ void TopKPool::note_nonfinite(std::size_t layer) {
     const std::size_t begin = offsets_[tensor] / size_of(dtype_) - its.begin;
     const std::size_t end = std::min(offsets_[tensor + 1] / size_of(dtype_) - its.begin, its.count);
     if (begin < end) {
-      const std::size_t found = its.dense ? compute::count_nonfinite(at(its.begin + begin), dtype_, end - begin)
-                                          : compute::count_nonfinite(left + begin, DType::float32, end - begin);
+      const std::size_t found = its.dense ? work_->count_nonfinite(at(its.begin + begin), dtype_, end - begin)
+                                          : work_->count_nonfinite(left + begin, DType::float32, end - begin);
       if (found > 0) {
         place.first = place.last = tensor;
         break;
@@ -349,7 +358,6 @@ void TopKPool::note_nonfinite(std::size_t layer) {
   }
   if (!its.dense) {
     std::memset(blocks_->own(its.data), 0, its.block.bytes);
-    std::memset(at(its.begin), 0, its.count * size_of(dtype_));
   }
   const std::lock_guard lock(mutex_);
   if (!found_nonfinite_ || place.first < found_nonfinite_->first) {
@@ -369,18 +377,14 @@ void TopKPool::start_due_messages() {
       if (!finishing_ && !(extra_.empty() ? ready_.count() > 0 : ready_.has(tensors()))) {
         return;
       }
-      write_trailer();
     }
     const auto now = Clock::now();
     GradientPool::Report& report = current_[due_];
     report = {message.bytes, {}, now, {now, now, now}};
     if (has_thread_) {
-      under_way_.push_back(communicator_->submit([this, index = due_](collective::Group& group) {
-        exchange(index, [&](const collective::Call& call, GradientPool::Report& its) {
-          its.times.started = Clock::now();
-          its.outcome = group.run(call);
-          its.times.ended = Clock::now();
-          communicator_->record(call, its.outcome, its.times);
+      under_way_.push_back(communicator_->submit([this, index = due_](collective::Group& /*group*/) {
+        exchange(index, [this](const collective::Call& call, GradientPool::Report& its) {
+          its.outcome = communicator_->run_within(call, its.times);
         });
       }));
     }
@@ -391,6 +395,7 @@ void TopKPool::start_due_messages() {
 void TopKPool::write_trailer() {
   constexpr std::int64_t nowhere = -1;
   Trailer trailer{nowhere, nowhere};
+  const std::lock_guard lock(mutex_);
   if (found_nonfinite_) {
     trailer = {static_cast<std::int64_t>(found_nonfinite_->first), static_cast<std::int64_t>(found_nonfinite_->last)};
   }
@@ -410,13 +415,24 @@ void TopKPool::exchange(std::size_t message, Run run) {
     return;
   }
   try {
+    const TopKMessage& its = plan_.messages[message];
+    for (std::size_t layer = its.begin; options_.device && layer < its.end; ++layer) {
+      if (!course_[layer].sends_nothing) {
+        select_from_layer(layer);
+      }
+    }
+    if (message + 1 == plan_.messages.size()) {
+      write_trailer();
+    }
     collective::Call call = calls_[message];
     call.signature.idle = idle_;
-    if (!plan_.messages[message].dense) {
+    if (!its.dense) {
       call.signature.detail = hash_of_settings();
     }
     run(call, current_[message]);
-    if (!plan_.messages[message].dense) {
+    if (its.dense) {
+      work_->finish();
+    } else {
       if (blocks_->shared()) {
         current_[message].outcome.path = collective::Path::node_memory;
       }
@@ -436,11 +452,11 @@ void TopKPool::combine(std::size_t index) {
     if (its.count > 0) {
       const auto blocks = blocks_->of_each(message, its.data);
       const double scale = loss_scale() / static_cast<double>(communicator_->size());
-      course_[layer].united = compute::combine({.gradient = at(its.begin),
-                                                .dtype = dtype_,
-                                                .scale = static_cast<float>(scale),
-                                                .block = its.block,
-                                                .blocks = blocks});
+      course_[layer].united = work_->combine({.gradient = at(its.begin),
+                                              .dtype = dtype_,
+                                              .scale = static_cast<float>(scale),
+                                              .block = its.block,
+                                              .blocks = blocks});
       is_zero_[layer] = 0;
     }
   }
@@ -492,11 +508,11 @@ void TopKPool::finish_what_is_left(Stream stream) {
         if (!abandoned_) {
           memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
         }
-        static_cast<void>(mark(tensor, now));
+        static_cast<void>(mark(tensor, now, stream));
       }
     }
     if (abandoned_) {
-      send_nothing_of_what_is_left();
+      send_nothing_of_what_is_left(stream);
       start_due_messages();
       return;
     }
@@ -510,11 +526,13 @@ void TopKPool::finish_what_is_left(Stream stream) {
 }
 
 // Of an abandoned iteration: layers that are not complete.
-void TopKPool::send_nothing_of_what_is_left() {
+void TopKPool::send_nothing_of_what_is_left(Stream stream) {
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];
     if (!course_[layer].done && its.count > 0) {
-      std::memset(at(its.begin), 0, its.count * size_of(dtype_));
+      memory_->clear(at(its.begin), its.count * size_of(dtype_), stream);
+      work_->note_ready(layer, false, stream);
+      course_[layer].sends_nothing = true;
       if (!its.dense) {
         std::memset(blocks_->own(its.data), 0, its.block.bytes);
       }
@@ -552,7 +570,7 @@ void TopKPool::end_iteration(Deadline deadline, Stream stream) {
     failure = error;
   }
   if (failure || drops_ || abandoned_) {
-    drop_gradients();
+    drop_gradients(stream);
   }
   start_next_iteration(!abandoned_ && (!failure || drops_));
   if (const auto timeline = communicator_->timeline()) {
@@ -568,6 +586,14 @@ std::optional<Error> TopKPool::conclude() {
   can_take_back_ = false;
   if (failure_) {
     return failure_->kind() == ErrorKind::mismatch ? different_settings(*failure_) : *failure_;
+  }
+  const auto now = Clock::now();
+  const std::vector<double> seconds = work_->seconds_since_ready();
+  for (std::size_t layer = 0; layer < seconds.size(); ++layer) {
+    if (course_[layer].ready) {
+      course_[layer].ready =
+          now - std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds[layer]));
+    }
   }
   const auto trailers = blocks_->of_each(plan_.messages.back(), plan_.trailer);
   average_extra(trailers);
@@ -616,7 +642,7 @@ std::optional<Error> TopKPool::find_nonfinite(const std::vector<const std::byte*
   }
   for (const TopKLayer& layer : plan_.layers) {
     const bool is_float16 = dtype_ == DType::float16 || rules_.values == DType::float16;
-    if (layer.dense && is_float16 && compute::count_nonfinite(at(layer.begin), dtype_, layer.count) > 0) {
+    if (layer.dense && is_float16 && work_->count_nonfinite(at(layer.begin), dtype_, layer.count) > 0) {
       found_nonfinite_ = {-1, layer.tensors.begin, layer.tensors.end - 1};
       return nonfinite_error(*found_nonfinite_);
     }
@@ -681,25 +707,25 @@ void TopKPool::keep() {
   }
 }
 
-void TopKPool::take_back() {
+void TopKPool::take_back(Stream stream) {
   check_open();
   check_between_iterations("an iteration is taken back");
   if (can_take_back_) {
     residual_.go_back();
     velocity_.go_back();
     can_take_back_ = false;
-    drop_gradients();
+    drop_gradients(stream);
   }
 }
 
-void TopKPool::clear_layer(std::size_t layer) {
+void TopKPool::clear_layer(std::size_t layer, Stream stream) {
   const TopKLayer& its = plan_.layers[layer];
-  std::memset(at(its.begin), 0, its.count * size_of(dtype_));
+  memory_->clear(at(its.begin), its.count * size_of(dtype_), stream);
   is_zero_[layer] = 1;
 }
 
-void TopKPool::drop_gradients() {
-  memory_->clear(data(), bytes(), nullptr);
+void TopKPool::drop_gradients(Stream stream) {
+  memory_->clear(data(), bytes(), stream);
   std::fill(is_zero_.begin(), is_zero_.end(), 1);
   const std::lock_guard lock(mutex_);
   means_ = no_means;
@@ -721,7 +747,8 @@ void TopKPool::start_next_iteration(bool has_means) {
                               .united = its.dense ? its.elements : course.united,
                               .threshold = course.selected.threshold,
                               .select_seconds = course.seconds,
-                              .message = its.message});
+                              .message = its.message,
+                              .ready = course.ready});
   }
   reports_ = std::move(current_);
   if (failure_) {
@@ -744,6 +771,7 @@ void TopKPool::start_next_iteration(bool has_means) {
   means_ = has_means ? new_means() : no_means;
   last_bookkeeping_ = static_cast<double>(bookkeeping_.exchange(0)) * 1e-9;
   blocks_->next_iteration();
+  work_->forget();
   ++iteration_;
 }
 
@@ -754,11 +782,11 @@ void TopKPool::set_loss_scale(double scale) {
   selection_.scale = inverse_of_loss_scale(scale);
 }
 
-void TopKPool::zero(Stream /*stream*/) {
+void TopKPool::zero(Stream stream) {
   check_open();
   check_between_iterations("gradients are zeroed");
   for (std::size_t layer = 0; layer < layers(); ++layer) {
-    clear_layer(layer);
+    clear_layer(layer, stream);
   }
   const std::lock_guard lock(mutex_);
   means_ = no_means;
@@ -777,13 +805,13 @@ std::vector<float> TopKPool::thresholds() const {
   return thresholds_;
 }
 
-void TopKPool::set_residuals(std::span<const float> residual, Stream /*stream*/) {
+void TopKPool::set_residuals(std::span<const float> residual, Stream stream) {
   check_open();
   check_between_iterations("residuals are replaced");
   check_kept(residual, elements(), "residuals");
   residual_.write(residual);
   can_take_back_ = false;
-  drop_gradients();
+  drop_gradients(stream);
 }
 
 void TopKPool::restore(const State& state) {

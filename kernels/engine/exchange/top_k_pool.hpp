@@ -1,11 +1,12 @@
 // Sparse communication by entry (LAGS-SGD paper, algorithm 1): a gradient pool of which each rank sends the entries of
 // largest magnitude, layer by layer, and keeps what it has not sent in residuals.
 //
-// A layer is one or more consecutive tensors. Once they are ready, the thread that has completed the layer adds the
-// residual and selects: entries go into a block, the rest into the next residual, and the gradient is zeroed. Blocks
-// have sizes that all ranks know (TopKPlan), so a message, the blocks of one or more layers, is one allgather; messages
-// go in the order of layers. Whoever has received one adds its entries up, in the order of ranks, where the gradients
-// were: so all ranks have the same bits. A layer of which a dense allreduce is cheaper has one.
+// A layer is one or more consecutive tensors. Once they are ready, the thread that has completed the layer (on a
+// device, the one that sends its message) adds the residual and selects: entries go into a block, the rest into the
+// next residual, and the gradient is zeroed. Blocks have sizes that all ranks know (TopKPlan), so a message, the blocks
+// of one or more layers, is one allgather; messages go in the order of layers. Whoever has received one adds its
+// entries up, in the order of ranks, where the gradients were: so all ranks have the same bits. A layer of which a
+// dense allreduce is cheaper has one.
 //
 // The last message ends with a trailer: the extra numbers, and whether a gradient was not finite. What all ranks must
 // have alike in an iteration, ratios among them, is compared along with each message.
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "../calls/communicator.hpp"
+#include "../calls/request.hpp"
 #include "../calls/waiting.hpp"
 #include "../memory/kept_numbers.hpp"
 #include "../memory/pool_memory.hpp"
@@ -73,6 +75,7 @@ class TopKPool {
     float threshold;
     double select_seconds;
     std::size_t message;
+    std::optional<Times::Clock::time_point> ready;  // when its gradient was; nothing where somebody else has said so
   };
 
   // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do. Collective. Throws
@@ -120,7 +123,7 @@ class TopKPool {
 
   // Of the last iteration that was waited for: residuals are as before it, and gradients zero. Nothing where it has not
   // been kept.
-  void take_back();
+  void take_back(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const;
   [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // by message
@@ -177,11 +180,12 @@ class TopKPool {
   // Of a layer in this iteration.
   struct Course {
     std::size_t left = 0;  // tensors that are not ready
-    bool done = false;     // selected from
+    bool done = false;     // its message may go; on the host it is selected from
+    bool sends_nothing = false;
     compute::Selected selected{};
     bool keeps = false;  // as LayerResult
     std::size_t united = 0;
-    Clock::time_point ready{};
+    std::optional<Clock::time_point> ready{};
     double seconds = 0.0;
   };
 
@@ -193,21 +197,22 @@ class TopKPool {
   [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
   void plan(std::span<const double> ratios);
   void make_calls();
+  [[nodiscard]] collective::Call make_average_of(const Communicator& communicator, Array array) const;
   [[nodiscard]] collective::Call make_call_for(const TopKMessage& message) const;
   [[nodiscard]] std::uint32_t hash_of_settings() const;
 
   // With mutex_ held; returns the layer that is complete now.
-  std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now);
-  void become_ready(std::size_t tensor, std::byte* elsewhere);
+  std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now, Stream stream);
+  void become_ready(std::size_t tensor, std::byte* elsewhere, Stream stream);
   void process(std::span<const std::size_t> complete, std::byte* elsewhere = nullptr);
   [[nodiscard]] bool can_read_elsewhere(std::size_t layer) const;
   void select_from_layer(std::size_t layer, std::byte* elsewhere = nullptr);
-  void clear_layer(std::size_t layer);
+  void clear_layer(std::size_t layer, Stream stream);
   void note_nonfinite(std::size_t layer);
   void start_due_messages();  // with mutex_ held
   void write_trailer();
   void finish_what_is_left(Stream stream);
-  void send_nothing_of_what_is_left();
+  void send_nothing_of_what_is_left(Stream stream);
 
   template <class Run>
   void exchange(std::size_t message, Run run);
@@ -220,7 +225,7 @@ class TopKPool {
   [[nodiscard]] std::string settings_text(std::size_t layer) const;
   void average_extra(const std::vector<const std::byte*>& trailers);
   void keep();
-  void drop_gradients();
+  void drop_gradients(Stream stream);
   void start_next_iteration(bool has_means);
   void copy(const KeptNumbers& kept, std::span<float> destination) const;
 
@@ -234,6 +239,7 @@ class TopKPool {
   TopKPlan plan_;
   std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<BlockMemory> blocks_;
+  std::unique_ptr<LayerWork> work_;
   std::vector<collective::Call> calls_;  // by message
   std::vector<std::size_t> layer_of_;    // by tensor
   KeptNumbers residual_;

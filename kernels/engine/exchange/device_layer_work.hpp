@@ -1,0 +1,70 @@
+// Layers in memory of a CUDA device: selected from and put together there, by the twins of the kernels, in a stream of
+// their own. Blocks pass between the device and the host, and little else does: layers that are averaged as they are,
+// and have kept something, get it added on the host.
+//
+// One thread at a time works on layers, and waits for what it does; others note what is ready meanwhile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "../../compute/cuda/owned.hpp"
+#include "../calls/stream_marks.hpp"
+#include "../memory/call_lists.hpp"
+#include "../memory/mirrored_memory.hpp"
+#include "layer_work.hpp"
+
+namespace gradientflow::engine {
+
+class DeviceLayerWork final : public LayerWork {
+ public:
+  DeviceLayerWork(int device, std::size_t layers);
+  DeviceLayerWork(const DeviceLayerWork&) = delete;
+  DeviceLayerWork& operator=(const DeviceLayerWork&) = delete;
+  ~DeviceLayerWork() override;
+
+  std::size_t combine(const compute::Combine& call) override;
+  [[nodiscard]] std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) override;
+  void note_ready(std::size_t layer, bool is_last, Stream stream) override;
+  void wait_for(std::size_t layer) override;
+  void forget() override;
+  [[nodiscard]] std::vector<double> seconds_since_ready() override;
+  [[nodiscard]] Stream stream() const override { return parts_->stream.get(); }
+  void finish() override;
+
+ protected:
+  compute::Selected select(const compute::Select& call) override;
+  [[nodiscard]] double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale) override;
+  void add_kept(const LayerJob& job, const Selection& how, float scale) override;
+
+ private:
+  // When a layer became ready.
+  struct Readiness {
+    StreamMarks marks;
+    compute::cuda::OwnedEvent time;  // of the tensor that was last
+    bool noted;
+  };
+
+  // Made on the device.
+  struct Parts {
+    compute::cuda::OwnedStream stream;
+    compute::cuda::OwnedEvent done;
+    compute::cuda::OwnedEvent now{compute::cuda::EventKind::time};
+    MirroredMemory result{64};  // what a kernel finds out
+    CallLists list{CallLists::bytes_for<compute::cuda::SumOfSquares>(1, 1)};
+    compute::cuda::DeviceMemory blocks;
+    compute::cuda::DeviceMemory scratch;
+  };
+
+  // Waits for all, with what was written to the result.
+  template <class Result>
+  [[nodiscard]] Result result();
+
+  int device_;
+  std::optional<Parts> parts_;
+  std::vector<Readiness> ready_;  // by layer
+};
+
+}  // namespace gradientflow::engine
