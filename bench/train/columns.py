@@ -59,6 +59,29 @@ def _over_baseline(results: Sequence[TrainResult]) -> Text:
     return text
 
 
+def _seconds_to_accuracy(results: Sequence[TrainResult]) -> Text:
+    """Say how long each trains until it is as accurate as, at the end, the least accurate one from the same seed."""
+    delayed = [result for result in results if result.figures and result.figures.waiting_percent is not None]
+    levels: dict[tuple[str, int], float] = {}
+    for result in delayed:
+        for run in result.runs:
+            key = result.model, run.seed
+            if not result.entry.is_reference and run.curve:
+                levels[key] = min(levels.get(key, 1.0), run.curve[-1].accuracy)
+
+    def text(result: TrainResult) -> str:
+        if result not in delayed or result.entry.is_reference:
+            return ""
+        times = [
+            next(point.seconds for point in run.curve if point.accuracy >= levels[result.model, run.seed])
+            for run in result.runs
+            if run.curve
+        ]
+        return f"{np.mean(times):.2f}" if times else ""
+
+    return text
+
+
 def _bookkeeping_share(figures: Figures) -> float | None:
     return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
 
@@ -86,6 +109,7 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("reported\nMB", _figure(lambda figures: figures.bytes_reported, megabytes)),
         ("loss\n", _final(lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}".format)),
         ("accuracy\n%", _final(lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}".format)),
+        ("as accurate\nafter s", _seconds_to_accuracy(results)),
         ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
     ]
     return [
@@ -117,7 +141,8 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     if any(result.figures is not None and result.figures.waiting_percent is not None for result in results):
         text += (
             " Ranks sleep until a step has computed as long as was drawn: waiting is the share of all the rest in "
-            "their time, iterations are those of all ranks."
+            "their time, iterations are those of all ranks. as accurate is the time of training until a contestant is "
+            "as accurate as the least accurate one from the same seed ends."
         )
     if any(run.distance is not None for result in results for run in result.runs):
         text += (

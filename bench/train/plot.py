@@ -17,7 +17,10 @@ _EXPOSED = 0.35  # strength of the colour of what is not computing
 
 
 def draw(figure: Any, results: Sequence[TrainResult]) -> str:
-    """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy over steps."""
+    """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy.
+
+    These go over steps, with stragglers over time.
+    """
     right = [result for result in results if result.figures is not None]
     models = list(dict.fromkeys(result.model for result in right))
     timed = any(result.entry == Entry(NONE) for result in right)
@@ -33,12 +36,17 @@ def draw(figure: Any, results: Sequence[TrainResult]) -> str:
             _draw_curves(left, block, colours, "seconds", "loss")
             _draw_steps(other, block, colours)
         else:
-            _draw_curves(left, block, colours, "step", "loss")
-            _draw_curves(other, block, colours, "step", "accuracy")
+            across = "seconds" if any(_is_delayed(result) for result in block) else "step"
+            _draw_curves(left, block, colours, across, "loss")
+            _draw_curves(other, block, colours, across, "accuracy")
             other.set_title("accuracy")
         _scale_losses(left, block)
         left.legend(fontsize=7, frameon=False)
     return "Held-out samples; medians of the slowest rank's times."
+
+
+def _is_delayed(result: TrainResult) -> bool:
+    return result.figures is not None and result.figures.waiting_percent is not None
 
 
 def _colours(entries: Sequence[Entry]) -> dict[Entry, str]:

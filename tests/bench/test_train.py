@@ -330,6 +330,25 @@ def test_steps_are_held_until_they_have_computed_as_long_as_drawn() -> None:
     pace.hold(began - 10**9, 0)  # late already
 
 
+def test_the_time_to_the_same_accuracy_is_shown_with_stragglers() -> None:
+    def shown(found: list[TrainResult]) -> list[list[str]]:
+        table = LAYOUT.table(found)
+        cells = {str(column.header).split("\n")[0]: list(column.cells) for column in table.columns}
+        return [[str(cell) for cell in cells.get("as accurate", [])]]
+
+    figures = Figures(10, 30.0, 33.0, 7.0, 14.0, 2133.3, None, 0.0, None, 0, None, 25.0, 40.0)
+    fast = [Run(0, [Point(0, 0.0, 2.0, 0.1), Point(5, 1.0, 1.0, 0.8), Point(9, 2.0, 1.0, 0.9)])]
+    slow = [Run(0, [Point(0, 0.0, 2.0, 0.1), Point(5, 2.0, 1.0, 0.6), Point(9, 4.0, 1.0, 0.8)])]
+    none = [Run(0, [Point(0, 0.0, 2.0, 0.1)])]
+    found = [
+        TrainResult("cnn", 5, entry, 2, 1, 32, None, figures, runs, 0)
+        for entry, runs in ((Entry(NONE), none), (Entry("mpi"), slow), (Entry("gradientflow", Dense()), fast))
+    ]
+    assert shown(found) == [["-", "4.00", "1.00"]]
+    equal = replace(figures, waiting_percent=None)
+    assert shown([replace(each, figures=equal) for each in found]) == [[]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
