@@ -15,6 +15,7 @@ void bind_gradient_pool(pybind11::module_& module);
 void bind_sparse_pool(pybind11::module_& module);
 void bind_top_k_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);
+void bind_server(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 void bind_local_updates(pybind11::module_& module);
 

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
   bind_sparse_pool(module);
   bind_top_k_pool(module);
   bind_optimizer(module);
+  bind_server(module);
   bind_policy(module);
   bind_local_updates(module);
 }

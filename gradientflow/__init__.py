@@ -9,6 +9,7 @@ if not use_installed_package():
     from .communicator import Communicator, init
     from .config import Config
     from .handle import Handle
+    from .parameter_server import ParameterServer
     from .pool import GradientPool
     from .sparse_pool import SparseGradientPool
     from .top_k_pool import TopKGradientPool
@@ -19,6 +20,7 @@ if not use_installed_package():
         "Config",
         "GradientPool",
         "Handle",
+        "ParameterServer",
         "SparseGradientPool",
         "TopKGradientPool",
         "__version__",

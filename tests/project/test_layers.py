@@ -36,8 +36,8 @@ CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
 CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["policy"] = {"base"}
-CPP_LAYERS["c"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange"}
-CPP_LAYERS["bindings"] = CPP_LAYERS["c"] | {"policy"}
+CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}
+CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server"}
 CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -119,6 +119,12 @@ PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.arguments",
     "gradientflow.description",
 }
+PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.communicator"] | {
+    "gradientflow.communicator",
+    "gradientflow.base_pool",
+    "gradientflow.description",
+    "gradientflow.policies",
+}
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
@@ -136,7 +142,10 @@ PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] |
     "gradientflow.optimizers",
     "gradientflow.mailbox",
 }
-PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {"gradientflow.policies"}
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {
+    "gradientflow.parameter_server",
+    "gradientflow.policies",
+}
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.

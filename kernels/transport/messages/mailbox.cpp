@@ -291,16 +291,8 @@ std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadlin
   check_rank(from, true);
   wait_until(deadline, [&] {
     const auto held = lock();
-    check_usable();
-    const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) {
-      return tags.has(each->envelope_.tag) && is_from(each->envelope_, from);
-    });
-    if (found != arrived_.end()) {
-      arrival = std::move(*found);
-      arrived_.erase(found);
-      arrival->mailbox_ = self_;
-      ++taken_;
-    } else {
+    arrival = find_arrival(from, tags);
+    if (arrival == nullptr) {
       error = loss(from, "the receive of a message from " + rank_text(from));
     }
     return arrival != nullptr || error.has_value();
@@ -309,6 +301,49 @@ std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadlin
     throw Error(*error);
   }
   return arrival;
+}
+
+std::unique_ptr<Arrival> Mailbox::find_arrival(int from, const Tags& tags) {
+  check_usable();
+  const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) {
+    return tags.has(each->envelope_.tag) && is_from(each->envelope_, from);
+  });
+  if (found == arrived_.end()) {
+    return nullptr;
+  }
+  std::unique_ptr<Arrival> arrival = std::move(*found);
+  arrived_.erase(found);
+  arrival->mailbox_ = self_;
+  ++taken_;
+  return arrival;
+}
+
+std::unique_ptr<Arrival> Mailbox::take(int from, const Tags& tags) {
+  check_rank(from, true);
+  const auto held = lock();
+  return find_arrival(from, tags);
+}
+
+bool Mailbox::has(const Tags& tags) const {
+  const auto held = lock();
+  return std::any_of(arrived_.begin(), arrived_.end(), [&](const auto& each) { return tags.has(each->envelope_.tag); });
+}
+
+bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline) { return wait_until(deadline, done); }
+
+int Mailbox::losses() const {
+  const auto held = lock();
+  return lost_;
+}
+
+std::optional<Error> Mailbox::loss_of(int rank, const std::string& what) const {
+  const auto held = lock();
+  return loss(rank, what);
+}
+
+bool Mailbox::has_closed(int rank) const {
+  const auto held = lock();
+  return words_[static_cast<std::size_t>(rank)].state == State::closed;
 }
 
 std::shared_ptr<Letter> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {

@@ -138,6 +138,19 @@ class Mailbox {
   [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
   [[nodiscard]] std::shared_ptr<Letter> receive(Arrival& arrival, void* data, Owner owner);
 
+  // The same of what has come already: nothing where there is none, also where none can come any more.
+  [[nodiscard]] std::unique_ptr<Arrival> take(int from, const Tags& tags);
+  [[nodiscard]] bool has(const Tags& tags) const;  // from any
+
+  // Carries messages on until `done`, which may look into the mailbox, or the time has come: says which.
+  bool until(const std::function<bool()>& done, const Deadline& deadline);
+
+  // How many of the others are known to have closed, given up or died; and why rank `rank` cannot take part in `what`
+  // any more, if so.
+  [[nodiscard]] int losses() const;
+  [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
+  [[nodiscard]] bool has_closed(int rank) const;  // in order
+
   // Waits until the letter has ended, or the time has come: says which.
   [[nodiscard]] bool ended_by(const Letter& letter, const Deadline& deadline);
 
@@ -184,6 +197,7 @@ class Mailbox {
 
   // All with mutex_ held.
   void check_usable() const;
+  [[nodiscard]] std::unique_ptr<Arrival> find_arrival(int from, const Tags& tags);
   void check_rank(int rank, bool may_be_any) const;
   [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
                                                     Owner owner);

@@ -1,0 +1,222 @@
+// gradientflow._core.ParameterServer. See gradientflow/parameter_server.py.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../kernels/engine/server/parameter_server.hpp"
+#include "argument.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
+#include "policy.hpp"
+#include "residual_pool.hpp"
+#include "tensor.hpp"
+
+namespace gradientflow::bindings {
+namespace {
+
+namespace py = pybind11;
+using engine::Communicator;
+using engine::ParameterServer;
+using engine::ServerSettings;
+using SettingsArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+// In any thread. At the end of the interpreter, Python before 3.14 ends a thread where it asks for the lock: see
+// WithoutGil.
+template <class Work>
+auto with_gil(Work work) -> decltype(work()) {
+  std::unique_ptr<py::gil_scoped_acquire> gil;
+  try {
+    gil = std::make_unique<py::gil_scoped_acquire>();
+  } catch (...) {
+    while (true) {
+      pause();
+    }
+  }
+  return work();
+}
+
+// `start(workers)` of a gradientflow.policies.Policy.
+engine::Server::MakePolicy maker_of(const py::object& start, int workers) {
+  const std::shared_ptr<PyObject> held(start.inc_ref().ptr(), [](PyObject* object) {
+    if (Py_IsInitialized() != 0) {
+      with_gil([&] { Py_DECREF(object); });
+    }
+  });
+  return [held, workers] {
+    return with_gil([&]() -> std::shared_ptr<policy::Policy> {
+      try {
+        return policy_of(py::handle(held.get())(workers), workers);
+      } catch (const py::error_already_set& error) {
+        throw Error(ErrorKind::value, std::string("the policy cannot be started: ") + error.what());
+      }
+    });
+  };
+}
+
+std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector<std::size_t>& counts,
+                                      std::optional<int> workers, std::optional<std::size_t> servers,
+                                      std::optional<std::size_t> fusion_threshold, const Wire& wire,
+                                      const std::vector<std::string>& names, const std::string& policy,
+                                      const py::object& start) {
+  const ParameterServer::Options options{.workers = workers,
+                                         .servers = servers,
+                                         .fusion_threshold = fusion_threshold,
+                                         .wire = dtype_of(wire).value_or(DType::float32),
+                                         .names = names,
+                                         .policy = policy,
+                                         .attend = &attend_to_signals};
+  const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
+  const WithoutGil release;
+  return std::make_shared<ParameterServer>(everybody, counts, options, make_policy);
+}
+
+void* pointer(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+void check_tensor(const ParameterServer& server, std::size_t tensor, const TensorView& view, const char* name) {
+  if (view.placement) {
+    throw Error(ErrorKind::type, std::string(name) + " is in memory of the host, not on a CUDA device");
+  }
+  if (tensor < server.layout().tensors() && view.count != server.layout().counts()[tensor]) {
+    throw Error(ErrorKind::value, std::string(name) + " " + std::to_string(tensor) + " has " +
+                                      std::to_string(server.layout().counts()[tensor]) + " elements, not " +
+                                      std::to_string(view.count));
+  }
+}
+
+std::uint64_t push(const ParameterServer& server, const SettingsArray& settings, float loss_scale, bool skip) {
+  if (settings.ndim() != 2 || settings.shape(1) != 4) {
+    throw Error(ErrorKind::value, "settings are rows of rate, momentum, weight_decay and trust");
+  }
+  std::vector<ServerSettings> rows;
+  for (py::ssize_t i = 0; i < settings.shape(0); ++i) {
+    const float* const row = settings.data(i, 0);
+    rows.push_back({row[0], row[1], row[2], row[3]});
+  }
+  const WithoutGil release;
+  return server.worker().push(rows, loss_scale, skip);
+}
+
+// The arrays of each tensor, one after the other, in one.
+std::vector<float*> pointers_into(const ParameterServer& server, float* flat) {
+  std::vector<float*> pointers;
+  for (const std::size_t count : server.layout().counts()) {
+    pointers.push_back(flat);
+    flat += count;
+  }
+  return pointers;
+}
+
+std::size_t elements(const ParameterServer& server) {
+  std::size_t sum = 0;
+  for (const std::size_t count : server.layout().counts()) {
+    sum += count;
+  }
+  return sum;
+}
+
+void load(const ParameterServer& server, std::size_t array, const Floats& values) {
+  if (static_cast<std::size_t>(values.size()) != elements(server)) {
+    throw Error(ErrorKind::value, "the state has another number of elements");
+  }
+  const auto pointers = pointers_into(server, const_cast<float*>(values.data()));  // NOLINT(*-const-cast): only read
+  const std::vector<const float*> sources(pointers.begin(), pointers.end());
+  const WithoutGil release;
+  server.worker().load(array, sources);
+}
+
+Floats save(const ParameterServer& server, std::size_t array, const Timeout& timeout) {
+  Floats values(static_cast<py::ssize_t>(elements(server)));
+  const auto pointers = pointers_into(server, values.mutable_data());
+  const WithoutGil release;
+  server.worker().save(array, pointers, timeout.value);
+  return values;
+}
+
+}  // namespace
+
+void bind_server(py::module_& module) {
+  py::class_<ParameterServer, std::shared_ptr<ParameterServer>>(module, "ParameterServer")
+      .def(py::init(&make), py::arg("everybody"), py::arg("counts"), py::arg("workers"), py::arg("servers"),
+           py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("policy"), py::arg("start"))
+      .def_property_readonly("servers", [](const ParameterServer& self) { return self.layout().servers(); })
+      .def_property_readonly("workers", &ParameterServer::workers)
+      .def_property_readonly("wire", [](const ParameterServer& self) { return std::string(name_of(self.wire())); })
+      .def_property_readonly("closed", &ParameterServer::closed)
+      .def_property_readonly("ready_count", [](const ParameterServer& self) { return self.worker().ready_count(); })
+      .def_property_readonly("pushes", [](const ParameterServer& self) { return self.worker().pushes(); })
+      .def(
+          "ready",
+          [](const ParameterServer& self, std::size_t tensor, const py::object& gradient) {
+            const TensorView view = view_tensor(gradient, Access::read, "gradient");
+            check_tensor(self, tensor, view, "gradient");
+            const WithoutGil release;
+            self.worker().ready(tensor, view.data, view.dtype);
+          },
+          py::arg("tensor"), py::arg("gradient"))
+      .def(
+          "ready_at",
+          [](const ParameterServer& self, std::size_t tensor, std::uintptr_t address, const std::string& dtype) {
+            self.worker().ready(tensor, pointer(address), dtype_from_name(dtype));
+          },
+          py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>())
+      .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"))
+      .def(
+          "wait_for_push",
+          [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {
+            return self.worker().wait_for_push(number, timeout.value);
+          },
+          py::arg("number"), py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def(
+          "may_go_on",
+          [](const ParameterServer& self, std::uint64_t number) { return self.worker().may_go_on(number); },
+          py::arg("number"), py::call_guard<WithoutGil>())
+      .def(
+          "pull", [](const ParameterServer& self, bool exact) { return self.worker().pull(exact); }, py::arg("exact"),
+          py::call_guard<WithoutGil>())
+      .def(
+          "wait_for_pull",
+          [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {
+            self.worker().wait_for_pull(number, timeout.value);
+          },
+          py::arg("number"), py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def(
+          "has_come", [](const ParameterServer& self, std::uint64_t number) { return self.worker().has_come(number); },
+          py::arg("number"), py::call_guard<WithoutGil>())
+      .def(
+          "take",
+          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, const py::object& weights) {
+            const TensorView view = view_tensor(weights, Access::write, "weights");
+            check_tensor(self, tensor, view, "weights");
+            if (view.dtype != DType::float32) {
+              throw Error(ErrorKind::type, "weights are float32, not " + std::string(name_of(view.dtype)));
+            }
+            const WithoutGil release;
+            self.worker().take(number, tensor, reinterpret_cast<float*>(view.data));
+          },
+          py::arg("number"), py::arg("tensor"), py::arg("weights"))
+      .def(
+          "take_to",
+          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, std::uintptr_t address) {
+            self.worker().take(number, tensor, static_cast<float*>(pointer(address)));
+          },
+          py::arg("number"), py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
+      .def(
+          "finish",
+          [](const ParameterServer& self, const Timeout& timeout) { return self.worker().finish(timeout.value); },
+          py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def("load", &load, py::arg("array"), py::arg("values"))
+      .def("save", &save, py::arg("array"), py::arg("timeout"))
+      .def("serve", &ParameterServer::serve, py::call_guard<WithoutGil>())
+      .def("close", &ParameterServer::close, py::arg("orderly"), py::call_guard<WithoutGil>());
+}
+
+}  // namespace gradientflow::bindings

@@ -1,0 +1,401 @@
+"""The parameter server: servers that have the weights, workers that push gradients and pull weights."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._location import load_core
+from .arguments import instance, number, sequence, whole
+from .base_pool import native_communicator, native_threshold
+from .communicator import Communicator
+from .errors import ArgumentError, ArgumentTypeError
+from .policies import Policy, as_policy
+
+Array = npt.NDArray[np.float32]
+
+_open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
+
+
+class Push:
+    """Gradients on their way to the servers."""
+
+    def __init__(self, native: Any, number: int) -> None:
+        self._native = native
+        self.number = number
+
+    @property
+    def done(self) -> bool:
+        """Whether the policy lets this worker go on."""
+        return bool(self._native.may_go_on(self.number))
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the policy lets this worker go on.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        {"applied", "skipped"}
+            Whether the push has changed the weights, or was in a round of which a push was to be skipped.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the push goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        gradientflow.errors.MismatchError
+            If the pushes of a round have different settings.
+        """
+        return "skipped" if self._native.wait_for_push(self.number, timeout) else "applied"
+
+
+class Pull:
+    """Weights on their way from the servers. It lasts until the next pull."""
+
+    def __init__(self, native: Any, number: int, tensors: int) -> None:
+        self._native = native
+        self._tensors = tensors
+        self.number = number
+
+    @property
+    def done(self) -> bool:
+        """Whether the weights have come."""
+        return bool(self._native.has_come(self.number))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the weights have come.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the pull goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        """
+        self._native.wait_for_pull(self.number, timeout)
+
+    def take(self, index: int, weights: Any) -> None:
+        """Copy the weights of tensor `index`, once they have come.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        weights : array or int
+            float32, of as many elements; or the address of such memory.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or the pull has not come yet, or has given way to another one.
+        """
+        tensor = _index(index, self._tensors)
+        if isinstance(weights, int):
+            self._native.take_to(self.number, tensor, weights)
+        else:
+            self._native.take(self.number, tensor, weights)
+
+    def take_all(self, arrays: Sequence[Any]) -> None:
+        """Copy the weights of all tensors, as `take` does."""
+        found = sequence("arrays", arrays, "arrays")
+        if len(found) != self._tensors:
+            message = f"arrays are {self._tensors}, one for each tensor, not {len(found)}"
+            raise ArgumentError(message)
+        for index, each in enumerate(found):
+            self.take(index, each)
+
+
+class ParameterServer:
+    """Weights on servers: workers push gradients and pull weights.
+
+    Each server has a part of every tensor, updates it by what the workers push, and is a thread of a worker, or a rank
+    of its own (``gradientflow run --servers``). Which pushes are applied together, and who may go on, is asked of a
+    policy. Collective: all ranks make it with the same arguments.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The workers.
+    weights : sequence of array
+        float32, in the order in which backpropagation produces their gradients, last layer first. Those of rank 0 are
+        what the servers begin with; of the others only the shapes count.
+    policy : gradientflow.policies.Policy or str, default "bsp"
+        When pushes are applied: a policy, or words for one.
+    optimizer : {"sgd"}, default "sgd"
+        How: momentum SGD, ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``, where g is the mean of the
+        pushes of a round. Without momentum there is no v.
+    servers : int, optional
+        Where no ranks serve only: how many of the workers have a thread that does; by default all.
+    wire : {"float32", "float16", "bfloat16"}, default "float32"
+        What gradients and weights are rounded to on their way, also inside a node. The servers keep float32.
+    fusion_threshold : int, float or str, optional
+        Bytes: so much travels together, in a piece for each server. By default 4 MiB.
+    names : sequence of str, optional
+        What the tensors are called in errors.
+
+    Attributes
+    ----------
+    policy : Policy
+        What it is asked.
+    servers : int
+        How many there are.
+    shapes : tuple of tuple of int
+        Of the tensors.
+    wire : str
+        Its name.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a server would have no part of the weights, or there are more servers than workers.
+    gradientflow.errors.MismatchError
+        If the ranks give different arguments.
+    gradientflow.errors.NodeMemoryError
+        If there is not enough memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradientflow as gf
+    >>> from gradientflow.strategies import Settings
+    >>> with gf.init() as comm:
+    ...     weights = [np.zeros((784, 10), np.float32), np.zeros(10, np.float32)]
+    ...     with gf.ParameterServer(comm, weights) as server:
+    ...         push = server.push(Settings(0.1, momentum=0.9), gradients=[np.ones_like(w) for w in weights])
+    ...         server.pull_into(weights)
+    ...         server.finish(weights)
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        weights: Sequence[Any],
+        policy: Policy | str = "bsp",
+        optimizer: str = "sgd",
+        servers: int | None = None,
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        given = [_weights(i, each) for i, each in enumerate(sequence("weights", weights, "arrays"))]
+        self.policy = as_policy(policy)
+        if optimizer != "sgd":
+            message = f"optimizer is 'sgd', not {optimizer!r}"
+            raise ArgumentError(message)
+        called = [] if names is None else [instance("a name", each, str) for each in sequence("names", names, "text")]
+        if names is not None and len(called) != len(given):
+            message = f"names are {len(given)}, one for each tensor, not {len(called)}"
+            raise ArgumentError(message)
+        self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
+        self._comm: Communicator = instance("comm", comm, Communicator)
+        self.policy.start(comm.size)  # raises here what is wrong, on all ranks
+        self._native = load_core().ParameterServer(
+            native_communicator(comm),
+            [each.size for each in given],
+            None,
+            None if servers is None else whole("servers", servers, 1),
+            None if fusion_threshold is None else native_threshold(fusion_threshold),
+            wire,
+            called,
+            repr(self.policy),
+            self.policy.start,
+        )
+        _open.add(self)
+        self.servers: int = self._native.servers
+        self.wire: str = self._native.wire
+        if comm.rank == 0:
+            self._native.load(0, _flat(given))
+
+    # ---- pushing -------------------------------------------------------------------------------------------------
+
+    def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
+        """Copy the gradient of tensor `index` for the push that begins or has begun. From any thread.
+
+        It waits while the pushes before the last one are under way.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        gradient : array or tuple
+            float32, float16 or bfloat16, of as many elements as the tensor; or (address, dtype) of such memory.
+        stream : optional
+            Not used for memory of the host.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or it is ready already in this push.
+        """
+        tensor = _index(index, len(self.shapes))
+        if isinstance(gradient, tuple):
+            address, dtype = gradient
+            self._native.ready_at(tensor, address, dtype)
+        else:
+            self._native.ready(tensor, gradient)
+
+    def push(
+        self,
+        settings: Any,
+        loss_scale: float = 1.0,
+        skip: bool = False,
+        *,
+        gradients: Sequence[Any] | None = None,
+    ) -> Push:
+        """End a push; tensors that are not ready are zeros.
+
+        Parameters
+        ----------
+        settings : gradientflow.strategies.Settings or sequence of them
+            Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
+        loss_scale : float, default 1.0
+            How many times too large the gradients are; the same in a round.
+        skip : bool, default False
+            The round of this push changes nothing: a gradient is not finite.
+        gradients : sequence of array, optional
+            All of them, in place of `ready`.
+
+        Returns
+        -------
+        Push
+            To be waited for, or not.
+        """
+        rows = self._rows(settings)
+        scale = number("loss_scale", loss_scale)
+        if gradients is not None:
+            found = sequence("gradients", gradients, "arrays")
+            if len(found) != len(self.shapes):
+                message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
+                raise ArgumentError(message)
+            for index, gradient in enumerate(found):
+                self.ready(index, gradient)
+        return Push(self._native, self._native.push(rows, scale, bool(skip)))
+
+    def _rows(self, settings: Any) -> Array:
+        each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
+        for one in each:
+            for name in ("rate", "momentum", "weight_decay", "trust"):
+                value = number(name, getattr(one, name, None))
+                if not 0 <= value < float("inf"):
+                    message = f"{name} is a finite number of 0 or more, not {value}"
+                    raise ArgumentError(message)
+        if len(each) not in (1, len(self.shapes)) or not each:
+            message = f"settings are one for all tensors or one for each of the {len(self.shapes)}, not {len(each)}"
+            raise ArgumentError(message)
+        return np.array([(one.rate, one.momentum, one.weight_decay, one.trust) for one in each], np.float32)
+
+    # ---- pulling -------------------------------------------------------------------------------------------------
+
+    def pull(self, exact: bool = False) -> Pull:
+        """Ask for weights that include all that this worker has pushed so far. It ends the pull before it.
+
+        They come once the policy lets this worker go on after its last push. Under "bsp" they are just those after the
+        round of this push; under policies that apply pushes as they come, other workers' later ones may be in them.
+
+        Parameters
+        ----------
+        exact : bool, default False
+            As float32, whatever the wire.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the last pull is still under way.
+        """
+        return Pull(self._native, self._native.pull(bool(exact)), len(self.shapes))
+
+    def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
+        """Pull, wait, and take all tensors."""
+        pull = self.pull(exact)
+        pull.wait(timeout)
+        pull.take_all(arrays)
+
+    def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
+        """Push no more until all workers have said so and all is applied; then take the weights, exactly.
+
+        Afterwards the policy begins afresh, with all workers. Collective over the workers, which may have pushed
+        different numbers of times.
+
+        Parameters
+        ----------
+        arrays : sequence of array, optional
+            For the weights, as float32: the same bits on all ranks.
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+        """
+        pull = Pull(self._native, self._native.finish(timeout), len(self.shapes))
+        if arrays is not None:
+            pull.take_all(arrays)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def close(self, orderly: bool = True) -> None:
+        """End it. A rank that serves waits until the others have closed, too. Closing twice is harmless.
+
+        Parameters
+        ----------
+        orderly : bool, default True
+            Otherwise the others are told that this rank has given up, and nobody is waited for.
+        """
+        self._native.close(bool(orderly))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it or its communicator has been closed."""
+        return bool(self._native.closed)
+
+    def __enter__(self) -> ParameterServer:
+        """Return the parameter server itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception not orderly."""
+        self.close(kind is None)
+
+
+def _weights(index: int, given: Any) -> Array:
+    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        message = f"weights are NumPy arrays of float32, but number {index} is {kind}"
+        raise ArgumentTypeError(message)
+    if not given.flags.c_contiguous:
+        message = f"weights are contiguous arrays, but number {index} is not"
+        raise ArgumentError(message)
+    return given
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
+
+
+def _index(index: int, tensors: int) -> int:
+    found = whole("index", index, -tensors)
+    return found + tensors if found < 0 else found
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open when the interpreter exits, without waiting for anybody."""
+    for server in list(_open):
+        server._native.close(False)
+
+
+__all__ = ["ParameterServer", "Pull", "Push"]

@@ -1,0 +1,112 @@
+// What servers and workers tell each other beside the data: small messages of one form.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../transport/messages/mailbox.hpp"
+
+namespace gradientflow::engine {
+
+// What an optimizer does with a tensor in a round.
+struct ServerSettings {
+  float rate = 0.0F;
+  float momentum = 0.0F;
+  float weight_decay = 0.0F;
+  float trust = 0.0F;  // of LARS; 0: without
+
+  bool operator==(const ServerSettings&) const = default;
+};
+
+enum class NoteKind : std::uint32_t {
+  // to a server
+  push,      // skip; scale: the loss scale; the settings of each tensor, where they are not the last ones
+  pull,      // number; exact; pushes: up to which the worker may have to go on first; round: which end it is to follow
+  depart,    // the worker pushes no more until the end
+  bye,       // the worker has closed
+  load,      // number: of the array, which comes as a message of its own
+  state,     // number: of the array, which is to be sent; pushes and round as for a pull
+  decision,  // from server 0
+  report,    // is wanted
+  // to a worker
+  release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped
+  answer,   // number: of the server; version: what in node memory answers the pull
+  failure,  // number: the kind of error; its text
+};
+
+struct Note {
+  NoteKind kind = NoteKind::push;
+  bool skip = false;
+  bool exact = false;
+  std::uint64_t number = 0;
+  std::uint64_t pushes = 0;
+  std::uint64_t round = 0;
+  std::uint64_t version = 0;
+  float scale = 1.0F;
+};
+static_assert(std::is_trivially_copyable_v<Note>);
+
+// What messages of a parameter server are for.
+struct ServerTags {
+  explicit ServerTags(transport::Mailbox& mailbox)
+      : to_server(mailbox.draw(1)), to_worker(mailbox.draw(1)), data(mailbox.draw(4)) {}
+  [[nodiscard]] int pushed() const { return data.first; }
+  [[nodiscard]] int pulled() const { return data.first + 1; }
+  [[nodiscard]] int loaded() const { return data.first + 2; }
+  [[nodiscard]] int state() const { return data.first + 3; }
+  transport::Tags to_server;
+  transport::Tags to_worker;
+  transport::Tags data;
+};
+
+inline void send_note(transport::Mailbox& mailbox, int to, const transport::Tags& tags, const Note& note,
+                      std::span<const std::byte> payload = {}) {
+  const std::size_t bytes = sizeof note + payload.size();
+  auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  std::memcpy(memory.get(), &note, sizeof note);
+  if (!payload.empty()) {
+    std::memcpy(memory.get() + sizeof note, payload.data(), payload.size());
+  }
+  const std::byte* const data = memory.get();
+  static_cast<void>(mailbox.send(to, tags.first, data, bytes, std::move(memory)));
+}
+
+struct ReceivedNote {
+  int source;
+  Note note;
+  std::vector<std::byte> payload;
+
+  template <class T>
+  [[nodiscard]] std::vector<T> payload_as() const {
+    std::vector<T> values(payload.size() / sizeof(T));
+    if (!values.empty()) {
+      std::memcpy(values.data(), payload.data(), values.size() * sizeof(T));
+    }
+    return values;
+  }
+};
+
+// The next one with these tags that has come, if one has.
+[[nodiscard]] inline std::optional<ReceivedNote> take_note(transport::Mailbox& mailbox, const transport::Tags& tags) {
+  const auto arrival = mailbox.take(transport::Mailbox::any_source, tags);
+  if (arrival == nullptr) {
+    return std::nullopt;
+  }
+  const std::size_t bytes = arrival->envelope().bytes;
+  auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  std::byte* const data = memory.get();
+  const auto letter = mailbox.receive(*arrival, data, memory);
+  mailbox.wait(*letter);
+  ReceivedNote received{arrival->envelope().source, {}, {data + sizeof(Note), data + bytes}};
+  std::memcpy(&received.note, data, sizeof(Note));
+  return received;
+}
+
+}  // namespace gradientflow::engine

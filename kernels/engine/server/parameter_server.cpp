@@ -1,0 +1,160 @@
+#include "parameter_server.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "../../base/thread.hpp"
+#include "../../collective/call/call.hpp"
+#include "../calls/same_on_all_ranks.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t default_threshold = 4 * mib;  // a piece of it is large enough for any link
+
+ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size_t threshold,
+                     const ParameterServer::Options& options) {
+  ServerRoles roles{options.workers.value_or(size), {}};
+  if (roles.workers < 1 || roles.workers > size) {
+    throw Error(ErrorKind::value, "a parameter server has 1 to " + std::to_string(size) + " workers, not " +
+                                      std::to_string(roles.workers));
+  }
+  if (roles.workers < size) {
+    roles.servers.resize(static_cast<std::size_t>(size - roles.workers));
+    std::iota(roles.servers.begin(), roles.servers.end(), roles.workers);
+    return roles;
+  }
+  const auto workers = static_cast<std::size_t>(roles.workers);
+  const std::size_t servers =
+      options.servers.value_or(ServerLayout::servers_for(counts, workers, threshold, options.wire));
+  if (servers < 1 || servers > workers) {
+    throw Error(ErrorKind::value, "servers is 1 to " + std::to_string(workers) +
+                                      ", as many as there are workers, not " + std::to_string(servers));
+  }
+  for (std::size_t s = 0; s < servers; ++s) {
+    roles.servers.push_back(static_cast<int>(s * workers / servers));
+  }
+  return roles;
+}
+
+}  // namespace
+
+ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts,
+                                 const Options& options, Server::MakePolicy make_policy)
+    : attend_(options.attend), process_(getpid()) {
+  const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
+  static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
+  const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
+  const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
+  communicator_ = everybody.duplicate("parameter server");
+  check_same_on_all_ranks(*communicator_, "parameter servers",
+                          std::to_string(counts.size()) + " tensors, layout " +
+                              std::to_string(collective::hash_of(counts)) + ", " + std::to_string(roles.workers) +
+                              " workers, " + std::to_string(roles.servers.size()) + " servers, fusion threshold " +
+                              std::to_string(threshold) + ", wire " + std::string(name_of(options.wire)) + ", policy " +
+                              options.policy);
+  const MPI_Comm ranks = communicator_->split(0, communicator_->rank());
+  auto mailbox =
+      transport::Mailbox::make(std::make_unique<transport::MpiCommunicator>(ranks), "the parameter server",
+                               [communicator = communicator_](int rank) { return communicator->is_alive(rank); });
+  ServerTags tags(*mailbox);
+  shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, options.wire, options.names,
+                                             ServerMemory(*communicator_, layout, roles, options.wire));
+  const double timeout = communicator_->group().config().timeout;
+  if (communicator_->rank() < roles.workers) {
+    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.attend);
+  }
+  if (const int number = roles.server_at(communicator_->rank()); number >= 0) {
+    server_ = std::make_unique<Server>(*shared_, static_cast<std::size_t>(number), std::move(make_policy));
+    if (worker_ != nullptr) {
+      serves_ = true;
+      thread_ = start_thread("a server", [this] {
+        try {
+          server_->run();
+        } catch (const std::exception&) {
+          failed_ = true;  // the workers have been told why
+        }
+        serves_ = false;
+      });
+    }
+  }
+}
+
+// In a forked process the thread is not there, and a lock may be held by it for ever.
+ParameterServer::~ParameterServer() {
+  if (is_forked()) {
+    if (thread_.joinable()) {
+      thread_.detach();
+    }
+    static_cast<void>(server_.release());
+    static_cast<void>(worker_.release());
+    static_cast<void>(shared_.release());
+    return;
+  }
+  close(false);
+}
+
+bool ParameterServer::is_forked() const noexcept { return getpid() != process_; }
+
+ServerWorker& ParameterServer::worker() const {
+  communicator_->check_process();
+  if (worker_ == nullptr) {
+    throw Error(ErrorKind::value, "rank " + std::to_string(communicator_->rank()) + " serves only: it is no worker");
+  }
+  if (closed_) {
+    throw Error(ErrorKind::closed, "the parameter server has been closed");
+  }
+  communicator_->check_open();
+  return *worker_;
+}
+
+void ParameterServer::serve() {
+  communicator_->check_process();
+  if (worker_ != nullptr) {
+    throw Error(ErrorKind::value,
+                "rank " + std::to_string(communicator_->rank()) + " is a worker: it serves in a thread");
+  }
+  try {
+    server_->run(attend_);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+}
+
+bool ParameterServer::closed() const { return closed_ || communicator_->closed(); }
+
+void ParameterServer::close(bool orderly) noexcept {
+  if (is_forked() || closed_.exchange(true)) {
+    return;
+  }
+  if (worker_ != nullptr) {
+    orderly = orderly && !worker_->has_failed();
+    try {
+      worker_->close(orderly);
+    } catch (const std::exception&) {
+      orderly = false;
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration<double>(std::min(communicator_->group().config().timeout, 1e9));
+  while (orderly && serves_ && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(1ms);
+  }
+  if (server_ != nullptr) {
+    server_->stop();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  shared_->mailbox->close(orderly && !failed_);
+  communicator_->close(orderly);
+}
+
+}  // namespace gradientflow::engine

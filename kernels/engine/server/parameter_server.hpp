@@ -1,0 +1,70 @@
+// A parameter server: servers with disjoint shards of the weights, and workers that push gradients and pull weights.
+//
+// Without ranks that serve only, server s of S is a thread of rank s * N / S of the N workers. Otherwise the workers
+// are the first ranks of the communicator, and every other rank is a server, which calls `serve`.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../calls/communicator.hpp"
+#include "server.hpp"
+#include "server_worker.hpp"
+
+namespace gradientflow::engine {
+
+class ParameterServer {
+ public:
+  struct Options {
+    std::optional<int> workers = {};     // the first ranks; the others serve. Nothing: all, which serve, too
+    std::optional<std::size_t> servers;  // threads in the workers; by default one in each that can have a shard
+    std::optional<std::size_t> fusion_threshold;  // bytes of a range; see `fuse`
+    DType wire = DType::float32;                  // in which gradients and weights travel
+    std::vector<std::string> names = {};          // of the tensors, in errors; or none
+    std::string policy = "bsp";                   // its description, the same on all ranks
+    std::function<void()> attend = {};            // called several times a second by threads that wait; it may throw
+  };
+
+  // `counts`: elements of each tensor, in the order in which gradients become ready. Collective over `everybody`.
+  // Servers answer pulls once worker 0 has loaded weights.
+  ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts, const Options& options,
+                  Server::MakePolicy make_policy);
+  ParameterServer(const ParameterServer&) = delete;
+  ParameterServer& operator=(const ParameterServer&) = delete;
+  ~ParameterServer();
+
+  [[nodiscard]] const ServerLayout& layout() const { return shared_->layout; }
+  [[nodiscard]] DType wire() const { return shared_->wire; }
+  [[nodiscard]] int workers() const { return shared_->roles.workers; }
+
+  // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
+  [[nodiscard]] ServerWorker& worker() const;
+
+  // On a rank that serves only: until all workers have closed.
+  void serve();
+
+  // `orderly`: waits until the others have closed, too, where this rank serves them; as long as a call may wait. After
+  // an error, or not orderly, the others are told that this rank has given up.
+  void close(bool orderly) noexcept;
+  [[nodiscard]] bool closed() const;
+
+ private:
+  [[nodiscard]] bool is_forked() const noexcept;
+
+  std::shared_ptr<Communicator> communicator_;  // its own
+  std::function<void()> attend_;
+  int process_;
+  std::unique_ptr<Server::Shared> shared_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<ServerWorker> worker_;
+  std::thread thread_;
+  std::atomic<bool> serves_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace gradientflow::engine

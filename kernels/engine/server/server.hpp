@@ -1,0 +1,138 @@
+// One server of a parameter server: takes what workers push, applies it in the rounds that the policy says, and answers
+// pulls. One thread runs it.
+//
+// Server 0 alone asks the policy. What it answers is a list of decisions, which all servers carry out in the same
+// order, each once the pushes are there: so all agree, whatever the timing.
+//
+// A worker's pushes are taken in their order. One from another node is received into memory that the server has for
+// this worker, once the push before it is applied: until then it stays with the worker, which has two slots and then
+// waits. So nobody can fill the server's memory.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../policy/policy.hpp"
+#include "../../transport/messages/mailbox.hpp"
+#include "notes.hpp"
+#include "server_memory.hpp"
+#include "server_shard.hpp"
+
+namespace gradientflow::engine {
+
+class Server {
+ public:
+  using MakePolicy = std::function<std::shared_ptr<policy::Policy>()>;
+
+  // What all servers and workers of a parameter server have in common.
+  struct Shared {
+    Shared(std::shared_ptr<transport::Mailbox> its_mailbox, const ServerTags& its_tags, ServerLayout its_layout,
+           ServerRoles its_roles, DType its_wire, std::vector<std::string> its_names, ServerMemory its_memory)
+        : mailbox(std::move(its_mailbox)),
+          tags(its_tags),
+          layout(std::move(its_layout)),
+          roles(std::move(its_roles)),
+          wire(its_wire),
+          names(std::move(its_names)),
+          memory(std::move(its_memory)) {}
+    std::shared_ptr<transport::Mailbox> mailbox;
+    ServerTags tags;
+    ServerLayout layout;
+    ServerRoles roles;
+    [[nodiscard]] std::string name_of_tensor(std::size_t tensor) const {
+      return names.empty() ? "tensor " + std::to_string(tensor) : "'" + names[tensor] + "'";
+    }
+    DType wire;
+    std::vector<std::string> names;
+    ServerMemory memory;
+  };
+
+  // `make_policy`: asked by server 0, for each beginning; of policies that answer as policy::Checked wants it.
+  Server(Shared& shared, std::size_t number, MakePolicy make_policy);
+
+  // Serves until all workers have closed, or `stop` is called. `attend` is called several times a second, and may
+  // throw. Throws what it failed with, after it has told the workers.
+  void run(const std::function<void()>& attend = {});
+  void stop() noexcept { stops_ = true; }  // for any thread
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Settings = std::shared_ptr<const std::vector<ServerSettings>>;
+
+  struct Push {
+    bool skip;
+    float scale;
+    Settings settings;
+  };
+  struct Worker {
+    std::deque<ReceivedNote> notes;      // that have come and are not taken up, in their order
+    std::deque<Push> pushes;             // that are whole and not applied
+    std::uint64_t applied = 0;           // how many pushes
+    std::uint64_t released = 0;          // up to which push it may go on
+    std::vector<std::uint64_t> skipped;  // since the last release
+    Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // the last ones
+    std::shared_ptr<std::byte[]> received;                                      // of a worker of another node: its push
+    std::vector<std::shared_ptr<transport::Letter>> parts;  // of which these are the pieces, under way
+    std::shared_ptr<std::byte[]> answer;                    // the last one, perhaps on its way
+    std::size_t answer_bytes = 0;
+    std::vector<ReceivedNote> pulls;  // that wait
+    bool departed = false;
+    bool closed = false;
+  };
+  struct Decision {
+    enum class Kind : std::int32_t { round, go_on, end } kind;
+    std::vector<int> workers;
+  };
+
+  [[nodiscard]] bool leads() const { return number_ == 0; }
+  [[nodiscard]] int rank() const { return shared_.mailbox->rank(); }
+  [[nodiscard]] Worker& worker(int number) { return workers_[static_cast<std::size_t>(number)]; }
+  [[nodiscard]] bool is_here(int number) const { return shared_.memory.is_here(number); }
+  void serve(const std::function<void()>& attend);
+  bool take_notes();
+  void take(ReceivedNote received);
+  void load(const ReceivedNote& received);
+  void expect_push(int number);
+  [[nodiscard]] bool is_whole(const Worker& of) const;
+  bool take_up(int number);
+  void take_up_push(int number, const ReceivedNote& received);
+  void ask_policy(const std::function<policy::Answer(double)>& question);
+  void decide(std::vector<Decision> decisions);
+  [[nodiscard]] bool can_do(const Decision& decision);
+  void carry_out(const Decision& decision);
+  void apply_round(const std::vector<int>& round);
+  void check_settings(const std::vector<int>& round);
+  void release(int number);
+  void end_epoch();
+  void answer_pulls(int number);
+  void answer(int number, const ReceivedNote& pull);
+  void send_array(int number, std::size_t array);
+  void check_farewells() const;
+  [[nodiscard]] static bool says_bye(const Worker& of);
+  void check_losses();
+  void fail(const Error& error) noexcept;
+
+  Shared& shared_;
+  std::size_t number_;
+  MakePolicy make_policy_;
+  std::shared_ptr<policy::Policy> policy_;
+  ServerShard shard_;
+  std::vector<Worker> workers_;
+  std::deque<Decision> decisions_;
+  std::uint64_t rounds_ = 0;
+  std::uint64_t ends_ = 0;
+  bool has_weights_ = false;
+  int losses_ = 0;
+  Clock::time_point start_ = Clock::now();
+  std::atomic<bool> stops_{false};
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,186 @@
+#include "server_shard.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "../../compute/kernels.hpp"
+#include "../../compute/optimizer_steps.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+constexpr std::size_t cached_bytes = 256 * kib;  // what a block of all that takes part in an update may have
+constexpr std::size_t least_block = 1024;        // elements
+
+constexpr std::uint64_t lease_word(ServerWord::Phase phase, std::size_t version) {
+  return static_cast<std::uint64_t>(phase) + 8 * version;
+}
+
+}  // namespace
+
+ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers,
+                         DType wire, IsAlive is_alive)
+    : layout_(&layout),
+      memory_(&memory),
+      server_(server),
+      workers_(workers),
+      wire_(wire),
+      is_alive_(std::move(is_alive)),
+      exact_(static_cast<std::size_t>(workers), false) {}
+
+// Block by block, so that the weights, the momentum and the mean of a block stay in the caches from one kernel to the
+// next. The step works in place: the present weights are copied to the next version first.
+void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings, float scale) {
+  const std::size_t next = free_version();
+  float* const weights = memory_->weights(server_, next);
+  const float* const present = this->weights();
+  const bool rounds = wire_ != DType::float32;
+  const std::size_t block = std::max(least_block, cached_bytes / sizeof(float) / (round.size() + 4) / 64 * 64);
+  mean_.resize(block);
+  for (const TensorPart& part : layout_->parts_of_server(server_)) {
+    const ServerSettings& setting = settings[part.tensor];
+    if (setting.momentum != 0.0F && momentum_.empty()) {
+      momentum_.resize(size());
+    }
+    for (std::size_t begin = 0; begin < part.count; begin += block) {
+      const std::size_t count = std::min(block, part.count - begin);
+      const std::size_t at = part.shard + begin;
+      const bool is_alone = round.size() == 1;
+      if (!is_alone) {
+        average(round, part, begin, count);
+      }
+      std::memcpy(weights + at, present + at, count * sizeof(float));
+      compute::momentum_step(
+          {.weight = weights + at,
+           .parameter = rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
+           .parameter_dtype = wire_,
+           .gradient = is_alone ? address_in(round[0], part, begin) : static_cast<const void*>(mean_.data()),
+           .gradient_dtype = is_alone ? wire_ : DType::float32,
+           .momentum = setting.momentum == 0.0F ? nullptr : momentum_.data() + at,
+           .count = count,
+           .gradient_scale = scale,
+           .weight_decay = setting.weight_decay,
+           .factor = setting.momentum,
+           .inner_rate = setting.rate});
+    }
+  }
+  version_ = next;
+}
+
+const std::byte* ServerShard::address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const {
+  return of.data + ((of.is_flat ? part.flat : part.shard) + begin) * size_of(wire_);
+}
+
+// Of `count` elements of a part, from `begin` on, in float32, in the order of the round.
+void ServerShard::average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
+                          std::size_t count) {
+  const std::size_t block = mean_.size();
+  std::vector<const void*> sources;
+  widened_.resize(wire_ == DType::float32 ? 0 : block * round.size());
+  for (std::size_t i = 0; i < round.size(); ++i) {
+    const std::byte* const source = address_in(round[i], part, begin);
+    if (wire_ != DType::float32) {
+      compute::cast(widened_.data() + i * block, DType::float32, source, wire_, count, 1.0F);
+      sources.push_back(widened_.data() + i * block);
+    } else {
+      sources.push_back(source);
+    }
+  }
+  void* const mean = mean_.data();
+  compute::reduce({&mean, 1}, sources, count,
+                  {.dtype = DType::float32, .op = ReduceOp::mean, .divisor = static_cast<int>(round.size())});
+}
+
+void ServerShard::round_weights() {
+  if (wire_ != DType::float32) {
+    compute::cast(memory_->travelling(server_, version_), wire_, weights(), DType::float32, size(), 1.0F);
+  }
+}
+
+void ServerShard::lease_to(int worker, bool exact) {
+  exact_[static_cast<std::size_t>(worker)] = exact;
+  memory_->word(server_, worker).lease.store(lease_word(ServerWord::held, version_), std::memory_order_release);
+}
+
+bool ServerShard::has_reader(std::size_t version) const {
+  for (int worker = 0; worker < workers_; ++worker) {
+    if (memory_->is_here(worker) && memory_->word(server_, worker).lease.load(std::memory_order_acquire) ==
+                                        lease_word(ServerWord::reading, version)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Has what workers hold of a version moved to their own places. Who reads at this moment is waited for: a copy.
+void ServerShard::free_of_leases(std::size_t version) {
+  for (int worker = 0; worker < workers_; ++worker) {
+    if (!memory_->is_here(worker)) {
+      continue;
+    }
+    std::atomic<std::uint64_t>& lease = memory_->word(server_, worker).lease;
+    std::uint64_t now = lease_word(ServerWord::held, version);
+    bool moves = false;
+    while (!(moves = lease.compare_exchange_strong(now, lease_word(ServerWord::moving, version))) &&
+           now == lease_word(ServerWord::reading, version) && is_alive_(worker)) {
+      sched_yield();
+      now = lease_word(ServerWord::held, version);
+    }
+    if (moves) {
+      const bool exact = exact_[static_cast<std::size_t>(worker)] || wire_ == DType::float32;
+      const void* const source =
+          exact ? static_cast<const void*>(memory_->weights(server_, version)) : memory_->travelling(server_, version);
+      std::memcpy(memory_->place(worker, server_), source, size() * (exact ? sizeof(float) : size_of(wire_)));
+      lease.store(lease_word(ServerWord::moved, version), std::memory_order_release);
+    }
+  }
+}
+
+std::size_t ServerShard::free_version() {
+  const auto is_held = [this](std::size_t version) {
+    for (int worker = 0; worker < workers_; ++worker) {
+      if (memory_->is_here(worker)) {
+        const std::uint64_t now = memory_->word(server_, worker).lease.load(std::memory_order_acquire);
+        if (now == lease_word(ServerWord::held, version) || now == lease_word(ServerWord::reading, version)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  };
+  std::size_t chosen = (version_ + 1) % ServerMemory::versions;
+  for (std::size_t i = 1; i < ServerMemory::versions; ++i) {
+    const std::size_t version = (version_ + i) % ServerMemory::versions;
+    if (!is_held(version)) {
+      return version;
+    }
+    if (has_reader(chosen)) {
+      chosen = version;
+    }
+  }
+  free_of_leases(chosen);
+  return chosen;
+}
+
+std::vector<float> ServerShard::array(std::size_t number) const {
+  if (number == 0) {
+    return {weights(), weights() + size()};
+  }
+  return momentum_.empty() ? std::vector<float>(size()) : momentum_;
+}
+
+void ServerShard::load(std::size_t number, const float* values) {
+  if (number == 0) {
+    const std::size_t next = free_version();
+    std::copy_n(values, size(), memory_->weights(server_, next));
+    version_ = next;
+    round_weights();
+  } else {
+    momentum_.assign(values, values + size());
+  }
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,65 @@
+// The weights of one server, their versions, and the update of a round.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "notes.hpp"
+#include "server_memory.hpp"
+
+namespace gradientflow::engine {
+
+// The gradients of one worker in a round: laid out as the flat vector is, or as the shard.
+struct Contribution {
+  const std::byte* data;
+  bool is_flat;
+};
+
+class ServerShard {
+ public:
+  using IsAlive = std::function<bool(int worker)>;
+
+  ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
+              IsAlive is_alive);
+
+  // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
+  void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings, float scale);
+
+  [[nodiscard]] std::size_t size() const { return layout_->shard_size(server_); }
+  [[nodiscard]] std::size_t version() const { return version_; }
+  [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
+  [[nodiscard]] const std::byte* travelling() const { return memory_->travelling(server_, version_); }
+
+  // A worker of this node may read the present version from now on, until it lets go.
+  void lease_to(int worker, bool exact);
+
+  // Arrays of the shard, for checkpoints: 0 the weights, 1 the momentum. Zeros where there is none yet.
+  static constexpr std::size_t arrays = 2;
+  [[nodiscard]] std::vector<float> array(std::size_t number) const;
+  void load(std::size_t number, const float* values);
+
+ private:
+  void round_weights();
+  [[nodiscard]] std::size_t free_version();
+  void free_of_leases(std::size_t version);
+  [[nodiscard]] bool has_reader(std::size_t version) const;
+  [[nodiscard]] const std::byte* address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const;
+  void average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin, std::size_t count);
+
+  const ServerLayout* layout_;
+  const ServerMemory* memory_;
+  std::size_t server_;
+  int workers_;
+  DType wire_;
+  IsAlive is_alive_;
+  std::size_t version_ = 0;
+  std::vector<bool> exact_;  // by worker: its lease is on the weights as they are
+  std::vector<float> momentum_;
+  std::vector<float> mean_;     // of a block
+  std::vector<float> widened_;  // of a block, what each worker has pushed, as float32
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,474 @@
+#include "server_worker.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "../../base/text.hpp"
+#include "../../compute/kernels.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto between_looks = 50ms;
+constexpr auto last_words = 200ms;
+constexpr double longest_wait = 1e9;
+
+bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) {
+  return std::all_of(letters.begin(), letters.end(), [](const auto& letter) { return letter->ended(); });
+}
+
+}  // namespace
+
+ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend)
+    : shared_(shared),
+      timeout_(timeout),
+      attend_(std::move(attend)),
+      ready_(shared.layout.tensors()),
+      versions_(shared.roles.servers.size()) {
+  for (const TensorRange& range : shared_.layout.ranges()) {
+    left_.push_back(range.end - range.begin);
+  }
+}
+
+void ServerWorker::check_usable() const {
+  if (closed_) {
+    throw Error(ErrorKind::closed, "the parameter server has been closed");
+  }
+  if (failure_) {
+    throw Error(*failure_);
+  }
+}
+
+// With mutex_ held, as all that follow.
+void ServerWorker::take_notes() {
+  while (auto received = take_note(*shared_.mailbox, shared_.tags.to_worker)) {
+    const Note& note = received->note;
+    if (note.kind == NoteKind::release) {
+      released_ = note.pushes;
+      round_ = note.round;
+      const auto skipped = received->payload_as<std::uint64_t>();
+      skipped_.insert(skipped.begin(), skipped.end());
+    } else if (note.kind == NoteKind::answer) {
+      versions_[note.number] = note.version;
+      ++answers_;
+    } else if (note.kind == NoteKind::failure && !failure_) {
+      const std::string text(reinterpret_cast<const char*>(received->payload.data()), received->payload.size());
+      failure_.emplace(static_cast<ErrorKind>(note.number), text);
+    }
+  }
+}
+
+// A rank that has closed in order is missed where it serves.
+void ServerWorker::check_losses(const std::string& what) {
+  losses_ = shared_.mailbox->losses();
+  for (int rank = 0; losses_ > 0 && rank < shared_.mailbox->size(); ++rank) {
+    if (shared_.mailbox->has_closed(rank) && shared_.roles.server_at(rank) < 0) {
+      continue;
+    }
+    if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
+      const auto deadline = Clock::now() + last_words;  // of a server, which knows who was the first to leave
+      for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
+        shared_.mailbox->poll();
+        std::this_thread::sleep_for(1ms);
+      }
+      if (!failure_) {
+        failure_.emplace(*loss);
+      }
+      throw Error(*failure_);
+    }
+  }
+}
+
+template <class Done>
+void ServerWorker::wait(Lock& lock, Seconds timeout, const std::string& what, Done done) {
+  if (timeout && std::isnan(*timeout)) {
+    throw Error(ErrorKind::value, "timeout is not a number");
+  }
+  const double seconds = std::clamp(timeout.value_or(timeout_), 0.0, longest_wait);
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  while (true) {
+    check_usable();
+    take_notes();
+    check_usable();
+    if (done()) {
+      return;
+    }
+    check_losses(what);
+    const auto soon = Clock::now() + between_looks;
+    lock.unlock();
+    const bool came = shared_.mailbox->until(
+        [&] {
+          const Lock held(mutex_);
+          if (closed_) {
+            return true;
+          }
+          take_notes();
+          return failure_ || done() || shared_.mailbox->losses() != losses_;
+        },
+        std::min(deadline, soon));
+    if (attend_) {
+      attend_();
+    }
+    lock.lock();
+    if (!came && Clock::now() >= deadline) {
+      throw Error(ErrorKind::timeout, what + " of rank " + std::to_string(rank()) + " was not done within " +
+                                          format_number(seconds) + " s; it goes on");
+    }
+  }
+}
+
+// ---- pushes ---------------------------------------------------------------------------------------------------------
+
+bool ServerWorker::slot_is_free() {
+  const std::uint64_t next = pushes_ + 1;
+  Letters& sends = sends_[next % 2];
+  if (!have_ended(sends)) {
+    return false;
+  }
+  for (const auto& letter : sends) {
+    letter->check();
+  }
+  sends.clear();
+  for (std::size_t s = 0; s < servers(); ++s) {
+    if (is_here(s) && shared_.memory.word(s, rank()).applied.load(std::memory_order_acquire) + 2 < next) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ServerWorker::await_slot(Lock& lock) {
+  if (sent_ == 0 && ready_.count() == 0) {
+    wait(lock, {}, "push " + std::to_string(pushes_ + 1), [this] { return slot_is_free(); });
+  }
+}
+
+std::byte* ServerWorker::slot_of_tensor(std::size_t tensor) const {
+  return shared_.memory.slot(rank(), pushes_ + 1) + shared_.layout.offset(tensor) * size_of(shared_.wire);
+}
+
+void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
+  Lock lock(mutex_);
+  check_usable();
+  ready_.check_new(tensor);
+  await_slot(lock);
+  ready_.check_new(tensor);
+  ready_.add(tensor);
+  std::byte* const slot = slot_of_tensor(tensor);
+  ++copying_;
+  lock.unlock();
+  if (slot != gradient) {
+    const std::size_t count = shared_.layout.counts()[tensor];
+    if (dtype == shared_.wire) {
+      compute::copy(slot, gradient, count * size_of(dtype), compute::Store::cached);
+    } else {
+      compute::cast(slot, shared_.wire, gradient, dtype, count, 1.0F);
+    }
+  }
+  lock.lock();
+  --copying_;
+  copied_.notify_all();
+  if (shared_.layout.counts()[tensor] > 0 || !left_.empty()) {
+    --left_[shared_.layout.range_of(tensor)];
+  }
+  send_ranges();
+}
+
+// Those that are complete, and all before them. A worker begins with another server each.
+void ServerWorker::send_ranges() {
+  const std::size_t item = size_of(shared_.wire);
+  const std::byte* const slot = shared_.memory.slot(rank(), pushes_ + 1);
+  for (; sent_ < left_.size() && left_[sent_] == 0; ++sent_) {
+    for (std::size_t k = 0; k < servers(); ++k) {
+      const std::size_t s = (static_cast<std::size_t>(rank()) + k) % servers();
+      const Piece& piece = shared_.layout.piece(sent_, s);
+      if (!is_here(s) && piece.count > 0) {
+        sends_[(pushes_ + 1) % 2].push_back(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.pushed(),
+                                                                  slot + piece.flat * item, piece.count * item,
+                                                                  shared_.memory.segment()));
+      }
+    }
+  }
+}
+
+std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, bool skip) {
+  Lock lock(mutex_);
+  check_usable();
+  const std::size_t tensors = shared_.layout.tensors();
+  if (settings.size() != tensors && settings.size() != 1) {
+    throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
+                                      ", not " + std::to_string(settings.size()));
+  }
+  if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
+    throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));
+  }
+  await_slot(lock);
+  copied_.wait(lock, [this] { return copying_ == 0; });
+  for (std::size_t i = 0; i < tensors; ++i) {
+    if (!ready_.has(i)) {
+      std::memset(slot_of_tensor(i), 0, shared_.layout.counts()[i] * size_of(shared_.wire));
+    }
+  }
+  std::fill(left_.begin(), left_.end(), 0);
+  send_ranges();
+  std::vector<ServerSettings> all(settings.begin(), settings.end());
+  all.resize(tensors, settings.front());
+  const bool differ = pushes_ == 0 || all != settings_;
+  settings_ = std::move(all);
+  for (std::size_t k = 0; k < servers(); ++k) {
+    send_to((static_cast<std::size_t>(rank()) + k) % servers(),
+            {.kind = NoteKind::push, .skip = skip, .scale = loss_scale},
+            differ ? std::as_bytes(std::span(settings_)) : std::span<const std::byte>{});
+  }
+  ready_.forget();
+  for (std::size_t r = 0; r < left_.size(); ++r) {
+    left_[r] = shared_.layout.ranges()[r].end - shared_.layout.ranges()[r].begin;
+  }
+  sent_ = 0;
+  return ++pushes_;
+}
+
+void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const std::byte> payload) {
+  send_note(*shared_.mailbox, shared_.roles.servers[server], shared_.tags.to_server, note, payload);
+}
+
+bool ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
+  Lock lock(mutex_);
+  if (released_ < push) {
+    wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
+  }
+  return skipped_.contains(push);
+}
+
+bool ServerWorker::may_go_on(std::uint64_t push) {
+  shared_.mailbox->poll();
+  const Lock lock(mutex_);
+  check_usable();
+  take_notes();
+  check_usable();
+  return released_ >= push;
+}
+
+// ---- pulls ----------------------------------------------------------------------------------------------------------
+
+std::uint64_t ServerWorker::pull(bool exact) {
+  Lock lock(mutex_);
+  check_usable();
+  take_notes();
+  return begin_pull(exact, 0);
+}
+
+std::uint64_t ServerWorker::begin_pull(bool exact, std::uint64_t end) {
+  if (answers_ < awaited_ || !have_ended(answers_under_way_)) {
+    throw Error(ErrorKind::value, "pull " + std::to_string(pulls_) + " of rank " + std::to_string(rank()) +
+                                      " is still under way: wait for it before the next");
+  }
+  const std::lock_guard nobody_takes(taking_);
+  give_back_leases();
+  exact_ = exact;
+  answers_ = awaited_ = 0;
+  answers_under_way_.clear();
+  const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);
+  for (std::size_t s = 0; s < servers(); ++s) {
+    if (is_here(s)) {
+      ++awaited_;
+    } else {
+      answers_under_way_.push_back(
+          shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(), shared_.memory.place(rank(), s),
+                                   shared_.layout.shard_size(s) * item, shared_.memory.segment()));
+    }
+  }
+  ++pulls_;
+  ask_all({.kind = NoteKind::pull, .exact = exact, .number = pulls_, .pushes = end > 0 ? 0 : pushes_, .round = end});
+  return pulls_;
+}
+
+void ServerWorker::ask_all(const Note& note) {
+  for (std::size_t k = 0; k < servers(); ++k) {
+    send_to((static_cast<std::size_t>(rank()) + k) % servers(), note);
+  }
+}
+
+// What the server is just moving is moved in a moment.
+void ServerWorker::give_back_leases() {
+  for (std::size_t s = 0; s < servers(); ++s) {
+    if (!is_here(s)) {
+      continue;
+    }
+    std::atomic<std::uint64_t>& lease = shared_.memory.word(s, rank()).lease;
+    std::uint64_t now = lease.load(std::memory_order_acquire);
+    while (now % 8 == ServerWord::moving || !lease.compare_exchange_weak(now, ServerWord::none)) {
+      sched_yield();
+      now = lease.load(std::memory_order_acquire);
+    }
+  }
+}
+
+void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
+  Lock lock(mutex_);
+  if (pull < pulls_) {
+    return;
+  }
+  wait(lock, timeout, "pull " + std::to_string(pull),
+       [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+  for (const auto& letter : answers_under_way_) {
+    letter->check();
+  }
+}
+
+bool ServerWorker::has_come(std::uint64_t pull) {
+  shared_.mailbox->poll();
+  const Lock lock(mutex_);
+  check_usable();
+  take_notes();
+  check_usable();
+  return pull < pulls_ || (answers_ == awaited_ && have_ended(answers_under_way_));
+}
+
+void ServerWorker::check_pull(std::uint64_t pull) const {
+  if (pull != pulls_) {
+    throw Error(ErrorKind::value, "pull " + std::to_string(pull) + " has given way to pull " + std::to_string(pulls_));
+  }
+  if (answers_ < awaited_ || !have_ended(answers_under_way_)) {
+    throw Error(ErrorKind::value, "pull " + std::to_string(pull) + " has not come yet: wait for it");
+  }
+}
+
+void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights) {
+  const std::lock_guard one_at_a_time(taking_);
+  bool exact = false;
+  {
+    const Lock lock(mutex_);
+    check_usable();
+    check_pull(pull);
+    for (const auto& letter : answers_under_way_) {
+      letter->check();
+    }
+    exact = exact_;
+  }
+  if (tensor >= shared_.layout.tensors()) {
+    throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
+                                      std::to_string(shared_.layout.tensors()));
+  }
+  const DType dtype = exact ? DType::float32 : shared_.wire;
+  for (const TensorPart& part : shared_.layout.parts_of_tensor(tensor)) {
+    const std::byte* source = shared_.memory.place(rank(), part.server);
+    std::atomic<std::uint64_t>* lease = nullptr;
+    const std::uint64_t version = versions_[part.server];
+    std::uint64_t held = ServerWord::held + 8 * version;
+    if (is_here(part.server)) {
+      lease = &shared_.memory.word(part.server, rank()).lease;
+      while (!lease->compare_exchange_weak(held, ServerWord::reading + 8 * version)) {
+        if (held % 8 == ServerWord::moved) {
+          lease = nullptr;
+          break;
+        }
+        held = ServerWord::held + 8 * version;
+        sched_yield();
+      }
+      if (lease != nullptr) {
+        source = dtype == DType::float32
+                     ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
+                     : shared_.memory.travelling(part.server, version);
+      }
+    }
+    source += part.shard * size_of(dtype);
+    if (dtype == DType::float32) {
+      compute::copy(weights + part.begin, source, part.count * sizeof(float), compute::Store::cached);
+    } else {
+      compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
+    }
+    if (lease != nullptr) {
+      lease->store(held, std::memory_order_release);
+    }
+  }
+}
+
+std::uint64_t ServerWorker::finish(Seconds timeout) {
+  Lock lock(mutex_);
+  check_usable();
+  if (ready_.count() > 0) {
+    throw Error(ErrorKind::value, "a push has begun: end it by push before finish");
+  }
+  wait(lock, timeout, "pull " + std::to_string(pulls_),
+       [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+  send_to(0, {.kind = NoteKind::depart});
+  const std::uint64_t pull = begin_pull(true, ++ends_);
+  lock.unlock();
+  wait_for_pull(pull, timeout);
+  return pull;
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+void ServerWorker::load(std::size_t array, std::span<const float* const> tensors) {
+  const Lock lock(mutex_);
+  check_usable();
+  for (std::size_t s = 0; s < servers(); ++s) {
+    const std::size_t size = shared_.layout.shard_size(s);
+    auto values = std::make_shared<float[]>(std::max<std::size_t>(size, 1));
+    for (const TensorPart& part : shared_.layout.parts_of_server(s)) {
+      std::copy_n(tensors[part.tensor] + part.begin, part.count, values.get() + part.shard);
+    }
+    send_to(s, {.kind = NoteKind::load, .number = array});
+    const float* const data = values.get();
+    static_cast<void>(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.loaded(), data, size * sizeof(float),
+                                            std::move(values)));
+  }
+}
+
+void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seconds timeout) {
+  Lock lock(mutex_);
+  check_usable();
+  std::vector<std::shared_ptr<float[]>> shards;
+  Letters letters;
+  for (std::size_t s = 0; s < servers(); ++s) {
+    const std::size_t size = shared_.layout.shard_size(s);
+    shards.push_back(std::make_shared_for_overwrite<float[]>(std::max<std::size_t>(size, 1)));
+    letters.push_back(shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.state(), shards.back().get(),
+                                               size * sizeof(float), shards.back()));
+  }
+  ask_all({.kind = NoteKind::state, .number = array, .pushes = pushes_});
+  wait(lock, timeout, "the request for the state", [&] { return have_ended(letters); });
+  for (std::size_t s = 0; s < servers(); ++s) {
+    letters[s]->check();
+    for (const TensorPart& part : shared_.layout.parts_of_server(s)) {
+      std::copy_n(shards[s].get() + part.shard, part.count, tensors[part.tensor] + part.begin);
+    }
+  }
+}
+
+std::size_t ServerWorker::ready_count() const {
+  const Lock lock(mutex_);
+  return ready_.count();
+}
+
+std::uint64_t ServerWorker::pushes() const {
+  const Lock lock(mutex_);
+  return pushes_;
+}
+
+bool ServerWorker::has_failed() const {
+  const Lock lock(mutex_);
+  return failure_.has_value();
+}
+
+void ServerWorker::close(bool orderly) {
+  const Lock lock(mutex_);
+  if (!std::exchange(closed_, true) && orderly && !failure_) {
+    give_back_leases();
+    for (std::size_t s = 0; s < servers(); ++s) {
+      send_to(s, {.kind = NoteKind::bye});
+    }
+  }
+}
+
+}  // namespace gradientflow::engine

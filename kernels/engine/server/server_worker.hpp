@@ -1,0 +1,122 @@
+// One worker of a parameter server: pushes gradients as they become ready, and pulls weights.
+//
+// A push goes into one of two slots, in the dtype in which it travels. Servers of this node read it there; to others a
+// range is sent as soon as its tensors and all ranges before it are there. A slot is free again when its messages have
+// been sent and the servers of the node have applied it: until then a worker that pushes on waits.
+//
+// For any thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../exchange/ready_tensors.hpp"
+#include "server.hpp"
+
+namespace gradientflow::engine {
+
+class ServerWorker {
+ public:
+  using Seconds = std::optional<double>;
+
+  // `attend`: called several times a second by a thread that waits; it may throw.
+  ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
+
+  // Gradient `tensor` of the push that begins or has begun, to be copied. Throws Error(value) where there is no such
+  // tensor, or it is ready already.
+  void ready(std::size_t tensor, const void* gradient, DType dtype);
+
+  // Ends the push; what is not ready is zeros. Returns its number. `settings`: of each tensor, or one for all.
+  std::uint64_t push(std::span<const ServerSettings> settings, float loss_scale, bool skip);
+
+  // Waits until the policy lets this worker go on after a push. Returns whether the push was skipped.
+  bool wait_for_push(std::uint64_t push, Seconds timeout);
+  [[nodiscard]] bool may_go_on(std::uint64_t push);
+
+  // Asks for the weights that include all pushes so far; `exact`: in float32 whatever the wire. It ends the pull
+  // before it. Returns its number. Throws Error(value) while the last one is under way.
+  std::uint64_t pull(bool exact);
+  void wait_for_pull(std::uint64_t pull, Seconds timeout);
+  [[nodiscard]] bool has_come(std::uint64_t pull);
+
+  // Copies a tensor of a pull that has come. Throws Error(value) where another one has been begun meanwhile.
+  void take(std::uint64_t pull, std::size_t tensor, float* weights);
+
+  // This worker pushes no more until all have said so, and everything is applied: then weights are pulled, exactly.
+  std::uint64_t finish(Seconds timeout);
+
+  // Arrays of the servers (see ServerShard), tensor by tensor.
+  void load(std::size_t array, std::span<const float* const> tensors);
+  void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
+
+  [[nodiscard]] std::size_t ready_count() const;
+  [[nodiscard]] std::uint64_t pushes() const;
+  [[nodiscard]] bool has_failed() const;
+
+  void close(bool orderly);  // tells the servers
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Clock = std::chrono::steady_clock;
+  using Letters = std::vector<std::shared_ptr<transport::Letter>>;
+
+  [[nodiscard]] int rank() const { return shared_.mailbox->rank(); }
+  [[nodiscard]] std::size_t servers() const { return shared_.roles.servers.size(); }
+  [[nodiscard]] bool is_here(std::size_t server) const { return shared_.memory.is_here(shared_.roles.servers[server]); }
+  [[nodiscard]] std::byte* slot_of_tensor(std::size_t tensor) const;
+  void check_usable() const;
+  void take_notes();
+  void check_losses(const std::string& what);
+  template <class Done>
+  void wait(Lock& lock, Seconds timeout, const std::string& what, Done done);
+  [[nodiscard]] bool slot_is_free();
+  void await_slot(Lock& lock);
+  void count_in(std::size_t tensor);
+  void send_ranges();
+  void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});
+  void ask_all(const Note& note);
+  std::uint64_t begin_pull(bool exact, std::uint64_t end);
+  void check_pull(std::uint64_t pull) const;
+  void give_back_leases();
+
+  Server::Shared& shared_;
+  double timeout_;
+  std::function<void()> attend_;
+
+  mutable std::mutex mutex_;
+  std::optional<Error> failure_;
+  int losses_ = 0;
+  bool closed_ = false;
+
+  std::uint64_t pushes_ = 0;       // that have ended
+  ReadyTensors ready_;             // of the one that has begun
+  std::vector<std::size_t> left_;  // by range: tensors that are not there
+  std::size_t sent_ = 0;           // ranges
+  int copying_ = 0;                // threads
+  std::condition_variable copied_;
+  Letters sends_[2];                      // by slot
+  std::vector<ServerSettings> settings_;  // the last ones
+  std::uint64_t released_ = 0;
+  std::uint64_t round_ = 0;
+  std::set<std::uint64_t> skipped_;
+
+  std::uint64_t pulls_ = 0;
+  std::uint64_t ends_ = 0;
+  bool exact_ = false;       // the last pull
+  std::size_t answers_ = 0;  // to it, of servers that are awaited
+  std::size_t awaited_ = 0;
+  std::vector<std::size_t> versions_;  // by server
+  Letters answers_under_way_;
+  std::mutex taking_;
+};
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,409 @@
+"""The parameter server: rounds in straight lines, pulls, timeouts, back-pressure, and what may go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from support import RANK, SIZE, WORLD, narrow, raises, run, run_checks, widen
+
+import gradientflow as gf
+from gradientflow.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    CommunicationTimeoutError,
+    MismatchError,
+    PeerError,
+)
+from gradientflow.strategies import Settings
+
+SHAPES: list[Any] = [(3, 5), (1,), (0,), (700,), (40, 9), (0, 3), (33,)]
+LATE = 30.0  # seconds after which something hangs
+
+Arrays = list[np.ndarray]
+
+
+def rounded(values: np.ndarray, wire: str) -> np.ndarray:
+    """Return float32 numbers as they are after they have travelled."""
+    return widen(narrow(values)) if wire == "bfloat16" else values.astype(wire).astype(np.float32)
+
+
+def draw(*seed: int, shapes: Sequence[Any] = SHAPES) -> Arrays:
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def zeros() -> Arrays:
+    return [np.zeros(shape, np.float32) for shape in SHAPES]
+
+
+def same(one: Sequence[np.ndarray], two: Sequence[np.ndarray]) -> bool:
+    return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(one, two, strict=True))
+
+
+class StraightLine:
+    """Servers of momentum SGD, written without any of the library."""
+
+    def __init__(self, weights: Arrays, wire: str) -> None:
+        self.weights = [each.copy() for each in weights]
+        self.momentum = [np.zeros_like(each) for each in weights]
+        self.wire = wire
+
+    def round(self, pushes: Sequence[Arrays], settings: Sequence[Settings], scale: float = 1.0) -> None:
+        for i, (rate, momentum, decay, _) in enumerate(np.array(settings, np.float32)):
+            total = rounded(pushes[0][i], self.wire)
+            for push in pushes[1:]:
+                total = total + rounded(push[i], self.wire)
+            mean = total / np.float32(len(pushes))
+            direction = mean * np.float32(1 / scale) + decay * self.weights[i]
+            step = rate * direction
+            if momentum:
+                step = self.momentum[i] = momentum * self.momentum[i] + step
+            self.weights[i] = self.weights[i] - step
+
+    def pulled(self) -> Arrays:
+        return [rounded(each, self.wire) for each in self.weights]
+
+
+def server_counts() -> list[int | None]:
+    return [None, *sorted({1, (SIZE + 1) // 2, SIZE})]
+
+
+def check_rounds(comm: gf.Communicator) -> None:
+    settings = [Settings(0.1 + 0.01 * i, 0.9 if i % 2 else 0.0, 0.01 * i) for i in range(len(SHAPES))]
+    for wire in ("float32", "float16", "bfloat16"):
+        for servers in server_counts():
+            for threshold in (0, 1000, None) if wire == "float32" else (400,):
+                weights = draw(1, RANK)  # those of rank 0 count
+                line = StraightLine(draw(1, 0), wire)
+                with gf.ParameterServer(
+                    comm, weights, servers=servers, wire=wire, fusion_threshold=threshold
+                ) as server:
+                    assert server.wire == wire
+                    assert servers is None or server.servers == servers
+                    server.pull_into(weights)
+                    assert same(weights, line.pulled())
+                    for step in range(4):
+                        pushes = [draw(2, step, rank) for rank in range(SIZE)]
+                        for i in np.random.default_rng([step, RANK]).permutation(len(SHAPES)):
+                            server.ready(int(i), pushes[RANK][i])
+                        now = [s._replace(rate=s.rate / (1 + step // 2)) for s in settings]
+                        push = server.push(now, loss_scale=1 << step)
+                        line.round(pushes, now, 1 << step)
+                        server.pull_into(weights)
+                        assert push.done
+                        assert push.wait(LATE) == "applied"
+                        assert same(weights, line.pulled()), (wire, servers, threshold, step)
+                    server.pull_into(weights, exact=True)
+                    assert same(weights, line.weights)
+                    server.finish(weights)
+                    assert same(weights, line.weights)
+
+
+def check_what_is_pushed(comm: gf.Communicator) -> None:
+    """Gradients of other dtypes, by address, and not at all; skipped rounds."""
+    weights = zeros()
+    line = StraightLine(weights, "float32")
+    with gf.ParameterServer(comm, weights) as server:
+        halves = [each.astype(np.float16) for each in draw(5, RANK)]
+        for i, each in enumerate(halves[:4]):
+            if i % 2:
+                server.ready(i, each)
+            else:
+                server.ready(i - len(SHAPES), (each.ctypes.data, "float16"))
+        assert server.push(Settings(0.5)).wait(LATE) == "applied"
+        pushed = [[each.astype(np.float16).astype(np.float32) for each in draw(5, r)] for r in range(SIZE)]
+        line.round([each[:4] + zeros()[4:] for each in pushed], [Settings(0.5)] * len(SHAPES))
+        server.pull_into(weights)
+        assert same(weights, line.weights)
+        bad = [np.full_like(each, np.nan) for each in weights]
+        skipped = server.push(Settings(0.5, 0.9), gradients=bad, skip=RANK == SIZE - 1)
+        applied = server.push(Settings(0.5, 0.9), gradients=draw(6, RANK))
+        assert skipped.wait(LATE) == "skipped"
+        assert applied.wait(LATE) == "applied"
+        line.round([draw(6, rank) for rank in range(SIZE)], [Settings(0.5, 0.9)] * len(SHAPES))
+        server.pull_into(weights)
+        assert same(weights, line.weights)
+        server.finish()
+
+
+def check_a_pull_stays(comm: gf.Communicator) -> None:
+    """What has been pulled stays as it was, however many rounds follow before it is taken."""
+    for wire in ("float32", "float16"):
+        weights = zeros()
+        line = StraightLine(weights, wire)
+        with gf.ParameterServer(comm, weights, wire=wire) as server:
+            for later in range(5):
+                before = line.pulled()
+                pull = server.pull()
+                pull.wait(LATE)
+                pull.take(0, weights[0])
+                for step in range(later):
+                    server.push(Settings(0.1, 0.5), gradients=draw(7, step, RANK))
+                    line.round([draw(7, step, rank) for rank in range(SIZE)], [Settings(0.1, 0.5)] * len(SHAPES))
+                pull.take_all(weights)
+                assert same(weights, before)
+            server.pull_into(weights)
+            assert same(weights, line.pulled())
+            with raises(ArgumentError, "has given way"):
+                pull.take(0, weights[0])
+            server.finish()
+
+
+def check_asynchronous(comm: gf.Communicator) -> None:
+    """Each push is applied once, alone, whoever comes when; whole numbers are exact."""
+    weights = zeros()
+    with gf.ParameterServer(comm, weights, "asp", servers=(SIZE + 1) // 2) as server:
+        for _ in range(2):  # afresh after finish
+            for step in range(3 + 4 * RANK):
+                before = [each.copy() for each in weights]
+                push = server.push(Settings(1.0), gradients=[np.full_like(each, -1.0) for each in weights])
+                if step % 3:
+                    assert push.wait(LATE) == "applied"
+                server.pull_into(weights)
+                for one, other in zip(weights, before, strict=True):
+                    assert np.all(one >= other + 1)  # its own, and perhaps others'
+            server.finish(weights)
+        total = 2 * sum(3 + 4 * rank for rank in range(SIZE))
+        assert all(np.all(each == total) for each in weights), weights
+
+
+def check_finish(comm: gf.Communicator) -> None:
+    """Workers that push different numbers of times: rounds go on with those that are left."""
+    weights = zeros()
+    line = StraightLine(weights, "float32")
+    with gf.ParameterServer(comm, weights) as server:
+        for _ in range(2):
+            for step in range(RANK + 1):
+                server.push(Settings(0.1, 0.9), gradients=draw(8, step, RANK))
+            server.finish(weights)
+            for step in range(SIZE):
+                line.round([draw(8, step, rank) for rank in range(step, SIZE)], [Settings(0.1, 0.9)] * len(SHAPES))
+            assert same(weights, line.weights)
+
+
+def check_timeouts(comm: gf.Communicator) -> None:
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        if RANK == 0 and SIZE > 1:
+            push = server.push(Settings(1.0), gradients=draw(9, 0))
+            pull = server.pull()
+            for waiting in (push, pull):
+                with raises(CommunicationTimeoutError, "rank 0", "0.05 s", "it goes on"):
+                    waiting.wait(0.05)
+            assert not push.done
+            assert not pull.done
+            with raises(ArgumentError, "has not come"):
+                pull.take(0, weights[0])
+            with raises(ArgumentError, "still under way"):
+                server.pull()
+            WORLD.Barrier()
+        else:
+            WORLD.Barrier()
+            push = server.push(Settings(1.0), gradients=draw(9, RANK))
+            pull = server.pull()
+        pull.wait(LATE)
+        assert pull.done
+        assert push.done
+        server.finish(timeout=LATE)
+
+
+def check_back_pressure(comm: gf.Communicator) -> None:
+    """Two pushes may be under way, and the third waits: memory is bounded."""
+    if SIZE == 1:
+        return
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        if RANK == 0:
+            pushes = [server.push(Settings(1.0), gradients=draw(10, i)) for i in range(2)]
+            begin = time.monotonic()
+            WORLD.Ibarrier().Wait()
+            pushes.append(server.push(Settings(1.0), gradients=draw(10, 2)))
+            assert time.monotonic() - begin > 0.2
+        else:
+            WORLD.Ibarrier().Wait()
+            time.sleep(0.3)
+            pushes = [server.push(Settings(1.0), gradients=draw(10, i)) for i in range(3)]
+        for push in pushes:
+            push.wait(LATE)
+        server.finish()
+
+
+def check_settings_that_differ(comm: gf.Communicator) -> None:
+    if SIZE == 1:
+        return
+    weights = zeros()
+    names = [f"layer {i}" for i in range(len(SHAPES))]
+    rate = 0.5 if RANK == SIZE - 1 else 1.0
+    with (
+        raises(MismatchError, "rate of 'layer 0'", "0.5", f"rank {SIZE - 1}"),
+        gf.ParameterServer(comm, weights, names=names) as server,
+    ):
+        server.push(Settings(rate), gradients=draw(11)).wait(LATE)
+    WORLD.Barrier()
+    with raises(MismatchError, "loss_scale", f"rank {SIZE - 1}"), gf.ParameterServer(comm, weights) as server:
+        server.push(Settings(1.0), 2.0 if RANK == SIZE - 1 else 1.0, gradients=draw(11))
+        server.pull_into(weights)
+
+
+def check_policies_of_users(comm: gf.Communicator) -> None:
+    """One that applies each push as it comes, and raises in the end."""
+
+    class Twice(gf.policies.Policy):
+        def start(self, workers: int) -> Any:
+            pushes = 0
+
+            class Running:
+                def pushed(self, worker: int, seconds: float) -> gf.policies.Answer:
+                    nonlocal pushes
+                    pushes += 1
+                    if pushes > workers:
+                        message = "that is enough"
+                        raise RuntimeError(message)
+                    return gf.policies.Answer([[worker]], [worker])
+
+                def departed(self, worker: int, seconds: float) -> gf.policies.Answer:
+                    return gf.policies.Answer()
+
+            return Running()
+
+    weights = zeros()
+    ones = [np.ones_like(each) for each in weights]
+    with gf.ParameterServer(comm, weights, Twice()) as server:
+        server.push(Settings(1.0), gradients=ones).wait(LATE)
+        server.finish(weights)
+        assert all(np.all(each == -SIZE) for each in weights)
+        server.finish()
+    with raises(ArgumentError, "that is enough"), gf.ParameterServer(comm, weights, Twice()) as server:
+        for _ in range(2):
+            server.push(Settings(1.0), gradients=ones).wait(LATE)
+        server.finish(timeout=LATE)
+
+
+def check_arguments(comm: gf.Communicator) -> None:
+    weights = zeros()
+    make = gf.ParameterServer
+    with raises(ArgumentTypeError, "weights", "float64"):
+        make(comm, [np.zeros(3)])
+    with raises(ArgumentError, "contiguous"):
+        make(comm, [np.zeros((4, 4), np.float32).T])
+    with raises(ArgumentError, "servers", str(SIZE + 1)):
+        make(comm, weights, servers=SIZE + 1)
+    with raises(ArgumentError, "servers"):
+        make(comm, weights, servers=0)
+    if SIZE > 1:
+        with raises(ArgumentError, "fewer servers"):
+            make(comm, [np.zeros(3, np.float32)], servers=SIZE)
+    with raises(ArgumentTypeError, "float64"):
+        make(comm, weights, wire="float64")
+    with raises(ArgumentError, "names"):
+        make(comm, weights, names=["a"])
+    with raises(ArgumentError, "nobody"):
+        make(comm, weights, "nobody")
+    with raises(ArgumentError, "optimizer"):
+        make(comm, weights, optimizer="nobody")
+    if SIZE > 1:
+        with raises(MismatchError, "policy"):
+            make(comm, weights, "asp" if RANK else "bsp")
+    with make(comm, weights) as server:
+        with raises(ArgumentError, "tensor"):
+            server.ready(len(SHAPES), weights[0])
+        with raises(ArgumentError, "15 elements, not 1"):
+            server.ready(0, weights[1])
+        with raises(ArgumentError, "rate"):
+            server.push(Settings(-1.0))
+        with raises(ArgumentError, "settings"):
+            server.push([Settings(1.0)] * 2)
+        with raises(ArgumentError, "loss_scale"):
+            server.push(Settings(1.0), 0.0)
+        with raises(ArgumentError, "gradients"):
+            server.push(Settings(1.0), gradients=weights[:2])
+        server.ready(0, weights[0])
+        with raises(ArgumentError, "0"):
+            server.ready(0, weights[0])
+        with raises(ArgumentError, "push"):
+            server.finish()
+        server.push(Settings(1.0)).wait(LATE)
+        pull = server.pull()
+        pull.wait(LATE)
+        with raises(ArgumentError, "tensor"):
+            pull.take(len(SHAPES), weights[0])
+        with raises(ArgumentTypeError, "float64"):
+            pull.take(0, np.zeros(15))
+        server.finish()
+    with raises(ClosedError, "closed"):
+        server.pull()
+
+
+def check_tiny(comm: gf.Communicator) -> None:
+    """No weights at all, and fewer than servers could have."""
+    for shapes in ([], [(0,)], [(1,)], [(3,), (40,)]):
+        weights = [np.zeros(shape, np.float32) for shape in shapes]
+        with gf.ParameterServer(comm, weights) as server:
+            for _ in range(2):
+                server.push(Settings(1.0), gradients=[np.ones_like(each) for each in weights]).wait(LATE)
+            server.finish(weights)
+            assert all(np.all(each == -2) for each in weights)
+
+
+def check_closing(comm: gf.Communicator) -> None:
+    """A rank that closes without finishing, or raises, is named."""
+    if SIZE == 1:
+        return
+    for orderly in (True, False):
+        server = gf.ParameterServer(comm, zeros())
+        if RANK == SIZE - 1:
+            server.close(orderly)
+        else:
+            with raises(PeerError, f"rank {SIZE - 1}"):
+                server.push(Settings(1.0)).wait(LATE)
+            server.close(False)
+        WORLD.Barrier()
+
+
+def check_threads(comm: gf.Communicator) -> None:
+    """Tensors become ready in several threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    weights = zeros()
+    line = StraightLine(weights, "float32")
+    with gf.ParameterServer(comm, weights) as server, ThreadPoolExecutor(4) as threads:
+        for step in range(10):
+            gradients = draw(12, step, RANK)
+            list(threads.map(server.ready, range(len(SHAPES)), gradients))
+            server.push(Settings(0.1))
+            line.round([draw(12, step, rank) for rank in range(SIZE)], [Settings(0.1)] * len(SHAPES))
+            server.pull_into(weights)
+            assert same(weights, line.weights)
+        server.finish()
+
+
+def die(how: str) -> None:
+    """One of the ranks dies; the others say who."""
+    comm = gf.init()
+    weights = zeros()
+    server = gf.ParameterServer(comm, weights, "asp" if "asp" in how else "bsp")
+    server.push(Settings(1.0)).wait(LATE)
+    WORLD.Barrier()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with raises(PeerError, "rank 1"):
+        while time.monotonic() < begin + LATE:
+            server.push(Settings(1.0)).wait(LATE)
+    assert time.monotonic() - begin < 10
+    print(f"rank {RANK} knows", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(lambda: die(sys.argv[1]))
+    else:
+        run_checks([{}, {"node_size": "1"}, {"node_size": "2"}] if SIZE > 2 else [{}, {"node_size": "1"}])
