@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,15 @@ def test_rounds_are_in_ascending_order() -> None:
     running.pushed(0, 0.0)
     with pytest.raises(ArgumentError, match=r"worker 0 comes after worker 1: .* ascending order"):
         running.pushed(1, 0.0)
+
+
+def test_a_policy_in_python_is_asked_from_any_thread() -> None:
+    """The simulation gives Python's lock up, and the policy takes it again."""
+    lengths = [[1.0] * 200, [2.0] * 100]
+    expected = simulate("ssp(2)", lengths, keep_events=True)
+    with ThreadPoolExecutor(4) as threads:
+        runs = [threads.submit(simulate, DSSPReference(2, 2), lengths, keep_events=True) for _ in range(8)]
+    assert all(run.result() == expected for run in runs)
 
 
 def test_what_interrupts_python_goes_through() -> None:
