@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../kernels/base/error.hpp"
+#include "../kernels/policy/account.hpp"
 #include "../kernels/policy/asp.hpp"
 #include "../kernels/policy/bsp.hpp"
 #include "../kernels/policy/checked.hpp"
@@ -37,6 +39,11 @@ py::object class_of_answers() { return py::module_::import("gradientflow.policie
 
 py::object for_python(const Answer& answer) { return class_of_answers()(answer.apply, answer.go_on); }
 
+Answer from_python(const py::handle& answer) {
+  return {.apply = answer.attr("apply").cast<decltype(Answer::apply)>(),
+          .go_on = answer.attr("go_on").cast<decltype(Answer::go_on)>()};
+}
+
 // A user's object, which has the methods pushed and departed.
 class OfUser : public policy::Policy {
  public:
@@ -62,8 +69,7 @@ class OfUser : public policy::Policy {
                                            py::str(py::type::of(answer).attr("__name__")).cast<std::string>() +
                                            " from " + method + ": what is needed is a gradientflow.policies.Answer");
         }
-        return {.apply = answer.attr("apply").cast<decltype(Answer::apply)>(),
-                .go_on = answer.attr("go_on").cast<decltype(Answer::go_on)>()};
+        return from_python(answer);
       } catch (py::error_already_set& error) {
         if (!error.matches(PyExc_Exception)) {
           throw;
@@ -98,6 +104,30 @@ std::shared_ptr<Checked> checked(const char* name, const Workers& workers, std::
   return std::make_shared<Checked>(name, workers.value, std::move(policy));
 }
 
+// As of a gradientflow.policies.Simulation.
+py::dict dict_of(const policy::Account& account, int workers, double seconds,
+                 const std::vector<policy::Event>& events) {
+  py::list pushes;
+  py::list waited;
+  for (int worker = 0; worker < workers; ++worker) {
+    pushes.append(account.pushes(worker));
+    waited.append(account.waited(worker, seconds));
+  }
+  py::list told;
+  for (const policy::Event& event : events) {
+    told.append(py::make_tuple(event.worker, event.seconds, event.is_departure ? "departure" : "push",
+                               for_python(event.answer)));
+  }
+  py::dict result;
+  result["pushes"] = pushes;
+  result["waited"] = waited;
+  result["staleness"] = account.staleness();
+  result["barriers"] = account.barriers();
+  result["seconds"] = seconds;
+  result["events"] = told;
+  return result;
+}
+
 // `lengths`: contiguous arrays of float64.
 py::dict simulate(const py::object& running, const std::vector<py::buffer>& lengths, double until, bool keep_events) {
   const std::shared_ptr<policy::Policy> policy = policy_of(running, static_cast<int>(lengths.size()));
@@ -107,32 +137,13 @@ py::dict simulate(const py::object& running, const std::vector<py::buffer>& leng
     views.push_back(each.request());
     spans.emplace_back(static_cast<const double*>(views.back().ptr), static_cast<std::size_t>(views.back().size));
   }
-  policy::Simulation found;
+  std::optional<policy::Simulation> found;
   {
     const WithoutGil release;
-    found = policy::simulate(*policy, spans, until, keep_events);
+    found.emplace(policy::simulate(*policy, spans, until, keep_events));
   }
-  py::list pushes;
-  py::list computed;
-  py::list waited;
-  for (const policy::Simulation::Worker& worker : found.workers) {
-    pushes.append(worker.pushes);
-    computed.append(worker.computed);
-    waited.append(worker.waited);
-  }
-  py::list events;
-  for (const policy::Event& event : found.events) {
-    events.append(py::make_tuple(event.worker, event.seconds, event.is_departure ? "departure" : "push",
-                                 for_python(event.answer)));
-  }
-  py::dict result;
-  result["pushes"] = pushes;
-  result["computed"] = computed;
-  result["waited"] = waited;
-  result["staleness"] = found.staleness;
-  result["barriers"] = found.barriers;
-  result["seconds"] = found.seconds;
-  result["events"] = events;
+  py::dict result = dict_of(found->account, static_cast<int>(lengths.size()), found->seconds, found->events);
+  result["computed"] = found->computed;
   return result;
 }
 
@@ -208,6 +219,23 @@ void bind_policy(py::module_& module) {
         return std::static_pointer_cast<Checked>(policy_of(running, workers.value));
       },
       py::arg("running"), py::arg("workers"));
+
+  // Of events as Python has them, until the last one, with times from `began` on.
+  module.def(
+      "account_of",
+      [](int workers, const std::vector<py::tuple>& events, double began) {
+        policy::Account account(workers);
+        std::vector<policy::Event> told;
+        for (const py::tuple& each : events) {
+          told.push_back({.worker = each[0].cast<int>(),
+                          .seconds = each[1].cast<double>() - began,
+                          .is_departure = each[2].cast<std::string>() == "departure",
+                          .answer = from_python(each[3])});
+          account.note(told.back());
+        }
+        return dict_of(account, workers, account.last(), told);
+      },
+      py::arg("workers"), py::arg("events"), py::arg("began"));
 
   module.def("simulate_policy", &simulate, py::arg("running"), py::arg("lengths"), py::arg("until"),
              py::arg("keep_events"));

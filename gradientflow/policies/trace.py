@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradientflow._location import load_core
 from gradientflow.arguments import number, sequence, whole
 from gradientflow.errors import ArgumentError, GradientFlowError
 
@@ -116,57 +117,37 @@ class Trace:
         That is the time from when the worker could go on until its next push. When the first one began is known only
         if `began` is; otherwise it counts as long as the second.
         """
-        return self._read()[1]
+        before = self._start
+        free = [before] * self.workers
+        here = set(range(self.workers))
+        found: list[list[float]] = [[] for _ in here]
+        for event in self.events:
+            if not here:  # all begin afresh
+                here, free = set(range(self.workers)), [before] * self.workers
+            if event.kind == "push":
+                found[event.worker].append(event.seconds - free[event.worker])
+                free[event.worker] = event.seconds
+            else:
+                here.discard(event.worker)
+            for worker in event.answer.go_on:
+                free[worker] = event.seconds
+            before = event.seconds
+        if self.began is None:
+            for row in found:
+                row[:1] = row[1:2] or row[:1]
+        return found
 
     def happened(self) -> Simulation:
         """Return what the workers did, as of a simulation."""
-        return self._read()[0]
+        found = load_core().account_of(self.workers, self.events, self._start)
+        events = [Event(*event) for event in found.pop("events")]
+        return Simulation(computed=[sum(row) for row in self.lengths()], events=events, **found)
 
-    def _read(self) -> tuple[Simulation, list[list[float]]]:
-        every = range(self.workers)
-        start = self.events[0].seconds if self.events and self.began is None else self.began or 0.0
-        free: list[float] = [start] * self.workers
-        lengths: list[list[float]] = [[] for _ in every]
-        waited = [0.0] * self.workers
-        pending: list[list[float]] = [[] for _ in every]  # pushes without an answer
-        pushes, here = dict.fromkeys(every, 0), set(every)
-        staleness: dict[int, int] = {}
-        barriers = []
-        before = start
-        for event in self.events:
-            worker, now = event.worker, event.seconds
-            if not here:  # afresh
-                here, pushes = set(every), dict.fromkeys(every, 0)
-                pending = [[] for _ in every]
-                free = [before] * self.workers
-            if event.kind == "push":
-                lengths[worker].append(now - free[worker])
-                pushes[worker] += 1
-                pending[worker].append(now)
-                free[worker] = now
-            else:
-                here.discard(worker)
-            for each in event.answer.go_on:
-                if not pending[each]:
-                    continue
-                waited[each] += now - pending[each].pop(0)
-                free[each] = max(free[each], now)
-                if each in here:
-                    ahead = pushes[each] - min(pushes[other] for other in here)
-                    staleness[ahead] = staleness.get(ahead, 0) + 1
-            if len(here) > 1 and here <= set(event.answer.go_on):
-                barriers.append(now - start)
-            before = now
-        if self.began is None:
-            for row in lengths:
-                row[:1] = row[1:2] or row[:1]
-        end = max((event.seconds for event in self.events), default=start) - start
-        for worker in here:
-            waited[worker] += sum(end + start - pushed for pushed in pending[worker])
-        histogram = [staleness.get(ahead, 0) for ahead in range(max(staleness, default=-1) + 1)]
-        events = [event._replace(seconds=event.seconds - start) for event in self.events]
-        computed = [sum(row) for row in lengths]
-        return Simulation([len(row) for row in lengths], computed, waited, histogram, barriers, end, events), lengths
+    @property
+    def _start(self) -> float:
+        if self.began is not None:
+            return self.began
+        return self.events[0].seconds if self.events else 0.0
 
 
 def trace_of(simulation: Simulation, policy: Any) -> Trace:

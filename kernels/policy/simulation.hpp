@@ -2,32 +2,19 @@
 // all else none.
 #pragma once
 
-#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
 
+#include "account.hpp"
 #include "policy.hpp"
 
 namespace gradientflow::policy {
 
-struct Event {
-  int worker;
-  double seconds;
-  bool is_departure;
-  Answer answer;
-};
-
 struct Simulation {
-  struct Worker {
-    std::int64_t pushes = 0;
-    double computed = 0;  // seconds, in iterations that have ended
-    double waited = 0;    // seconds, also where it still waits at the end
-  };
-  std::vector<Worker> workers;
-  std::vector<std::int64_t> staleness;  // how often a worker went on so many pushes ahead of the slowest present one
-  std::vector<double> barriers;         // when all workers that took part went on together
-  double seconds = 0;                   // when it ended
+  Account account;
+  std::vector<double> computed;  // seconds of each worker, in iterations that have ended
+  double seconds = 0;            // when it ended
   std::vector<Event> events;
 };
 
