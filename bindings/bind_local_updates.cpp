@@ -10,6 +10,7 @@
 #include "../kernels/compute/kernels.hpp"
 #include "../kernels/compute/local_updates.hpp"
 #include "../kernels/compute/optimizer_steps.hpp"
+#include "../kernels/compute/replica_steps.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
 #include "tensor.hpp"
@@ -96,6 +97,44 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
                     .epsilon = epsilon});
 }
 
+void replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
+                  const std::string& dtype, float rate, float gradient_scale, float weight_decay) {
+  const TensorView weight = floats_of(weights, "weights");
+  const TensorView kept = before.is_none() ? TensorView() : floats_of(before, "kept weights", &weight.count);
+  const TensorView sum = floats_of(sums, "sums", &weight.count);
+  const WithoutGil release;
+  compute::replica_step({.weight = floats(weight),
+                         .before = floats(kept),
+                         .sum = floats(sum),
+                         .gradient = gradient_at(gradient),
+                         .gradient_dtype = dtype_from_name(dtype),
+                         .count = weight.count,
+                         .rate = rate,
+                         .gradient_scale = gradient_scale,
+                         .weight_decay = weight_decay});
+}
+
+// The address 0: there is no gradient.
+void round_step(const py::object& weights, const py::object& before, const py::object& means, float rate,
+                const py::object& sums, std::uintptr_t gradient, const std::string& dtype, float gradient_scale,
+                float weight_decay) {
+  const TensorView weight = floats_of(weights, "weights");
+  const TensorView kept = before.is_none() ? TensorView() : floats_of(before, "kept weights", &weight.count);
+  const TensorView mean = means.is_none() ? TensorView() : floats_of(means, "means", &weight.count);
+  const TensorView sum = floats_of(sums, "sums", &weight.count);
+  const WithoutGil release;
+  compute::round_step({.weight = floats(weight),
+                       .before = floats(kept),
+                       .mean = floats(mean),
+                       .sum = floats(sum),
+                       .gradient = gradient_at(gradient),
+                       .gradient_dtype = dtype_from_name(dtype),
+                       .count = weight.count,
+                       .rate = rate,
+                       .gradient_scale = gradient_scale,
+                       .weight_decay = weight_decay});
+}
+
 }  // namespace
 
 void bind_local_updates(py::module_& module) {
@@ -108,6 +147,12 @@ void bind_local_updates(py::module_& module) {
   submodule.def("dc_step", &dc_step, py::arg("weights"), py::arg("mean_squares"), py::arg("gradient_weights"),
                 py::arg("gradient"), py::arg("dtype"), py::arg("rate"), py::arg("gradient_scale"),
                 py::arg("weight_decay"), py::arg("lambda_0"), py::arg("decay"), py::arg("epsilon"));
+  submodule.def("replica_step", &replica_step, py::arg("weights"), py::arg("before"), py::arg("sums"),
+                py::arg("gradient"), py::arg("dtype"), py::arg("rate"), py::arg("gradient_scale"),
+                py::arg("weight_decay"));
+  submodule.def("round_step", &round_step, py::arg("weights"), py::arg("before"), py::arg("means"), py::arg("rate"),
+                py::arg("sums"), py::arg("gradient"), py::arg("dtype"), py::arg("gradient_scale"),
+                py::arg("weight_decay"));
   submodule.def(
       "count_nonfinite",
       [](std::uintptr_t address, const std::string& dtype, std::size_t count) {

@@ -14,6 +14,7 @@
 #include "../../kernels/compute/kernels.hpp"
 #include "../../kernels/compute/local_updates.hpp"
 #include "../../kernels/compute/optimizer_steps.hpp"
+#include "../../kernels/compute/replica_steps.hpp"
 #include "../../kernels/compute/simd.hpp"
 #include "../../kernels/compute/top_k.hpp"
 #include "../gil.hpp"
@@ -160,6 +161,35 @@ void dc_step(const std::string& level, std::uintptr_t weight, std::uintptr_t mea
                                                        .epsilon = epsilon});
 }
 
+void replica_step(const std::string& level, std::uintptr_t weight, std::uintptr_t before, std::uintptr_t sum,
+                  std::uintptr_t gradient, const std::string& dtype, std::size_t count, float rate,
+                  float gradient_scale, float weight_decay) {
+  compute::replica_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                            .before = floats(before),
+                                                            .sum = floats(sum),
+                                                            .gradient = pointer(gradient),
+                                                            .gradient_dtype = dtype_from_name(dtype),
+                                                            .count = count,
+                                                            .rate = rate,
+                                                            .gradient_scale = gradient_scale,
+                                                            .weight_decay = weight_decay});
+}
+
+void round_step(const std::string& level, std::uintptr_t weight, std::uintptr_t before, std::uintptr_t mean,
+                std::uintptr_t sum, std::uintptr_t gradient, const std::string& dtype, std::size_t count, float rate,
+                float gradient_scale, float weight_decay) {
+  compute::round_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                          .before = floats(before),
+                                                          .mean = floats(mean),
+                                                          .sum = floats(sum),
+                                                          .gradient = pointer(gradient),
+                                                          .gradient_dtype = dtype_from_name(dtype),
+                                                          .count = count,
+                                                          .rate = rate,
+                                                          .gradient_scale = gradient_scale,
+                                                          .weight_decay = weight_decay});
+}
+
 // The number of entries sent, the threshold, and the number of infinite and NaN elements.
 std::tuple<std::size_t, float, std::size_t> select(const std::string& level, const SelectFields& fields) {
   const compute::Selected selected = compute::select_at(compute::simd_from_name(level), select_call(fields));
@@ -218,6 +248,12 @@ void bind_compute(py::module_& module) {
               py::arg("gradient_weight"), py::arg("gradient"), py::arg("gradient_dtype"), py::arg("count"),
               py::arg("rate"), py::arg("gradient_scale"), py::arg("weight_decay"), py::arg("lambda_0"),
               py::arg("decay"), py::arg("epsilon"), without_gil);
+  compute.def("replica_step", &replica_step, py::arg("level"), py::arg("weight"), py::arg("before"), py::arg("sum"),
+              py::arg("gradient"), py::arg("dtype"), py::arg("count"), py::arg("rate"), py::arg("gradient_scale"),
+              py::arg("weight_decay"), without_gil);
+  compute.def("round_step", &round_step, py::arg("level"), py::arg("weight"), py::arg("before"), py::arg("mean"),
+              py::arg("sum"), py::arg("gradient"), py::arg("dtype"), py::arg("count"), py::arg("rate"),
+              py::arg("gradient_scale"), py::arg("weight_decay"), without_gil);
   py::class_<compute::Block>(compute, "Block")
       .def(py::init<>())
       .def_readonly("count", &compute::Block::count)

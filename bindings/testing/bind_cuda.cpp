@@ -265,6 +265,45 @@ Launch dc_step(const std::vector<DcFields>& fields, const std::string& dtype, st
   return Launch([uploaded] { cuda::runtime().dc_step(uploaded->list(), stream); });
 }
 
+using ReplicaFields = std::tuple<Address, Address, Address, Address, std::size_t, float, float, float>;
+
+Launch replica_step(const std::vector<ReplicaFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::ReplicaStep> calls;
+  for (const auto& [weight, before, sum, gradient, count, rate, gradient_scale, weight_decay] : fields) {
+    calls.push_back({.weight = floats(weight),
+                     .before = floats(before),
+                     .sum = floats(sum),
+                     .gradient = pointer(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .count = count,
+                     .rate = rate,
+                     .gradient_scale = gradient_scale,
+                     .weight_decay = weight_decay});
+  }
+  const auto uploaded = std::make_shared<const Uploaded<compute::ReplicaStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().replica_step(uploaded->list(), stream); });
+}
+
+using RoundFields = std::tuple<Address, Address, Address, Address, Address, std::size_t, float, float, float>;
+
+Launch round_step(const std::vector<RoundFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::RoundStep> calls;
+  for (const auto& [weight, before, mean, sum, gradient, count, rate, gradient_scale, weight_decay] : fields) {
+    calls.push_back({.weight = floats(weight),
+                     .before = floats(before),
+                     .mean = floats(mean),
+                     .sum = floats(sum),
+                     .gradient = pointer(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .count = count,
+                     .rate = rate,
+                     .gradient_scale = gradient_scale,
+                     .weight_decay = weight_decay});
+  }
+  const auto uploaded = std::make_shared<const Uploaded<compute::RoundStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().round_step(uploaded->list(), stream); });
+}
+
 Launch reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
               const std::string& dtype, const std::string& op, int divisor) {
   std::vector<void*> to;
@@ -370,6 +409,10 @@ void bind_kernels(py::module_& module, py::module_& prepared) {
       "dc_step", &dc_step, nothing,
       "Of each call: weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, "
       "lambda_0, decay, epsilon.");
+  define_list("replica_step", &replica_step, nothing,
+              "Of each call: weight, before, sum, gradient, count, rate, gradient_scale, weight_decay.");
+  define_list("round_step", &round_step, nothing,
+              "Of each call: weight, before, mean, sum, gradient, count, rate, gradient_scale, weight_decay.");
   define("select", &select, numbers, py::arg("call"));
   define("combine", &combine, numbers, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
          py::arg("blocks"));

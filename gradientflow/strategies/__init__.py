@@ -8,6 +8,7 @@ from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
 from .explanation import Explanation
+from .hpsgd import HPSGD
 from .lags import LAGS
 from .layout import Layout
 from .local_sgd import LocalSGD
@@ -27,6 +28,7 @@ from .words import as_strategy, parse_strategies, parse_strategy
 __all__ = [
     "CSC",
     "DGC",
+    "HPSGD",
     "LAGS",
     "PSGD",
     "SLGS",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -163,6 +164,18 @@ class PeriodicSynchronizer(ArraySynchronizer):
         super().abandon(stream)
         self._under_way.clear()
         self.due = [_NOT_DUE] * len(self.due)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the common weights for the weights, as of the last exchange that was applied."""
+        own = [weight.copy() for weight in self.weights]
+        for weight, common in zip(self.weights, self.common, strict=True):
+            weight[...] = common
+        try:
+            yield
+        finally:
+            for weight, before in zip(self.weights, own, strict=True):
+                weight[...] = before
 
     # ---- exchange ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Synchronizer(ABC):
     reads_elsewhere : bool
         Whether `ready` takes gradients from wherever backpropagation has left them, so that nobody needs to write them
         to their places.
+    keeps_elsewhere : bool
+        Whether it reads these until `wait` has returned, so that nobody writes to them or frees them before.
     residuals : sequence of arrays
         What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
     decay : float
@@ -74,6 +77,7 @@ class Synchronizer(ABC):
 
     settings: Callable[[int], Settings]
     reads_elsewhere: bool = False
+    keeps_elsewhere: bool = False
     residuals: Sequence[Any] = ()
     decay: float = 1.0
     bookkeeping_seconds: float | None = None
@@ -118,8 +122,8 @@ class Synchronizer(ABC):
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
         """Take a gradient that is final for this iteration, once what is in the stream now is done.
 
-        With `reads_elsewhere` it may be the one at the address `elsewhere`, dense and in the order of its place; it is
-        needed no more when this returns.
+        With `reads_elsewhere` it may be the one at the address `elsewhere`, dense and in the order of its place. It is
+        needed no more when this returns; with `keeps_elsewhere`, when `wait` has, or the iteration is given up.
         """
 
     @abstractmethod
@@ -154,6 +158,11 @@ class Synchronizer(ABC):
     @abstractmethod
     def close(self, orderly: bool = True) -> None:
         """Give back what it has; unless `orderly`, without waiting for what is under way."""
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the weights that the ranks share for the weights of the model, where a rank trains on its own."""
+        yield
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

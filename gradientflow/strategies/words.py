@@ -11,6 +11,7 @@ from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
+from .hpsgd import HPSGD
 from .lags import LAGS
 from .local_sgd import LocalSGD
 from .power_sgd import PowerSGD
@@ -22,7 +23,9 @@ from .strategy import Strategy
 from .top_k import TopK
 
 _WORDS: Words[Strategy] = Words(
-    Strategy, "strategy", (CSC, Dense, DGC, DiLoCo, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS, SparseLoCo, TopK)
+    Strategy,
+    "strategy",
+    (CSC, Dense, DGC, DiLoCo, HPSGD, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS, SparseLoCo, TopK),
 )
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
 

@@ -56,6 +56,7 @@ class ParameterGradients:
         self._groups: dict[int, int] = {}  # which of them has a gradient
         self._versions: list[int] = []  # when all that was not zero lay where the synchronizer knows of it
         self._synchronizer: Synchronizer | None = None
+        self._kept: list[torch.Tensor | None] = []
 
     def layout(self) -> Layout:
         """Return the layout of the parameters."""
@@ -89,6 +90,7 @@ class ParameterGradients:
         self.names = list(layout.names)
         self.parameters = [self._by_name[name] for name in self.names]
         self._synchronizer = synchronizer
+        self._kept.clear()
         self._flat = [
             devices.tensor_over(synchronizer.memory(group), getattr(torch, dtype))
             for group, (dtype, _) in enumerate(layout.groups)
@@ -150,6 +152,7 @@ class ParameterGradients:
         to zeros what it has computed.
         """
         assert self._synchronizer is not None
+        self._kept.clear()
         for group, flat in enumerate(self._flat):
             if flat._version == self._versions[group]:
                 self._synchronizer.zero(group, self.stream)
@@ -166,6 +169,7 @@ class ParameterGradients:
     def exchanged(self) -> None:
         """Note that the gradients are what the synchronizer has left."""
         self._versions = [flat._version for flat in self._flat]
+        self._kept.clear()
 
     def settings(self, index: int) -> Settings:
         """Return what the optimizer does with a parameter in the next step."""
@@ -183,6 +187,13 @@ class ParameterGradients:
         lies_alike = gradient.layout is torch.strided and gradient.stride() == view.stride()
         is_known = self._flat[group]._version == self._versions[group]  # what its place holds
         return gradient.data_ptr() if lies_alike and is_known and gradient.dtype is view.dtype else None
+
+    def has_been_read(self, index: int) -> None:
+        """Let a parameter have the gradient in its place, in place of one that was read elsewhere."""
+        assert self._synchronizer is not None
+        if self._synchronizer.keeps_elsewhere:
+            self._kept.append(self.parameters[index].grad)
+        self.show(index, present=True)
 
     def store(self, index: int) -> None:
         """Write a gradient that lies elsewhere to its place, which becomes the parameter's ``grad``."""

@@ -362,6 +362,22 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self.strategy.writes_weights and self._gradients is not None:
             torch.autograd.graph.increment_version(self._gradients.parameters)
 
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the parameters that the ranks share in a ``with`` block, to evaluate or save them in mid-run.
+
+        Where the strategy lets each rank train on parameters of its own, they are those of the last exchange that this
+        rank has applied. Buffers stay the rank's own. Not collective.
+        """
+        self._check_open()
+        if self._loop is None or self._gradients is None:
+            yield
+            return
+        with self._loop.common_weights():
+            torch.autograd.graph.increment_version(self._gradients.parameters)
+            yield
+        torch.autograd.graph.increment_version(self._gradients.parameters)
+
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective.
 
@@ -584,7 +600,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 try:
                     ready(index, elsewhere)
                 finally:
-                    gradients.show(index, present=True)
+                    gradients.has_been_read(index)
             elif not loop.hold:
                 ready(index)
 

@@ -184,6 +184,14 @@ class ArrayLoop:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
         self._loop.finish()
 
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Have the weights that the ranks share in a ``with`` block, to evaluate or save them in mid-run.
+
+        Where the strategy lets each rank train on weights of its own, they are those of the last exchange that this
+        rank has applied. Not collective.
+        """
+        return self._loop.common_weights()
+
     def close(self) -> None:
         """Give back memory and communicators. The weights stay as they are."""
         self._loop.synchronizer.close()

@@ -323,6 +323,18 @@ class Loop:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
         self._let_write(self.synchronizer.finish)
 
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the weights that the ranks share in a ``with`` block, where a rank trains on weights of its own."""
+        with self.synchronizer.common_weights():
+            self._round()
+            yield
+        self._round()
+
+    def _round(self) -> None:
+        if self.strategy.writes_weights:
+            self._round_masters()
+
     def _let_write(self, moment: Callable[[], object]) -> None:
         """Let the strategy write weights, and round master weights. If it fails, the other ranks have to be told."""
         try:
@@ -330,8 +342,7 @@ class Loop:
         except BaseException:
             self._is_failed = True
             raise
-        if self.strategy.writes_weights:
-            self._round_masters()
+        self._round()
 
     def use_masters(self, masters: Mapping[int, Any], round_masters: Callable[[], object]) -> None:
         """Let a strategy write these weights of float32 in place of those of 16 bits, which they are rounded to."""

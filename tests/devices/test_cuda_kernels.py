@@ -50,6 +50,8 @@ from kernel_references import (
     largest,
     passing,
     reduced,
+    replica_stepped,
+    round_ended,
     sent_as,
     stepped,
 )
@@ -137,6 +139,16 @@ class Processor:
     def glu_step(calls: list[Any], dtype: str) -> None:
         for weight, pre_weight, gradient, *rest in calls:
             compute.glu_step(LEVEL, weight, pre_weight, gradient, dtype, *rest)
+
+    @staticmethod
+    def replica_step(calls: list[Any], dtype: str) -> None:
+        for weight, before, sums, gradient, *rest in calls:
+            compute.replica_step(LEVEL, weight, before, sums, gradient, dtype, *rest)
+
+    @staticmethod
+    def round_step(calls: list[Any], dtype: str) -> None:
+        for weight, before, mean, sums, gradient, *rest in calls:
+            compute.round_step(LEVEL, weight, before, mean, sums, gradient, dtype, *rest)
 
     @staticmethod
     def dc_step(calls: list[Any], dtype: str) -> None:
@@ -403,6 +415,57 @@ def test_a_list_of_delay_compensated_updates(place: Place, dtype: str) -> None:
         results += [(target, new[0]), (squares, new[1]), (source, gradient)]
         results += [] if old is None or before is None else [(old, before)]
     place.kernels.dc_step(calls, dtype)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_steps_of_a_replica(place: Place, dtype: str) -> None:
+    """The first step of a round keeps the weights."""
+    rates = {"rate": 0.25, "gradient_scale": 2.0**-3, "weight_decay": 1e-2}
+    rng = np.random.default_rng(8)
+    calls, results = [], []
+    for i, (gradient, sums, _, offsets) in enumerate(arrays(dtype, 8)):
+        weight, kept = (ordinary("float32", len(gradient), rng) for _ in range(2))
+        target = place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        source, total = place.memory(gradient, offsets[0]), place.memory(sums, offsets[1])
+        before = place.memory(kept, offsets[1]) if i % 2 else None
+        calls.append((target.address, at(before), total.address, source.address, len(gradient), *rates.values()))
+        new = replica_stepped(weight, sums, gradient, dtype, rates)
+        results += [(target, new[0]), (total, new[1]), (source, gradient)]
+        results += [] if before is None else [(before, weight)]
+    place.kernels.replica_step(calls, dtype)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_ends_of_rounds(place: Place, dtype: str) -> None:
+    """With and without weights that were kept, a mean, and a gradient."""
+    rates = {"rate": 0.25, "gradient_scale": 2.0**-3, "weight_decay": 1e-2}
+    rng = np.random.default_rng(9)
+    calls, results = [], []
+    for i, (gradient, sums, _, offsets) in enumerate(arrays(dtype, 9)):
+        weight, kept, mean = (ordinary("float32", len(gradient), rng) for _ in range(3))
+        target = place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        source = place.memory(gradient, offsets[0]) if i % 3 else None
+        total = place.memory(sums, offsets[1])
+        before = place.memory(kept, offsets[1]) if i % 2 else None
+        means = place.memory(mean, offsets[2] * 4 // gradient.itemsize) if i % 5 else None
+        places = (target.address, at(before), at(means), total.address, at(source))
+        calls.append((*places, len(gradient), *rates.values()))
+        new = round_ended(
+            weight,
+            None if before is None else kept,
+            None if means is None else mean,
+            sums,
+            None if source is None else gradient,
+            dtype,
+            rates,
+        )
+        results += [(target, new[0]), (total, new[1])]
+        results += [] if before is None else [(before, kept)]
+        results += [] if means is None else [(means, np.zeros_like(mean))]
+        results += [] if source is None else [(source, gradient)]
+    place.kernels.round_step(calls, dtype)
     check_memory(results)
 
 

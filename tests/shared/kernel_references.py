@@ -72,6 +72,32 @@ def dc_stepped(
     return same_nan(weight - rate * (direction + decay * weight)), mean_square
 
 
+def replica_stepped(
+    weight: Array, sums: Array, gradient: Array, dtype: str, rates: dict[str, float]
+) -> tuple[Array, Array]:
+    """The weights and the sums after a step on a replica."""
+    rate, scale, decay = (np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay"))
+    direction = widen(gradient, dtype) * scale + decay * weight
+    return same_nan(weight - rate * direction), same_nan(sums + direction)
+
+
+def round_ended(
+    weight: Array,
+    before: Array | None,
+    mean: Array | None,
+    sums: Array,
+    gradient: Array | None,
+    dtype: str,
+    rates: dict[str, float],
+) -> tuple[Array, Array]:
+    """The weights and the sums after the end of a round."""
+    rate, scale, decay = (np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay"))
+    if gradient is not None:
+        sums = same_nan(sums + (widen(gradient, dtype) * scale + decay * weight))
+    base = weight if before is None else before
+    return base if mean is None else same_nan(base - rate * mean), sums
+
+
 def cast(values: Array, to: str, of: str, scale: float = 1.0) -> Array:
     """Each element times the scale, rounded once."""
     with np.errstate(all="ignore"):

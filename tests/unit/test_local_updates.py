@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_data import CASTABLE, LEVELS, LINE, Array, Guarded, check_same, compute, random_bits, sample
-from kernel_references import dc_stepped, glu_stepped
+from kernel_references import dc_stepped, glu_stepped, replica_stepped, round_ended
 
 from gradientflow import _core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 GLU = ("rate", "gradient_scale", "weight_decay", "alpha", "beta", "global_scale")
+REPLICA = ("rate", "gradient_scale", "weight_decay")
 DC = ("rate", "gradient_scale", "weight_decay", "lambda_0", "decay", "epsilon")
 
 
@@ -69,6 +70,46 @@ def test_delay_compensation_anywhere(data: st.DataObject) -> None:
         compute.dc_step(level, at.address, squares.address, address, source.address, dtype, length, **rates)
         check(at, expected[0])
         check(squares, expected[1])
+        check(source, gradient)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_steps_of_a_replica_and_ends_of_rounds_anywhere(data: st.DataObject) -> None:
+    """Whatever the length, the alignments, the values and the rates, with and without each of what may be left out."""
+    dtype, length, offsets, make, rng = drawn(data)
+    rates = {name: data.draw(st.floats(-10, 10, width=32), label=name) for name in REPLICA}
+    keeps, has_mean, has_gradient = (data.draw(st.booleans(), label=name) for name in ("keeps", "mean", "gradient"))
+    weight, sums, mean, kept = (make("float32", length, rng) for _ in range(4))
+    gradient = make(dtype, length, rng)
+    with np.errstate(all="ignore"):
+        stepped = replica_stepped(weight, sums, gradient, dtype, rates)
+        ended = round_ended(
+            weight,
+            kept if keeps else None,
+            mean if has_mean else None,
+            sums,
+            gradient if has_gradient else None,
+            dtype,
+            rates,
+        )
+    for level in LEVELS:
+        source = Guarded(gradient, offsets[2] * gradient.itemsize)
+        at, total, before = (Guarded(each, 4 * offsets[i]) for i, each in enumerate((weight, sums, kept)))
+        address = before.address if keeps else 0
+        compute.replica_step(level, at.address, address, total.address, source.address, dtype, length, **rates)
+        check(at, stepped[0])
+        check(total, stepped[1])
+        check(before, weight if keeps else kept)
+        check(source, gradient)
+        at, total, before, means = (Guarded(each, 4 * offsets[i]) for i, each in enumerate((weight, sums, kept, mean)))
+        addresses = before.address if keeps else 0, means.address if has_mean else 0, total.address
+        place = source.address if has_gradient else 0
+        compute.round_step(level, at.address, *addresses, place, dtype, length, **rates)
+        check(at, ended[0])
+        check(total, ended[1])
+        check(before, kept)
+        check(means, np.zeros_like(mean) if has_mean else mean)
         check(source, gradient)
 
 

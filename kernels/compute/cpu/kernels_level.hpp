@@ -9,6 +9,7 @@
 #include "nonfinite_kernel.hpp"
 #include "norm_kernel.hpp"
 #include "reduce_kernel.hpp"
+#include "replica_kernel.hpp"
 #include "table.hpp"
 #include "top_k_kernel.hpp"
 
@@ -59,6 +60,8 @@ const KernelTable kernels = {
         },
     .glu_step = {glu_step<Float16>, glu_step<BFloat16>, glu_step<Float32>},
     .dc_step = {dc_step<Float16>, dc_step<BFloat16>, dc_step<Float32>},
+    .replica_step = {replica_step<Float16>, replica_step<BFloat16>, replica_step<Float32>},
+    .round_step = {round_step<Float16>, round_step<BFloat16>, round_step<Float32>},
     .correct = {correct<Float16>, correct<BFloat16>, correct<Float32>},
     .scan = scan,
 };

@@ -7,6 +7,7 @@
 #include "../chunks.hpp"
 #include "../local_updates.hpp"
 #include "../optimizer_steps.hpp"
+#include "../replica_steps.hpp"
 #include "../top_k.hpp"
 
 namespace gradientflow::compute {
@@ -57,6 +58,8 @@ using SquaresKernel = double (*)(const void* source, std::size_t count, float sc
 using MomentumKernel = void (*)(const MomentumStep& call);
 using GluKernel = void (*)(const GluStep& call);
 using DcKernel = void (*)(const DcStep& call);
+using ReplicaKernel = void (*)(const ReplicaStep& call);
+using RoundKernel = void (*)(const RoundStep& call);
 using CorrectKernel = void (*)(const CorrectCall& call, Candidates& found);
 using ScanKernel = void (*)(const float* x, std::size_t count, std::size_t first, std::int32_t least,
                             Candidates& found);
@@ -75,6 +78,8 @@ struct KernelTable {
   MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
   GluKernel glu_step[3];
   DcKernel dc_step[3];
+  ReplicaKernel replica_step[3];
+  RoundKernel round_step[3];
   CorrectKernel correct[3];
   ScanKernel scan;
 };

@@ -278,6 +278,12 @@ class CudaRuntime final : public Runtime {
     cuda::scatter(list, norms, scratch, stream);
   }
 
+  void replica_step(const CallList<ReplicaStep>& list, Stream stream) const override {
+    cuda::replica_step(list, stream);
+  }
+
+  void round_step(const CallList<RoundStep>& list, Stream stream) const override { cuda::round_step(list, stream); }
+
   void momentum_step(const CallList<MomentumStep>& list, Stream stream) const override {
     cuda::momentum_step(list, stream);
   }

@@ -20,6 +20,7 @@
 #include "kernels.hpp"
 #include "local_updates.hpp"
 #include "optimizer_steps.hpp"
+#include "replica_steps.hpp"
 #include "stream.hpp"
 #include "top_k.hpp"
 
@@ -103,6 +104,8 @@ class Runtime {
                                Stream stream) const = 0;
   virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
+  virtual void replica_step(const CallList<ReplicaStep>& list, Stream stream) const = 0;
+  virtual void round_step(const CallList<RoundStep>& list, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
   virtual void glu_step(const CallList<GluStep>& list, Stream stream) const = 0;
   virtual void dc_step(const CallList<DcStep>& list, Stream stream) const = 0;

@@ -1,0 +1,391 @@
+"""HPSGD: gradients are averaged in rounds, in the background, while each rank trains on a replica of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, GradientFlowError
+from gradientflow.handle import Handle
+from gradientflow.memory import array_over, numpy_dtype
+
+from .layout import Layout
+from .strategy import Strategy
+from .synchronizer import Synchronizer
+from .update import Update
+
+_ALIGNMENT = 64  # bytes
+
+Floats = npt.NDArray[np.float32]
+
+
+class HPSGD(Strategy):
+    """Hierarchical parallel SGD (HPSGD paper, algorithms 2 and 3): training never waits for the network.
+
+    Gradients add up. Whenever a round is done, the next one starts: it averages what has added up since, in the
+    background, while each rank goes on training on a replica, its own weights. What a round has brought is applied to
+    the common weights when the next one starts, and the replica is dropped.
+
+    Learning rates are those of plain SGD. A round has the mean of the ranks' rates at its start, so that all apply it
+    alike.
+
+    Parameters
+    ----------
+    wire : {"float16", "bfloat16"}, optional
+        What sums of gradients are rounded to between nodes. They add up in float32.
+    algorithm : str, default "auto"
+        As in `gradientflow.Communicator.allreduce`.
+    """
+
+    name = "hpsgd"
+    gradients = "consumed"
+    writes_weights = True
+
+    def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
+        if wire not in (None, "float32", "float16", "bfloat16"):
+            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
+            raise ArgumentError(message)
+        self.wire = wire
+        self.algorithm = algorithm
+
+    def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
+        """Make replica, sums and what averages them. Collective."""
+        return HPSGDSynchronizer(comm, layout, self)
+
+
+class HPSGDSynchronizer(Synchronizer):
+    """The trainer's side; the communicator's thread is the synchroniser.
+
+    The weights of the model are the replica where this round has one, and otherwise the common weights. While a round
+    runs that has a replica, the common weights are in `common`.
+
+    Attributes
+    ----------
+    rounds : int
+        Rounds that this rank has started.
+    counter : int
+        Steps since the last round was started: the replica is there from the first one on.
+    sums : list of arrays
+        Gradients that have added up on this rank since the last round was started.
+    common : list of arrays
+        The common weights, while there is a replica.
+    """
+
+    reads_elsewhere = True
+    keeps_elsewhere = True
+    strategy: HPSGD
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:
+        super().__init__(comm, layout, strategy)
+        if layout.device != "cpu":
+            message = f"hpsgd works in memory of the host, and the tensors are on CUDA device {layout.device}"
+            raise ArgumentError(message)
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype == "float64":
+                message = f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64"
+                raise ArgumentError(message)
+        self._steps = load_core().local_updates
+        # Rounds have a communicator of their own: they may wait for the other ranks for long.
+        self._background, self._foreground = _split(comm), _split(comm)
+        self.rounds = self.counter = 0
+        places = _places([count * 4 for count in layout.counts])
+        self._sums, self._means = (comm.empty(places[-1] // 4, "float32") for _ in range(2))
+        self._common: Floats = np.zeros(places[-1] // 4, np.float32)
+        self._parts = [
+            slice(begin // 4, begin // 4 + count) for begin, count in zip(places[:-1], layout.counts, strict=True)
+        ]
+        self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
+        self._handles: tuple[Handle, ...] = ()
+        self._has_mean = False  # a round is under way, or done and not applied
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._offsets: list[list[int]] = []
+        for dtype, indices in layout.groups:
+            offsets = _places([layout.counts[index] * numpy_dtype(dtype).itemsize for index in indices])
+            self._memory.append(np.zeros(offsets.pop(), np.uint8))
+            self._offsets.append(offsets)
+        self._at: list[int | None] = [None] * len(layout)  # where gradients of this iteration are
+        self._own_places = [0] * len(layout)
+        for memory, offsets, (_, indices) in zip(self._memory, self._offsets, layout.groups, strict=True):
+            for index, offset in zip(indices, offsets, strict=True):
+                self._own_places[index] = memory.ctypes.data + offset
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
+        return self._memory[group]
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return self._offsets[group]
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        self._memory[group][...] = 0
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        dtype, indices = self.layout.groups[group]
+        return [
+            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
+            for offset, index in zip(self._offsets[group], indices, strict=True)
+        ]
+
+    @property
+    def sums(self) -> list[Floats]:
+        """Gradients that have added up on this rank since the last round was started."""
+        return [self._sums[place] for place in self._parts]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """Raise if the optimizer is not plain SGD."""
+        for index, name in enumerate(self.layout.names):
+            settings = self.settings(index)
+            if settings.momentum or settings.trust:
+                what = f"a momentum of {settings.momentum}" if settings.momentum else "the local rates of LARS"
+                message = f"hpsgd makes steps of plain SGD, and the optimizer has {what} for {name}"
+                raise ArgumentError(message)
+            if settings.rate < 0:
+                message = f"the learning rate of {name} is {settings.rate}, below 0"
+                raise ArgumentError(message)
+
+    def begin(self) -> None:
+        """Look at what the optimizer has now."""
+        self.check_settings()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if self._at[index] is not None:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        self._at[index] = self._own_places[index] if elsewhere is None else elsewhere
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        for index, place in enumerate(self._at):
+            if place is None:
+                self.ready(index)
+
+    def wait(self, stream: Any = None) -> Update:
+        """Train on the replica, or start a round if the last one is done. Waits for nobody."""
+        self.flush()
+        places = [place or 0 for place in self._at]
+        self._at = [None] * len(places)
+        if self.skips_nonfinite and not self._are_finite(places):
+            return Update("skipped")
+        if self.round_is_running():
+            self._train(places)
+        else:
+            self._end_round(places)
+            self._start_round()
+        return Update("written")
+
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration: nothing of it has been used yet."""
+        self._at = [None] * len(self._at)
+
+    def finish(self) -> None:
+        """Make the rounds that this rank is behind, and one more for what is left, on all ranks. Collective."""
+        self.abandon()
+        most = self._most_rounds()
+        while self.rounds <= most:  # the last one is for what is left
+            self._end_round()
+            self._start_round()
+        self._end_round()
+
+    def _most_rounds(self) -> int:
+        """Return how many rounds the rank has started that has started the most. Collective."""
+        return int(self._foreground.allreduce(np.array([self.rounds]), "max")[0])
+
+    def close(self, orderly: bool = True) -> None:
+        """Give back the communicators.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If `orderly`, and gradients have not been applied.
+        """
+        is_busy = orderly and self._is_busy
+        for communicator in (self._background, self._foreground):
+            if orderly and not is_busy:
+                communicator.close()
+            else:
+                communicator._native.close(False)
+        if is_busy:
+            raise _busy("close()")
+
+    def round_is_running(self) -> bool:
+        """Tell whether a round is under way, from what this rank knows: some other rank may not have begun it."""
+        return not all(handle.done for handle in self._handles)
+
+    # ---- rounds --------------------------------------------------------------------------------------------------
+
+    def _train(self, places: Sequence[int]) -> None:
+        """Make a step on the replica; the first one of a round keeps the common weights."""
+        for index, place in enumerate(places):
+            settings, part = self.settings(index), self._parts[index]
+            self._steps.replica_step(
+                self._weight(index),
+                self._common[part] if self.counter == 0 else None,
+                self._sums[part],
+                place,
+                self.layout.dtypes[index],
+                settings.rate,
+                1 / self.loss_scale,
+                settings.weight_decay,
+            )
+        self.counter += 1
+
+    def _end_round(self, places: Sequence[int] | None = None) -> None:
+        """Apply what the last round has brought, drop the replica, and add gradients, if there are some."""
+        self._wait_for_round()
+        for index, part in enumerate(self._parts):
+            self._steps.round_step(
+                self._weight(index),
+                self._common[part] if self.counter else None,
+                self._means[part] if self._has_mean else None,
+                float(self._rates[index]),
+                self._sums[part],
+                0 if places is None else places[index],
+                self.layout.dtypes[index],
+                1 / self.loss_scale,
+                self.settings(index).weight_decay if places is not None else 0.0,
+            )
+        self.counter = 0
+        self._has_mean = False
+
+    def _wait_for_round(self) -> None:
+        handles, self._handles = self._handles, ()
+        try:
+            for handle in handles:
+                handle.wait()
+        except GradientFlowError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Drop what has added up, and what has been averaged."""
+        self._has_mean, self.counter = False, 0
+        self._means[...] = 0
+        self._sums[...] = 0
+
+    def _start_round(self) -> None:
+        """Hand over what has added up."""
+        self._sums, self._means = self._means, self._sums
+        self._rates[:] = [self.settings(index).rate for index in range(len(self.layout))]
+        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
+        average = self._background.allreduce_async
+        self.rounds += 1
+        self._has_mean = True
+        label = f"round {self.rounds}"
+        self._handles = (
+            average(self._means, "mean", self.strategy.algorithm, label=label, **wire),
+            average(self._rates, "mean", label=f"rates of {label}"),
+        )
+
+    def _weight(self, index: int) -> Floats:
+        weight = self.weights[index]
+        if weight.dtype != np.float32:
+            message = (
+                f"hpsgd makes steps on float32, and {self.layout.names[index]} is {weight.dtype}: use master weights, "
+                "which the optimizers of the core have"
+            )
+            raise ArgumentError(message)
+        return weight  # type: ignore[no-any-return]
+
+    def _are_finite(self, places: Sequence[int]) -> bool:
+        count = self._steps.count_nonfinite
+        triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
+        return not any(count(place, dtype, elements) for place, dtype, elements in triples)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the common weights for the weights, as of the last round that this rank has applied."""
+        if self.counter == 0:
+            yield
+            return
+        for index, part in enumerate(self._parts):
+            _swap(self._weight(index), self._common[part])
+        try:
+            yield
+        finally:
+            for index, part in enumerate(self._parts):
+                _swap(self._weight(index), self._common[part])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of rounds: after `finish` nothing else is kept.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If gradients have not been applied.
+        """
+        if self._is_busy:
+            raise _busy("a checkpoint")
+        return {"rounds": self.rounds}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the same."""
+        return self.state_dict()
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless it is a state of hpsgd, and nothing is under way."""
+        if "rounds" not in state:
+            message = "this is not the state of hpsgd: it has no rounds"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Forget what has added up, and go on from a state. Collective."""
+        self.abandon()
+        most = self._most_rounds()
+        while self.rounds < most:
+            self._wait_for_round()
+            self._start_round()
+        self._wait_for_round()
+        self._forget()
+        self.rounds = 0 if state is None else int(state["rounds"])
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Say how many rounds there were."""
+        return {"the number of rounds": str(state["rounds"])}
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Count on from another one, which has finished."""
+        assert isinstance(other, HPSGDSynchronizer)
+        if other._is_busy:
+            raise _busy("a change of the model")
+        self.rounds = other.rounds
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._has_mean or self.counter > 0 or bool(self._sums.any())
+
+
+def _busy(what: str) -> ArgumentError:
+    return ArgumentError(f"gradients have not been applied on all ranks yet: {what} comes after finish()")
+
+
+def _split(comm: Communicator) -> Communicator:
+    part = comm.split(0)
+    assert part is not None  # this rank has a color
+    return part
+
+
+def _places(sizes: Sequence[int]) -> list[int]:
+    """Return where parts of so many bytes begin, and the end."""
+    places = [0]
+    for size in sizes:
+        places.append(places[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return places
+
+
+def _swap(one: Floats, other: Floats) -> None:
+    before = one.copy()
+    one[...] = other
+    other[...] = before
+
+
+__all__ = ["HPSGD", "HPSGDSynchronizer"]

@@ -1,0 +1,236 @@
+"""HPSGD in the NumPy loop: against the algorithm in straight lines, nothing lost, ends, states, bad use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+from gradientflow.errors import ArgumentError
+from gradientflow.optimizers import SGD
+from gradientflow.training import ArrayLoop
+
+SHAPES = [(40,), (0,), (3, 7), (1,), (300,)]
+ELEMENTS = sum(int(np.prod(shape)) for shape in SHAPES)
+RATE = 0.25
+
+
+def gradients_of(rank: int, step: int) -> list[Any]:
+    """Whole numbers whose means are whole, so that all sums are exact in any order."""
+    random = np.random.default_rng([rank, step])
+    return [SIZE * random.integers(-9, 10, shape).astype(np.float32) for shape in SHAPES]
+
+
+def flat(arrays: Any) -> Any:
+    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
+
+
+@contextmanager
+def trained(comm: gf.Communicator, words: str = "hpsgd", **options: Any) -> Iterator[tuple[ArrayLoop, SGD]]:
+    with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], words, **options) as training:
+        yield training, SGD(training, training.weights, lr=RATE)
+
+
+def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
+    scale = training.loss_scale.value if training.loss_scale else 1.0
+    for index, gradient in enumerate(gradients_of(RANK, number)):
+        training.gradients[index][...] = scale * gradient
+        training.ready(index)
+    assert training.wait().kind == "written"
+    optimizer.step()
+
+
+def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
+    mine = flat(arrays)
+    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
+
+
+# ---- the algorithm ---------------------------------------------------------------------------------------------------
+
+
+def simulate(done: list[list[bool]], rate: float = RATE) -> list[list[Any]]:
+    """Return the weights of each rank after each step; `done` says of each whether the last round was done then."""
+    sums: list[list[Any]] = [[] for _ in range(SIZE)]  # that are handed over, by rank and round
+    for rank in range(SIZE):
+        total = np.zeros(ELEMENTS, np.float32)
+        for number, is_done in enumerate(done[rank]):
+            total = total + flat(gradients_of(rank, number))
+            if is_done:
+                sums[rank].append(total)
+                total = np.zeros(ELEMENTS, np.float32)
+    found = []
+    for rank in range(SIZE):
+        common = np.ones(ELEMENTS, np.float32)
+        replica, rounds, weights = None, 0, []
+        for number, is_done in enumerate(done[rank]):
+            if not is_done:
+                if replica is None:
+                    replica = common.copy()
+                replica = replica - np.float32(rate) * flat(gradients_of(rank, number))
+            else:
+                if rounds > 0:
+                    mean = sum(each[rounds - 1] for each in sums) / np.float32(SIZE)
+                    common = common - np.float32(rate) * mean
+                replica = None
+                rounds += 1
+            weights.append(common if replica is None else replica)
+        found.append(weights)
+    return found
+
+
+def check_recorded_interleavings(comm: gf.Communicator) -> None:
+    """Ranks whose rounds are done after other numbers of steps."""
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        rounds = 6
+        # Each rank trains a few steps in each round; the first step always begins one.
+        lengths = random.integers(0, 4, (SIZE, rounds))
+        done = [[bool(i == 0) for length in mine for i in range(length + 1)] for mine in lengths]
+        expected = simulate(done)
+        with trained(comm) as (training, optimizer):
+            synchronizer: Any = training.synchronizer
+            for number, is_done in enumerate(done[RANK]):
+                with mock.patch.object(synchronizer, "round_is_running", return_value=not is_done):
+                    step(training, optimizer, number)
+                assert np.array_equal(flat(training.weights), expected[RANK][number]), (seed, number)
+            training.finish()
+            same_everywhere(comm, training.weights)
+            total = sum(flat(gradients_of(rank, n)) for rank in range(SIZE) for n in range(len(done[rank])))
+            assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+
+
+def check_nothing_is_lost(comm: gf.Communicator) -> None:
+    """Under delays of both sides, and with ranks that make other numbers of steps."""
+    random = np.random.default_rng([RANK, 7])
+    steps = 30 + 10 * RANK
+    with trained(comm) as (training, optimizer):
+        synchronizer: Any = training.synchronizer
+        average = synchronizer._background.allreduce_async
+
+        def late(*arguments: Any, **options: Any) -> Any:
+            time.sleep(random.uniform(0, 0.002))
+            return average(*arguments, **options)
+
+        with mock.patch.object(synchronizer._background, "allreduce_async", late):
+            for number in range(steps):
+                step(training, optimizer, number)
+                if number % 3 == 0:
+                    time.sleep(random.uniform(0, 0.003))
+            training.finish()
+        same_everywhere(comm, training.weights)
+        counts = comm.allgather(np.array([steps])).ravel()
+        total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(counts[rank]))
+        assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+        rounds = comm.allgather(np.array([synchronizer.rounds]))
+        assert (rounds == rounds[0]).all()
+        training.finish()
+        assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+
+
+def check_rates_that_differ(comm: gf.Communicator) -> None:
+    """Schedules of ranks that are at other steps: all apply a round with the same rates."""
+    with trained(comm) as (training, optimizer):
+        for number in range(10):
+            optimizer.lr = 0.5 / (1 + number + 3 * RANK)
+            step(training, optimizer, number)
+            time.sleep(0.001 * RANK)
+        training.finish()
+        same_everywhere(comm, training.weights)
+
+
+def check_loss_scale(comm: gf.Communicator) -> None:
+    """A gradient that is not finite skips the step of this rank alone."""
+    with trained(comm, loss_scale=8.0) as (training, optimizer):
+        step(training, optimizer, 0)
+        if RANK == SIZE - 1:
+            before = flat(training.weights)
+            training.gradients[0][0] = np.inf
+            training.ready(0)
+            assert training.wait().kind == "skipped"
+            optimizer.step()
+            assert np.array_equal(flat(training.weights), before)
+        training.finish()
+        total = sum(flat(gradients_of(rank, 0)) for rank in range(SIZE))
+        assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+
+
+def check_one_rank_that_fails_finishes(comm: gf.Communicator) -> None:
+    with trained(comm) as (training, optimizer):
+        for number in range(4):
+            step(training, optimizer, number)
+        if RANK == 0:
+            training.gradients[0][...] = 1000
+            training.ready(0)
+            training.abandon()
+        training.finish()
+        same_everywhere(comm, training.weights)
+        total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(4))
+        assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+
+
+# ---- use -------------------------------------------------------------------------------------------------------------
+
+
+def check_common_weights(comm: gf.Communicator) -> None:
+    with trained(comm) as (training, optimizer):
+        synchronizer: Any = training.synchronizer
+        step(training, optimizer, 0)
+        with mock.patch.object(synchronizer, "round_is_running", return_value=True):
+            step(training, optimizer, 1)
+        own = flat(training.weights)
+        with training.common_weights():
+            assert (flat(training.weights) == 1).all()
+        assert np.array_equal(flat(training.weights), own)
+        training.finish()
+
+
+def check_states(comm: gf.Communicator) -> None:
+    with trained(comm) as (training, optimizer):
+        step(training, optimizer, 0)
+        for call in (training.state_dict, training.consolidated_state_dict):
+            with raises(ArgumentError, "not been applied on all ranks yet: a checkpoint comes after finish"):
+                call()
+        training.finish()
+        state = training.state_dict()
+        with trained(comm) as (other, stepper):
+            step(other, stepper, 5)
+            for mine, theirs in zip(other.weights, training.weights, strict=True):
+                mine[...] = theirs
+            other.load_state_dict(state)
+            for each, its in ((training, optimizer), (other, stepper)):
+                step(each, its, 1)
+                each.finish()
+            assert np.array_equal(flat(training.weights), flat(other.weights))
+
+
+def check_wrong_use(comm: gf.Communicator) -> None:
+    weights = [np.ones(3, np.float32)]
+    with ArrayLoop(comm, weights, "hpsgd") as training:
+        with raises(ArgumentError, "plain SGD, and the optimizer has a momentum of 0.9"):
+            SGD(training, weights, lr=0.1, momentum=0.9)
+        optimizer = SGD(training, weights, lr=0.1)
+        training.ready(0)
+        with raises(ArgumentError, "became final twice"):
+            training.ready(0)
+        training.abandon()
+        training.ready(0)
+        training.wait()
+        optimizer.step()
+        training.finish()
+    with raises(ArgumentError, "close() comes after finish()"), ArrayLoop(comm, weights, "hpsgd") as training:
+        optimizer = SGD(training, weights, lr=0.1)
+        training.ready(0)
+        training.wait()
+        optimizer.step()
+        comm.barrier()
+    with raises(ArgumentError, "float64"):
+        ArrayLoop(comm, [np.ones(3)], "hpsgd")
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])
