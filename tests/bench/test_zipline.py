@@ -44,7 +44,7 @@ def test_the_command_measures_every_search(tmp_path: Path) -> None:
     "spoil",
     [
         lambda spread, barrier, pushes: (spread, barrier + 1, pushes),
-        lambda spread, barrier, pushes: (spread, barrier, [1] * len(pushes)),
+        lambda spread, barrier, pushes: (spread, barrier, [push % 15 + 1 for push in pushes]),
     ],
 )
 def test_a_wrong_search_is_noticed(spoil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
