@@ -6,11 +6,10 @@ import hashlib
 import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -61,6 +60,7 @@ class CSC(PoolStrategy):
     """
 
     name = "csc"
+    pool = SparseGradientPool
     step = "core"
     averages = True
 
@@ -103,29 +103,14 @@ class CSC(PoolStrategy):
         """Make sparse gradient pools, one for each dtype. Collective."""
         return ChunkSynchronizer(comm, layout, self)
 
-    def make_pool(
-        self,
-        comm: Communicator,
-        shapes: Sequence[int | Sequence[int]],
-        dtype: npt.DTypeLike | str = "float32",
-        *,
-        device: str | int = "cpu",
-        extra: int = 0,
-    ) -> SparseGradientPool:
-        """Make a `gradientflow.SparseGradientPool`. Collective."""
-        return SparseGradientPool(
-            comm,
-            shapes,
-            dtype,
-            self.density_at,
-            0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
-            self.chunk_size,
-            extra=extra,
-            fusion_threshold=self.fusion_threshold,
-            wire=self.wire_of(dtype),
-            algorithm=self.algorithm,
-            device=device,
-        )
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return density, with the warm-up, and momentum of pools."""
+        return {
+            "density": self.density_at,
+            "momentum": 0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
+            "chunk_size": self.chunk_size,
+            "fusion_threshold": self.fusion_threshold,
+        }
 
     @property
     def rate_in_momentum(self) -> bool:  # type: ignore[override]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy.typing as npt
+from typing import Any
 
 from gradientflow.communicator import Communicator
 from gradientflow.pool import GradientPool
@@ -23,6 +21,7 @@ class Dense(PoolStrategy):
     """
 
     name = "dense"
+    pool = GradientPool
     averages = True
     alone_is_identity = True
 
@@ -30,19 +29,9 @@ class Dense(PoolStrategy):
         """Make gradient pools, one for each dtype. Collective."""
         return PoolSynchronizer(comm, layout, self)
 
-    def make_pool(
-        self,
-        comm: Communicator,
-        shapes: Sequence[int | Sequence[int]],
-        dtype: npt.DTypeLike | str = "float32",
-        *,
-        device: str | int = "cpu",
-        extra: int = 0,
-    ) -> GradientPool:
-        """Make a `gradientflow.GradientPool`. Collective."""
-        return GradientPool(
-            comm, shapes, dtype, self.fusion_threshold, self.wire_of(dtype), self.algorithm, device, extra=extra
-        )
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return how pools fuse tensors."""
+        return {"fusion_threshold": self.fusion_threshold}
 
 
 __all__ = ["Dense"]

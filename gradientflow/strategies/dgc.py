@@ -71,9 +71,9 @@ class DGC(SparseStrategy):
         """Make top-k pools, one for each dtype. Collective."""
         return _Corrected(comm, layout, self)
 
-    def pool_options(self) -> dict[str, Any]:
+    def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return what a pool is told: the momentum only where there is one."""
-        return {**super().pool_options(), "momentum": self.momentum or None}
+        return {**super().pool_options(tensors), "momentum": self.momentum or None}
 
 
 class _Corrected(SparseSynchronizer):

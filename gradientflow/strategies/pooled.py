@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -44,6 +44,7 @@ class PoolStrategy(Strategy):
     """
 
     follows_order = True
+    pool: Callable[..., Any]  # the class of its pools
 
     def __init__(
         self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
@@ -56,7 +57,6 @@ class PoolStrategy(Strategy):
         self.wire = wire
         self.algorithm = algorithm
 
-    @abstractmethod
     def make_pool(
         self,
         comm: Communicator,
@@ -65,7 +65,7 @@ class PoolStrategy(Strategy):
         *,
         device: str | int = "cpu",
         extra: int = 0,
-    ) -> Pool:
+    ) -> Any:
         """Make a pool for tensors of one dtype, in the order in which backpropagation produces them. Collective.
 
         Parameters
@@ -75,6 +75,20 @@ class PoolStrategy(Strategy):
         shapes, dtype, device, extra
             As in `gradientflow.GradientPool`.
         """
+        return self.pool(
+            comm,
+            shapes,
+            dtype,
+            wire=self.wire_of(dtype),
+            algorithm=self.algorithm,
+            device=device,
+            extra=extra,
+            **self.pool_options(len(shapes)),
+        )
+
+    @abstractmethod
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return what else a pool of so many tensors is told."""
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)

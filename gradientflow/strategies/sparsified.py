@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from gradientflow.arguments import number, whole
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -43,6 +41,7 @@ class SparseStrategy(PoolStrategy):
         As in `gradientflow.GradientPool`.
     """
 
+    pool = TopKGradientPool
     averages = True
     overlap = True
 
@@ -67,32 +66,10 @@ class SparseStrategy(PoolStrategy):
         """Make top-k pools, one for each dtype. Collective."""
         return SparseSynchronizer(comm, layout, self)
 
-    def make_pool(
-        self,
-        comm: Communicator,
-        shapes: Sequence[int | Sequence[int]],
-        dtype: npt.DTypeLike | str = "float32",
-        *,
-        device: str | int = "cpu",
-        extra: int = 0,
-    ) -> TopKGradientPool:
-        """Make a `gradientflow.TopKGradientPool`. Collective."""
-        return TopKGradientPool(
-            comm,
-            shapes,
-            dtype,
-            self.ratio_at(0),
-            layers=self.layers(len(shapes)),
-            wire=self.wire_of(dtype),
-            algorithm=self.algorithm,
-            extra=extra,
-            device=device,
-            **self.pool_options(),
-        )
-
-    def pool_options(self) -> dict[str, Any]:
-        """Return what a pool is told: attributes that have the names of its arguments."""
-        return {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return ratio and layers of pools, and the attributes that have the names of their arguments."""
+        own = {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
+        return {"ratios": self.ratio_at(0), "layers": self.layers(tensors), **own}
 
     def layers(self, tensors: int) -> list[int]:
         """Return how many of the tensors of a pool are a layer, one after the other: each is one."""

@@ -1,6 +1,7 @@
 #include "residual_pool.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "../../base/text.hpp"
 #include "../../compute/kernels.hpp"
@@ -42,14 +43,84 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
   }
 }
 
-void refuse_state(Communicator& communicator, const std::string& things, const std::string& why) {
+ResidualPool::ResidualPool(std::string name, DType dtype, std::vector<std::size_t> offsets, std::size_t extra,
+                           bool skip_nonfinite)
+    : name_(std::move(name)),
+      dtype_(dtype),
+      offsets_(std::move(offsets)),
+      extra_(extra, 0.0),
+      skip_nonfinite_(skip_nonfinite),
+      ready_(offsets_.size()) {}
+
+void ResidualPool::check_open() const {
+  if (closed()) {
+    throw Error(ErrorKind::closed, "the " + name_ + " is closed");
+  }
+  communicator_->check_open();
+}
+
+void ResidualPool::check_between_iterations(const char* what) const {
+  const std::lock_guard lock(mutex_);
+  if (ready_.count() > 0) {
+    check_open();
+    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
+  }
+}
+
+void ResidualPool::copy_residuals(std::span<float> destination) const {
+  check_between_iterations("residuals are read");
+  residual_.read(destination);
+}
+
+void ResidualPool::refuse_state(const std::string& why) {
+  check_open();
   try {
-    check_same_on_all_ranks(communicator, things, why);
+    check_same_on_all_ranks(*communicator_, "states of " + name_ + "s", why);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::mismatch) {
       throw;
     }
   }
+}
+
+std::size_t ResidualPool::ready_count() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.count();
+}
+
+bool ResidualPool::is_ready(std::size_t tensor) const {
+  const std::lock_guard lock(mutex_);
+  return ready_.has(tensor);
+}
+
+Means ResidualPool::means() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.count() > 0 ? no_means : means_;
+}
+
+std::uint64_t ResidualPool::iteration() const {
+  const std::lock_guard lock(mutex_);
+  return iteration_;
+}
+
+bool ResidualPool::overflowed() const {
+  const std::lock_guard lock(mutex_);
+  return overflowed_;
+}
+
+std::optional<NonfinitePlace> ResidualPool::nonfinite() const {
+  const std::lock_guard lock(mutex_);
+  return overflowed_ ? nonfinite_ : std::nullopt;
+}
+
+double ResidualPool::bookkeeping_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return last_bookkeeping_;
+}
+
+std::vector<GradientPool::Report> ResidualPool::reports() const {
+  const std::lock_guard lock(mutex_);
+  return reports_;
 }
 
 }  // namespace gradientflow::engine

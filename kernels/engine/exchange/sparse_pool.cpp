@@ -52,13 +52,9 @@ std::vector<std::size_t> lay_out_chunks(const std::vector<std::size_t>& counts, 
 
 SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
                        const Options& options)
-    : options_(options),
-      dtype_(dtype),
-      offsets_(lay_out_chunks(counts, dtype)),
-      chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))),
-      extra_(options.extra, 0.0),
-      ready_(counts.size() + 1),
-      iteration_(options.first_iteration) {
+    : ResidualPool("sparse gradient pool", dtype, lay_out_chunks(counts, dtype), options.extra, options.skip_nonfinite),
+      options_(options),
+      chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))) {
   check_options(dtype, options);
   const std::size_t number = (elements() + chunk_size_ - 1) / chunk_size_;
   communicator_ = communicator.duplicate("chunk norms of a sparse pool");
@@ -93,6 +89,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   choose(std::vector<std::uint8_t>(number, 1));
   start_next_iteration(false);
   iteration_ = options.first_iteration;
+  reports_.clear();
 }
 
 SparsePool::~SparsePool() { close(false); }
@@ -104,21 +101,6 @@ std::string SparsePool::description(const std::vector<std::size_t>& counts) cons
          " extra numbers, first iteration " + std::to_string(options_.first_iteration) + ", " +
          (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite, layout " +
          std::to_string(collective::hash_of(counts)) + (options_.pool.device ? ", on CUDA devices" : "");
-}
-
-void SparsePool::check_open() const {
-  if (closed()) {
-    throw Error(ErrorKind::closed, "the sparse gradient pool is closed");
-  }
-  communicator_->check_open();
-}
-
-void SparsePool::check_between_iterations(const char* what) const {
-  const std::lock_guard lock(mutex_);
-  if (ready_.count() > 0) {
-    check_open();
-    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
-  }
 }
 
 SparsePool::Span SparsePool::span_of(std::size_t chunk) const {
@@ -470,7 +452,7 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
   } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
     dropped_ = true;
     drop_gradients(stream);
-    if (!options_.skip_nonfinite) {
+    if (!skip_nonfinite_) {
       failure = find_nonfinite(norms);
     }
   } else if (wanted * wanting != trailer[0] || wanted * wanted * wanting != trailer[1]) {
@@ -624,11 +606,6 @@ void SparsePool::zero(Stream stream) {
   means_ = no_means;
 }
 
-void SparsePool::copy_residuals(std::span<float> destination) const {
-  check_between_iterations("residuals are read");
-  residual_.read(destination);
-}
-
 void SparsePool::check_residuals(std::span<const float> residual) const {
   check_between_iterations("residuals are replaced");
   check_kept(residual, elements(), "residuals");
@@ -663,22 +640,7 @@ void SparsePool::restore(std::span<const float> residual, const std::vector<std:
   iteration_ = iteration;
 }
 
-void SparsePool::refuse_state(const std::string& why) {
-  check_open();
-  engine::refuse_state(*communicator_, "states of sparse gradient pools", why);
-}
-
 // ---- what is to be known --------------------------------------------------------------------------------------------
-
-std::size_t SparsePool::ready_count() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count();
-}
-
-bool SparsePool::is_ready(std::size_t tensor) const {
-  const std::lock_guard lock(mutex_);
-  return ready_.has(tensor);
-}
 
 Update SparsePool::update(bool everywhere) const {
   check_process();
@@ -691,11 +653,6 @@ Update SparsePool::update(bool everywhere) const {
           .spans = everywhere ? std::vector<Span>{{0, elements()}} : spans()};
 }
 
-Means SparsePool::means() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count() > 0 ? no_means : means_;
-}
-
 void SparsePool::take_over_means(const SparsePool& other) {
   const Means theirs = other.means();
   const std::lock_guard lock(mutex_);
@@ -704,11 +661,6 @@ void SparsePool::take_over_means(const SparsePool& other) {
     sent_.resize(chunks());
     std::iota(sent_.begin(), sent_.end(), std::size_t{0});
   }
-}
-
-std::uint64_t SparsePool::iteration() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_;
 }
 
 std::vector<std::size_t> SparsePool::sent() const {
@@ -732,26 +684,6 @@ std::vector<SparsePool::Span> SparsePool::spans() const {
 std::vector<double> SparsePool::norms() const {
   const std::lock_guard lock(mutex_);
   return norms_;
-}
-
-bool SparsePool::overflowed() const {
-  const std::lock_guard lock(mutex_);
-  return overflowed_;
-}
-
-std::optional<NonfinitePlace> SparsePool::nonfinite() const {
-  const std::lock_guard lock(mutex_);
-  return overflowed_ ? nonfinite_ : std::nullopt;
-}
-
-double SparsePool::bookkeeping_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return last_bookkeeping_;
-}
-
-std::vector<GradientPool::Report> SparsePool::reports() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_ == options_.first_iteration ? std::vector<GradientPool::Report>{} : reports_;
 }
 
 std::vector<std::uint8_t> SparsePool::important() const {

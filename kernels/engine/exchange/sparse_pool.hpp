@@ -39,10 +39,8 @@
 
 namespace gradientflow::engine {
 
-class SparsePool {
+class SparsePool : public ResidualPool {
  public:
-  using Stream = GradientPool::Stream;
-
   struct Options {
     GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
     std::size_t chunk_size = 32768;   // elements
@@ -62,14 +60,6 @@ class SparsePool {
   SparsePool& operator=(const SparsePool&) = delete;
   ~SparsePool();
 
-  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
-  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
-  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
-  [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return memory_->data(); }
-  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
-  [[nodiscard]] std::vector<double>& extra() { return extra_; }
   [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
   [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
   [[nodiscard]] std::size_t chunks() const { return left_.size(); }
@@ -77,8 +67,6 @@ class SparsePool {
   // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
-  [[nodiscard]] std::size_t ready_count() const;
-  [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
   // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
@@ -93,20 +81,12 @@ class SparsePool {
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended; before the first one, everything was sent.
-  [[nodiscard]] std::vector<std::size_t> sent() const;            // chunks, in their order
-  [[nodiscard]] std::vector<Span> spans() const;                  // what they cover, neighbours joined
-  [[nodiscard]] std::vector<double> norms() const;                // by chunk, summed over the ranks
-  [[nodiscard]] bool overflowed() const;                          // whether it was dropped
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where it was not skipped for that, but failed
-  [[nodiscard]] double bookkeeping_seconds()
-      const;  // in which this rank gathered, updated residuals, scattered and chose
-  [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // the last one is that of norms and extra numbers
+  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in their order
+  [[nodiscard]] std::vector<Span> spans() const;        // what they cover, neighbours joined
+  [[nodiscard]] std::vector<double> norms() const;      // by chunk, summed over the ranks
+  // The last one of reports() is that of norms and extra numbers.
 
-  [[nodiscard]] std::uint64_t iteration() const;              // how many have ended
   [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
-
-  // As those of GradientPool; an iteration that was dropped has means, of nothing.
-  [[nodiscard]] Means means() const;
 
   // What a step uses: what the last iteration has sent, or `everywhere` all, with zeros for what was not. Throws
   // Error(value) unless it is averaged.
@@ -119,19 +99,12 @@ class SparsePool {
   void set_momentum(float momentum);
   [[nodiscard]] float momentum() const { return options_.momentum; }
 
-  // Whether iterations whose gradients are not finite are dropped, in place of an error. The same on all ranks.
-  void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
-  [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
-
   // Gradients are this many times too large; residuals are not. A power of two. Between iterations.
   void set_loss_scale(double scale);
-  [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(scale_); }
 
   // Zeroes what the last iteration left of the gradients.
   void zero(Stream stream = nullptr);
 
-  // The residuals, laid out as the gradients, in memory of the host. Between iterations.
-  void copy_residuals(std::span<float> destination) const;
   // Zeroes the gradients. Of this rank alone. Throws Error(value) for what is not
   // finite.
   void set_residuals(std::span<const float> residual, Stream stream = nullptr);
@@ -140,24 +113,13 @@ class SparsePool {
   // anything is changed.
   void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
-  // In place of `restore`, on a rank that cannot: the others are told why.
-  void refuse_state(const std::string& why);
-
   void close(bool drain) noexcept;
-  [[nodiscard]] bool closed() const { return send_->closed(); }
-
-  // Throws Error(closed) in a process that was forked off the pool's.
-  void check_process() const { communicator_->check_process(); }
 
  private:
   using Clock = Times::Clock;
 
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
-  void check_open() const;
-  void check_between_iterations(const char* what) const;
   [[nodiscard]] Span span_of(std::size_t chunk) const;
-  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
-  [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
   [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
 
   [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
@@ -188,16 +150,9 @@ class SparsePool {
   void start_next_iteration(bool has_means);
 
   Options options_;
-  DType dtype_;
-  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
   std::size_t chunk_size_;
-  std::vector<double> extra_;
-  std::shared_ptr<Communicator> communicator_;  // its own, for norms and extra numbers
-  std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
-  KeptNumbers residual_;
   std::unique_ptr<ChunkWork> work_;
-  float scale_ = 1.0F;  // of gradients: 1 / loss scale
 
   // By chunk. What a chunk is in this iteration changes between iterations only.
   std::vector<std::uint8_t> important_;
@@ -206,12 +161,9 @@ class SparsePool {
   std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
   std::vector<std::size_t> chunk_of_;  // by slot
 
-  std::timed_mutex waiting_;  // one thread waits at a time
-  mutable std::mutex mutex_;
-  Workers workers_{mutex_};  // on chunks
-  ReadyTensors ready_;
+  std::timed_mutex waiting_;       // one thread waits at a time
+  Workers workers_{mutex_};        // on chunks
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
-  std::uint64_t iteration_;
   bool abandoned_ = false;
   std::optional<bool> idle_;                       // whether nothing was ready when this iteration was waited for
   bool dropped_ = false;                           // gradients of this iteration, since one is not finite
@@ -229,11 +181,6 @@ class SparsePool {
   // Of the last iteration.
   std::vector<std::size_t> sent_;
   std::vector<double> norms_;
-  Means means_ = no_means;
-  bool overflowed_ = false;
-  std::optional<NonfinitePlace> nonfinite_;
-  double last_bookkeeping_ = 0.0;
-  std::vector<GradientPool::Report> reports_;
 };
 
 }  // namespace gradientflow::engine

@@ -46,10 +46,8 @@ std::string name_of(How how) { return how == How::exact ? "exact" : how == How::
 
 TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
                    const Options& options)
-    : options_(options),
-      dtype_(dtype),
-      offsets_(lay_out(counts, dtype)),
-      extra_(options.extra, 0.0),
+    : ResidualPool("top-k gradient pool", dtype, lay_out(counts, dtype), options.extra, options.skip_nonfinite),
+      options_(options),
       has_thread_(communicator.size() > 1 &&
                   (BlockMemory::is_for(communicator, options.algorithm) || transport::mpi_thread_multiple())),
       rules_{.ranks = static_cast<std::size_t>(communicator.size()),
@@ -61,8 +59,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
                  .momentum = options.momentum.value_or(0.0F),
                  .masking = options.masking,
                  .clip = options.clip.value_or(0.0) / std::sqrt(static_cast<double>(communicator.size()))},
-      counts_(counts),
-      ready_(counts.size() + 1) {
+      counts_(counts) {
   check_options(communicator);
   plan_ = plan_top_k(lay_out_layers(counts, in_elements(offsets_, dtype), options.layers), options.ratios, rules_);
   communicator_ = communicator.duplicate("top-k pool of " + std::to_string(bytes()) + " bytes");
@@ -127,21 +124,6 @@ std::string TopKPool::description(const std::vector<std::size_t>& counts) const 
   return text + ", layout " + std::to_string(collective::hash_of(ends));
 }
 
-void TopKPool::check_open() const {
-  if (closed()) {
-    throw Error(ErrorKind::closed, "the top-k gradient pool is closed");
-  }
-  communicator_->check_open();
-}
-
-void TopKPool::check_between_iterations(const char* what) const {
-  const std::lock_guard lock(mutex_);
-  if (ready_.count() > 0) {
-    check_open();
-    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
-  }
-}
-
 void TopKPool::plan(std::span<const double> ratios) {
   plan_ = plan_top_k(std::move(plan_.layers), ratios, rules_);
   blocks_->resize(plan_.bytes);
@@ -172,7 +154,7 @@ std::vector<double> TopKPool::ratios() const {
 std::uint32_t TopKPool::hash_of_settings() const {
   std::vector<double> numbers = ratios();
   numbers.push_back(loss_scale());
-  numbers.push_back(options_.skip_nonfinite ? 1.0 : 0.0);
+  numbers.push_back(skip_nonfinite_ ? 1.0 : 0.0);
   return std::max(collective::hash_of(std::as_bytes(std::span(numbers))), 1U);
 }
 
@@ -604,7 +586,7 @@ std::optional<Error> TopKPool::conclude() {
   }
   if (found) {
     drops_ = true;
-    return options_.skip_nonfinite ? std::nullopt : found;
+    return skip_nonfinite_ ? std::nullopt : found;
   }
   if (current_.back().outcome.idle && (elements() > 0 || !extra_.empty())) {
     return nothing_ready_error();
@@ -654,8 +636,8 @@ std::string TopKPool::settings_text(std::size_t layer) const {
   std::string text = layer < layers()
                          ? "ratio " + format_number(plan_.layers[layer].ratio) + " of layer " + std::to_string(layer)
                          : std::string("the same ratios");
-  return text + ", loss scale " + format_number(loss_scale()) + ", " +
-         (options_.skip_nonfinite ? "skipping" : "not skipping") + " what is not finite";
+  return text + ", loss scale " + format_number(loss_scale()) + ", " + (skip_nonfinite_ ? "skipping" : "not skipping") +
+         " what is not finite";
 }
 
 // All ranks call this, or none.
@@ -766,7 +748,7 @@ void TopKPool::start_next_iteration(bool has_means) {
   finishing_ = abandoned_ = false;
   idle_ = failed_ = false;
   failure_.reset();
-  dropped_ = std::exchange(drops_, false);
+  overflowed_ = std::exchange(drops_, false);
   nonfinite_ = std::exchange(found_nonfinite_, {});
   means_ = has_means ? new_means() : no_means;
   last_bookkeeping_ = static_cast<double>(bookkeeping_.exchange(0)) * 1e-9;
@@ -779,7 +761,7 @@ void TopKPool::start_next_iteration(bool has_means) {
 
 void TopKPool::set_loss_scale(double scale) {
   check_between_iterations("the loss scale is set");
-  selection_.scale = inverse_of_loss_scale(scale);
+  scale_ = selection_.scale = inverse_of_loss_scale(scale);
 }
 
 void TopKPool::zero(Stream stream) {
@@ -792,12 +774,12 @@ void TopKPool::zero(Stream stream) {
   means_ = no_means;
 }
 
-void TopKPool::copy(const KeptNumbers& kept, std::span<float> destination) const {
-  check_between_iterations("residuals are read");
-  if (kept.is_none() && !destination.empty()) {
+void TopKPool::copy_velocities(std::span<float> destination) const {
+  check_between_iterations("velocities are read");
+  if (!has_velocities() && !destination.empty()) {
     throw Error(ErrorKind::value, "there are no velocities without a momentum");
   }
-  kept.read(destination);
+  velocity_.read(destination);
 }
 
 std::vector<float> TopKPool::thresholds() const {
@@ -835,22 +817,7 @@ void TopKPool::restore(const State& state) {
   iteration_ = state.iteration;
 }
 
-void TopKPool::refuse_state(const std::string& why) {
-  check_open();
-  engine::refuse_state(*communicator_, "states of top-k gradient pools", why);
-}
-
 // ---- what is to be known --------------------------------------------------------------------------------------------
-
-std::size_t TopKPool::ready_count() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count();
-}
-
-bool TopKPool::is_ready(std::size_t tensor) const {
-  const std::lock_guard lock(mutex_);
-  return ready_.has(tensor);
-}
 
 Update TopKPool::update() const {
   check_process();
@@ -863,45 +830,15 @@ Update TopKPool::update() const {
           .spans = overflowed() ? std::vector<Update::Span>{} : std::vector<Update::Span>{{0, elements()}}};
 }
 
-Means TopKPool::means() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count() > 0 ? no_means : means_;
-}
-
 void TopKPool::take_over_means(const TopKPool& other) {
   const Means theirs = other.means();
   const std::lock_guard lock(mutex_);
   means_ = theirs;
 }
 
-std::uint64_t TopKPool::iteration() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_;
-}
-
 std::vector<TopKPool::LayerReport> TopKPool::layer_reports() const {
   const std::lock_guard lock(mutex_);
   return layer_reports_;
-}
-
-std::vector<GradientPool::Report> TopKPool::reports() const {
-  const std::lock_guard lock(mutex_);
-  return reports_;
-}
-
-bool TopKPool::overflowed() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_;
-}
-
-std::optional<NonfinitePlace> TopKPool::nonfinite() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_ ? nonfinite_ : std::nullopt;
-}
-
-double TopKPool::bookkeeping_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return last_bookkeeping_;
 }
 
 void TopKPool::close(bool drain) noexcept { communicator_->close(drain); }

@@ -40,10 +40,8 @@
 
 namespace gradientflow::engine {
 
-class TopKPool {
+class TopKPool : public ResidualPool {
  public:
-  using Stream = GradientPool::Stream;
-
   struct Options {
     std::vector<double> ratios = {1000.0};  // by layer, or one for all
     std::vector<std::size_t> layers = {};   // how many tensors each has; empty: one each
@@ -85,14 +83,6 @@ class TopKPool {
   TopKPool& operator=(const TopKPool&) = delete;
   ~TopKPool();
 
-  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
-  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
-  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
-  [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return memory_->data(); }
-  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
-  [[nodiscard]] std::vector<double>& extra() { return extra_; }
   [[nodiscard]] std::size_t merge_bytes() const { return rules_.merge_bytes; }
   [[nodiscard]] std::size_t layers() const { return plan_.layers.size(); }
 
@@ -103,8 +93,6 @@ class TopKPool {
   // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
-  [[nodiscard]] std::size_t ready_count() const;
-  [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Tensor `tensor` is final, and lies elsewhere on the host: it is read there, never written, and may be gone when
   // this returns. Otherwise as `ready`. What its place held is lost.
@@ -126,28 +114,16 @@ class TopKPool {
   void take_back(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const;
-  [[nodiscard]] std::vector<GradientPool::Report> reports() const;  // by message
-  [[nodiscard]] bool overflowed() const;                            // whether the last iteration was dropped
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;    // where it was not skipped for that, but failed
-  [[nodiscard]] double bookkeeping_seconds() const;                 // in which this rank selected and added up
-  [[nodiscard]] std::uint64_t iteration() const;                    // how many have ended
-
-  // As those of GradientPool; an iteration that was dropped has means, of nothing.
-  [[nodiscard]] Means means() const;
   [[nodiscard]] Update update() const;
   void take_over_means(const TopKPool& other);
   void zero(Stream stream = nullptr);
 
   // As those of SparsePool.
-  void set_skip_nonfinite(bool skip) { options_.skip_nonfinite = skip; }
-  [[nodiscard]] bool skip_nonfinite() const { return options_.skip_nonfinite; }
   void set_loss_scale(double scale);
-  [[nodiscard]] double loss_scale() const { return 1.0 / static_cast<double>(selection_.scale); }
 
   // The residuals, or the velocities, laid out as the gradients. Between iterations.
   [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
-  void copy_residuals(std::span<float> destination) const { copy(residual_, destination); }
-  void copy_velocities(std::span<float> destination) const { copy(velocity_, destination); }
+  void copy_velocities(std::span<float> destination) const;
   [[nodiscard]] std::vector<float> thresholds() const;  // by layer, to go on with
   // Of this rank alone; zeroes the gradients. Throws Error(value) for what is not finite.
   void set_residuals(std::span<const float> residual, Stream stream = nullptr);
@@ -162,11 +138,8 @@ class TopKPool {
   // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
   // anything is changed.
   void restore(const State& state);
-  void refuse_state(const std::string& why);
 
   void close(bool drain) noexcept;
-  [[nodiscard]] bool closed() const { return communicator_->closed(); }
-  void check_process() const { communicator_->check_process(); }
 
  private:
   using Clock = Times::Clock;
@@ -191,10 +164,6 @@ class TopKPool {
 
   void check_options(const Communicator& communicator) const;
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
-  void check_open() const;
-  void check_between_iterations(const char* what) const;
-  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
-  [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
   void plan(std::span<const double> ratios);
   void make_calls();
   [[nodiscard]] collective::Call make_average_of(const Communicator& communicator, Array array) const;
@@ -227,31 +196,22 @@ class TopKPool {
   void keep();
   void drop_gradients(Stream stream);
   void start_next_iteration(bool has_means);
-  void copy(const KeptNumbers& kept, std::span<float> destination) const;
 
   Options options_;
-  DType dtype_;
-  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
-  std::vector<double> extra_;
-  std::shared_ptr<Communicator> communicator_;  // its own
-  bool has_thread_;                             // that makes progress
+  bool has_thread_;  // that makes progress
   TopKRules rules_;
   TopKPlan plan_;
-  std::unique_ptr<PoolMemory> memory_;
   std::unique_ptr<BlockMemory> blocks_;
   std::unique_ptr<LayerWork> work_;
   std::vector<collective::Call> calls_;  // by message
   std::vector<std::size_t> layer_of_;    // by tensor
-  KeptNumbers residual_;
   KeptNumbers velocity_;
   std::vector<float> thresholds_;  // by layer
   Selection selection_;
   std::vector<std::size_t> counts_;  // by tensor: elements
 
   std::timed_mutex waiting_;  // one thread waits at a time
-  mutable std::mutex mutex_;
   Workers workers_{mutex_};
-  ReadyTensors ready_;
   std::vector<Course> course_;         // by layer
   std::vector<std::uint8_t> is_zero_;  // by layer: whether its memory is known to be
   std::vector<std::shared_ptr<Handle>> under_way_;
@@ -266,16 +226,10 @@ class TopKPool {
   bool drops_ = false;                             // this iteration, for that
   std::vector<GradientPool::Report> current_;      // by message
   std::atomic<std::int64_t> bookkeeping_{0};       // nanoseconds
-  std::uint64_t iteration_ = 0;
 
   // Of the last iteration.
-  Means means_ = no_means;
-  bool dropped_ = false;
   bool can_take_back_ = false;
-  std::optional<NonfinitePlace> nonfinite_;
-  double last_bookkeeping_ = 0.0;
   std::vector<LayerReport> layer_reports_;
-  std::vector<GradientPool::Report> reports_;
 };
 
 }  // namespace gradientflow::engine
