@@ -2,9 +2,11 @@
 // finite. In memory of the host. Gradients are given by their address and dtype.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../kernels/base/error.hpp"
 #include "../kernels/compute/kernels.hpp"
@@ -135,6 +137,30 @@ void round_step(const py::object& weights, const py::object& before, const py::o
                        .weight_decay = weight_decay});
 }
 
+// Where they do not round to the weights, masters become what the weights are.
+void follow(const py::object& master_weights, const py::object& given) {
+  const TensorView weights = view_tensor(given, Access::read, "weights");
+  const TensorView masters = floats_of(master_weights, "master weights", &weights.count);
+  const WithoutGil release;
+  constexpr std::size_t block = 4096;
+  std::vector<std::byte> rounded(block * sizeof(float));
+  std::vector<float> found(block);
+  std::vector<float> kept(block);
+  for (std::size_t begin = 0; begin < weights.count; begin += block) {
+    const std::size_t count = std::min(block, weights.count - begin);
+    float* const master = floats(masters) + begin;
+    compute::cast(found.data(), DType::float32, weights.data + begin * size_of(weights.dtype), weights.dtype, count,
+                  1.0F);
+    compute::cast(rounded.data(), weights.dtype, master, DType::float32, count, 1.0F);
+    compute::cast(kept.data(), DType::float32, rounded.data(), weights.dtype, count, 1.0F);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (kept[i] != found[i]) {
+        master[i] = found[i];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void bind_local_updates(py::module_& module) {
@@ -153,6 +179,7 @@ void bind_local_updates(py::module_& module) {
   submodule.def("round_step", &round_step, py::arg("weights"), py::arg("before"), py::arg("means"), py::arg("rate"),
                 py::arg("sums"), py::arg("gradient"), py::arg("dtype"), py::arg("gradient_scale"),
                 py::arg("weight_decay"));
+  submodule.def("follow", &follow, py::arg("masters"), py::arg("weights"));
   submodule.def(
       "count_nonfinite",
       [](std::uintptr_t address, const std::string& dtype, std::size_t count) {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from .arrays import ArraySynchronizer
+from .asgd import ASGD
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
+from .dssp import DSSP
+from .elastic_bsp import ElasticBSP
 from .explanation import Explanation
 from .hpsgd import HPSGD
 from .lags import LAGS
@@ -17,8 +20,13 @@ from .pooled import PoolStrategy, PoolSynchronizer
 from .power_sgd import PowerSGD
 from .psgd import PSGD
 from .random_k import RandomK
+from .served import ServedStrategy, ServedSynchronizer
 from .slgs import SLGS
 from .sparse_loco import SparseLoCo
+from .speed_model import ServedExplanation, StepTimes
+from .ssd_sgd import SSDSGD
+from .ssgd import SSGD
+from .ssp import SSP
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .top_k import TopK
@@ -26,15 +34,21 @@ from .update import Settings, Update
 from .words import as_strategy, parse_strategies, parse_strategy
 
 __all__ = [
+    "ASGD",
     "CSC",
     "DGC",
+    "DSSP",
     "HPSGD",
     "LAGS",
     "PSGD",
     "SLGS",
+    "SSDSGD",
+    "SSGD",
+    "SSP",
     "ArraySynchronizer",
     "Dense",
     "DiLoCo",
+    "ElasticBSP",
     "Explanation",
     "LayerMonitor",
     "Layout",
@@ -44,8 +58,12 @@ __all__ = [
     "PoolSynchronizer",
     "PowerSGD",
     "RandomK",
+    "ServedExplanation",
+    "ServedStrategy",
+    "ServedSynchronizer",
     "Settings",
     "SparseLoCo",
+    "StepTimes",
     "Strategy",
     "Synchronizer",
     "TopK",

@@ -50,7 +50,7 @@ class Link:
         times = []
         for count in (_SMALL, large):
             with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
-                times.append(_median(comm, partial(_average, pool)))
+                times.append(median_seconds(comm, partial(_average, pool)))
         return cls._fitted(times, large)
 
     @classmethod
@@ -59,7 +59,7 @@ class Link:
         times = []
         for count in (_SMALL, _GATHERED):
             entries = np.zeros(count, ENTRY).view(np.int32)
-            times.append(_median(comm, partial(comm.allgather, entries)))
+            times.append(median_seconds(comm, partial(comm.allgather, entries)))
         return cls._fitted(times, _GATHERED)
 
     @classmethod
@@ -79,7 +79,7 @@ def _average(pool: GradientPool) -> None:
         DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
 
 
-def _median(comm: Communicator, call: Callable[[], object]) -> float:
+def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
     """Return how long the slowest rank waits for a call, after one time that does not count."""
     times = np.zeros(_REPETITIONS + 1)
     for i in range(len(times)):
@@ -91,4 +91,4 @@ def _median(comm: Communicator, call: Callable[[], object]) -> float:
     return float(np.median(times[1:]))
 
 
-__all__ = ["ENTRY", "Link"]
+__all__ = ["ENTRY", "Link", "median_seconds"]

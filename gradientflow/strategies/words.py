@@ -7,10 +7,13 @@ from typing import Any
 
 from gradientflow.description import Words
 
+from .asgd import ASGD
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
+from .dssp import DSSP
+from .elastic_bsp import ElasticBSP
 from .hpsgd import HPSGD
 from .lags import LAGS
 from .local_sgd import LocalSGD
@@ -19,14 +22,33 @@ from .psgd import PSGD
 from .random_k import RandomK
 from .slgs import SLGS
 from .sparse_loco import SparseLoCo
+from .ssd_sgd import SSDSGD
+from .ssgd import SSGD
+from .ssp import SSP
 from .strategy import Strategy
 from .top_k import TopK
 
-_WORDS: Words[Strategy] = Words(
-    Strategy,
-    "strategy",
-    (CSC, Dense, DGC, DiLoCo, HPSGD, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS, SparseLoCo, TopK),
+_STRATEGIES = (
+    *(
+        ASGD,
+        CSC,
+        Dense,
+        DGC,
+        DiLoCo,
+        DSSP,
+        ElasticBSP,
+        HPSGD,
+        LAGS,
+        LocalSGD,
+        PowerSGD,
+        PSGD,
+        RandomK,
+        SLGS,
+        SparseLoCo,
+    ),
+    *(SSDSGD, SSGD, SSP, TopK),
 )
+_WORDS: Words[Strategy] = Words(Strategy, "strategy", _STRATEGIES)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
 
 

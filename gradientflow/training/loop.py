@@ -477,6 +477,7 @@ class Loop:
             self._order_known = self._order_known or bool(state["order_is_known"])
         with self.tensors.default_stream():
             self.synchronizer.load_state_dict(kept)
+        self._round()
         self.tensors.exchanged()
         self.flushed = self._overflowed = self.unscaled = False
         self.update = None

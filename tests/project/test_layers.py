@@ -132,6 +132,8 @@ PYTHON_LAYERS["gradientflow.residual_pool"] = PYTHON_LAYERS["gradientflow.pool"]
 PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.residual_pool"}
 PYTHON_LAYERS["gradientflow.top_k_pool"] = PYTHON_LAYERS["gradientflow.sparse_pool"]
 PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_pool"] | {
+    "gradientflow.parameter_server",
+    "gradientflow.policies",
     "gradientflow.pool",
     "gradientflow.sparse_pool",
     "gradientflow.top_k_pool",

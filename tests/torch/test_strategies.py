@@ -17,3 +17,9 @@ pytest.importorskip("torch")
 def test_the_core_makes_the_step(check: Run, ranks: int) -> None:
     """In one node, between nodes, and between nodes of two ranks."""
     check(ranks, timeout=100)
+
+
+@pytest.mark.checks("torch_served")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_strategies_on_a_parameter_server(check: Run, ranks: int) -> None:
+    check(ranks, timeout=150)

@@ -1,0 +1,406 @@
+"""Strategies on a parameter server: gradients are pushed to servers, which make the step; weights are pulled back."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import whole
+from gradientflow.base_pool import native_threshold
+from gradientflow.communicator import Communicator
+from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError
+from gradientflow.memory import array_over, numpy_dtype
+from gradientflow.parameter_server import ParameterServer, Pull, Push
+from gradientflow.policies import Policy
+
+from .explanation import Subject, measure
+from .layout import Layout
+from .speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
+from .strategy import Strategy
+from .synchronizer import Synchronizer
+from .update import Settings, Update
+
+Array = npt.NDArray[np.float32]
+
+_ALIGNMENT = 64  # bytes, at whose multiples gradients begin
+_WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+class ServedStrategy(Strategy):
+    """A strategy whose step is made by servers, with momentum SGD, LARS or Adam; the optimizer only gives its settings.
+
+    Parameters
+    ----------
+    servers, optimizer, fusion_threshold
+        As in `gradientflow.ParameterServer`.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What gradients and weights are rounded to on their way, also inside a node; by default what all gradients are,
+        or else float32.
+    """
+
+    gradients = "consumed"
+    step = "core"
+    rate_in_momentum = True
+    writes_weights = True
+    waits: bool = True  # for the servers, in every step
+
+    def __init__(
+        self,
+        *,
+        servers: int | None = None,
+        optimizer: str = "sgd",
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+    ) -> None:
+        if fusion_threshold is not None:
+            native_threshold(fusion_threshold)
+        if wire not in (None, *_WIDTHS):
+            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
+            raise ArgumentError(message)
+        if not isinstance(optimizer, str):
+            message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
+            raise ArgumentTypeError(message)
+        self.servers = None if servers is None else whole("servers", servers, 1)
+        self.optimizer = optimizer
+        self.wire = wire
+        self.fusion_threshold = fusion_threshold
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Which pushes the servers apply together, and which workers may go on."""
+
+    def bind(self, comm: Communicator, layout: Layout) -> ServedSynchronizer:
+        """Start servers with the weights of rank 0. Collective."""
+        return ServedSynchronizer(comm, layout, self)
+
+    def explain(
+        self,
+        comm: Communicator,
+        parameters: int,
+        *,
+        dtype: str = "float32",
+        device: str | int = "cpu",
+        compute_seconds: float | None = None,
+        backward_seconds: float | None = None,
+    ) -> ServedExplanation:
+        """Measure pushes, pulls and the local update, and predict a step by the speed model of SSD-SGD. Collective.
+
+        Parameters
+        ----------
+        comm, parameters, dtype, device, compute_seconds, backward_seconds
+            As in `Strategy.explain`.
+        """
+        wire = self.wire or dtype
+        subject = Subject(self.name, parameters, wire, None, "auto", None, device)
+        dense = measure(comm, subject, compute_seconds, backward_seconds)
+        push, round_seconds, pull, servers = measure_servers(comm, self.servers, wire, self.optimizer, parameters)
+        ranges = ranges_of(parameters, _WIDTHS[wire])
+        times = StepTimes(
+            forward=max(0.0, dense.compute_seconds - dense.backward_seconds),
+            backward=dense.backward_seconds,
+            push=push,
+            communication=round_seconds + pull,
+            first_backward=dense.backward_seconds / ranges,
+            last_exchange=push / ranges + round_seconds - push + pull,
+            local_update=self.local_seconds(comm, parameters),
+        )
+        elsewhere = parameters * _WIDTHS[wire] * (comm.nodes - 1) / comm.nodes
+        found = {each.name: getattr(dense, each.name) for each in fields(dense)}
+        return ServedExplanation(
+            **found
+            | {
+                "bytes_sent": elsewhere * (1 + 1 / self.period),
+                "communication_seconds": push + (times.communication - push) / self.period,
+                "bookkeeping_seconds": times.local_update,
+            },
+            times=times,
+            k=self.period,
+            waits=self.waits,
+            servers=servers,
+        )
+
+    def local_seconds(self, comm: Communicator, parameters: int) -> float:
+        """Return what a worker needs to update its own weights. Collective."""
+        return 0.0
+
+
+class ServedSynchronizer(Synchronizer):
+    """A worker of a parameter server: pushes every gradient, and after every push has the servers' weights.
+
+    Attributes
+    ----------
+    server : gradientflow.ParameterServer
+        Its servers.
+    pushes : int
+        How many iterations it has pushed since training began, or since the last `finish`.
+    """
+
+    strategy: ServedStrategy
+    reads_elsewhere = True
+    keeps_gradients = False  # in their places, until the step
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        if layout.device != "cpu":
+            message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
+            raise ArgumentError(message)
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype not in _WIDTHS:
+                message = f"{strategy.name}: {name} is {dtype}: servers have float32, for gradients of up to 32 bits"
+                raise ArgumentTypeError(message)
+        self._core = load_core().local_updates
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._offsets: list[list[int]] = []
+        self._is_zero = [True] * len(layout.groups)  # the memory of a dtype
+        self._groups = [0] * len(layout)
+        self._addresses = [0] * len(layout)
+        for group, (dtype, indices) in enumerate(layout.groups):
+            places = [0]
+            for index in indices:
+                places.append(places[-1] + -(-layout.counts[index] * _WIDTHS[dtype] // _ALIGNMENT) * _ALIGNMENT)
+            memory = comm.empty(places.pop(), "uint8")
+            memory[...] = 0
+            self._memory.append(memory)
+            self._offsets.append(places)
+            for index, place in zip(indices, places, strict=True):
+                self._groups[index] = group
+                self._addresses[index] = memory.ctypes.data + place
+        for index, weight in enumerate(layout.weights):
+            if layout.dtypes[index] != "float32":  # until there are master weights
+                self.weights[index] = np.zeros(layout.counts[index], np.float32)
+                self._core.follow(self.weights[index], weight)
+        wires = {*layout.dtypes}
+        self.server: Any = ParameterServer(
+            comm,
+            [weight.reshape(shape) for weight, shape in zip(self.weights, layout.shapes, strict=True)],
+            strategy.policy,
+            strategy.optimizer,
+            strategy.servers,
+            strategy.wire or (wires.pop() if len(wires) == 1 else None),
+            strategy.fusion_threshold,
+            layout.names,
+        )
+        self.pushes = 0
+        self._servers_know = not hasattr(
+            self.server, "load_state_dict"
+        )  # the weights with which training begins: they may still be changed
+        self._pull: Pull | None = None  # that has not been taken
+        self._pending: Push | None = None
+        self._settings: list[Settings] = []
+        self._scale = 1.0
+        self._overflowed = False  # a gradient of the iteration, on this rank
+        self._begun = False
+        self._start_next_iteration()
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
+        return self._memory[group]
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return self._offsets[group]
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        if not self._is_zero[group]:
+            self._memory[group][...] = 0
+            self._is_zero[group] = True
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        dtype, indices = self.layout.groups[group]
+        return [
+            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
+            for offset, index in zip(self._offsets[group], indices, strict=True)
+        ]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:  # noqa: D102
+        self._settings = [self.settings(index) for index in range(len(self.layout))]
+        self._scale = self.loss_scale
+        self._overflowed = False
+        if not self._servers_know:
+            self._tell_servers()
+        self._begun = True
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if self._is_ready[index]:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        dtype, count = self.layout.dtypes[index], self.layout.counts[index]
+        address = self._addresses[index] if elsewhere is None else elsewhere
+        if self.skips_nonfinite and self._core.count_nonfinite(address, dtype, count):
+            self._overflowed = True
+        self.server.ready(index, (address, dtype))
+        self._is_ready[index] = True
+        if elsewhere is not None and self.keeps_gradients:
+            ctypes.memmove(self._addresses[index], elsewhere, count * _WIDTHS[dtype])
+        if elsewhere is None or self.keeps_gradients:
+            self._is_zero[self._groups[index]] = False
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                self.ready(index, stream)
+        self._push(self._overflowed)
+        if self.pulls_at_once:
+            self._begin_pull()
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        if self._pending is None:
+            self.flush(stream)
+        push, overflowed = self._pending, self._overflowed
+        assert push is not None
+        try:
+            skipped = self.is_skipped(push)
+        finally:
+            self._start_next_iteration()
+        self._overflowed = overflowed
+        if skipped and not self.skips_nonfinite:
+            message = (
+                "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
+                "with the next one"
+            )
+            raise AbandonedError(message)
+        return Update("skipped" if skipped else "written")
+
+    def after_step(self) -> None:
+        """Take the weights of the servers."""
+        self._take_pull()
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        if self._begun and self._pending is None:
+            self._push(skip=True)
+        self._start_next_iteration()
+
+    def finish(self) -> None:
+        """Push no more until all have finished, and take the servers' weights, which are the same then on all ranks."""
+        self._end_pull()
+        self.server.finish(self.weights)
+        self.begin_afresh()
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        self.server.close(orderly)
+
+    # ---- what a strategy may do otherwise ------------------------------------------------------------------------
+
+    @property
+    def pulls_at_once(self) -> bool:
+        """Whether weights are asked for behind the push of this iteration."""
+        return True
+
+    def is_skipped(self, push: Push) -> bool:
+        """Wait as long as has to be waited before the step, and tell whether there is none."""
+        return push.wait() == "skipped"
+
+    def begin_afresh(self) -> None:
+        """Go on from weights that are the servers'."""
+        self.pushes = 0
+
+    # ---- servers -------------------------------------------------------------------------------------------------
+
+    def _push(self, skip: bool) -> None:
+        self._pending = self.server.push(self._settings, self._scale, skip)
+        self.pushes += 1
+
+    def _begin_pull(self) -> None:
+        self._end_pull()
+        self._pull = self.server.pull()
+
+    def _end_pull(self) -> None:
+        """Wait for a pull that nobody needs any more, for the servers answer one at a time."""
+        if self._pull is not None:
+            self._pull.wait()
+            self._pull = None
+
+    def _take_pull(self) -> None:
+        if self._pull is not None:
+            self._pull.wait()
+            self._pull.take_all(self.weights)
+            self._pull = None
+
+    def _start_next_iteration(self) -> None:
+        self._is_ready = [False] * len(self.layout)
+        self._pending = None
+        self._begun = self._overflowed = False
+
+    def _tell_servers(self) -> None:
+        """Have the servers begin with the weights of rank 0 as they are now. Collective."""
+        for index, weight in enumerate(self.layout.weights):
+            if self.layout.dtypes[index] != "float32":
+                self._core.follow(self.weights[index], weight)
+        state = self.server.state_dict()
+        names = [name for name, value in state.items() if _is_per_tensor(value, len(self.layout))]
+        fresh = {name: [np.zeros_like(each) for each in state[name]] for name in names}
+        fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
+        self.server.load_state_dict({**state, **fresh})
+        self._servers_know = True
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers, which holds for any number of ranks."""
+        return {"names": list(self.layout.names), "pushes": self.pushes, "server": self.server.state_dict()}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers once they have applied the pushes of all ranks. Collective."""
+        self.comm.barrier()
+        state = ServedSynchronizer.state_dict(self)
+        self.comm.barrier()
+        return state
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless it is a state of these tensors."""
+        if not {"names", "pushes", "server"} <= set(state):
+            message = f"this is not the state of {self.strategy.name}"
+            raise ArgumentError(message)
+        if sorted(state["names"]) != sorted(self.layout.names):
+            message = "the state is of another model, whose tensors have other names"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        self._end_pull()
+        self.begin_afresh()
+        self.pushes = 0
+        self._servers_know = state is not None
+        if state is not None:
+            self.server.load_state_dict(self._in_order(state["server"], state["names"]))
+            self.pushes = int(state["pushes"])
+            self._begin_pull()
+            self._take_pull()
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the state of the servers of another one, by the names of tensors. Collective."""
+        assert isinstance(other, ServedSynchronizer)
+        other._end_pull()
+        self._servers_know, self.pushes = other._servers_know, other.pushes
+        if self._servers_know:
+            theirs, mine = other.server.state_dict(), self.server.state_dict()
+            for name, value in mine.items():
+                if _is_per_tensor(value, len(self.layout)) and name in theirs:
+                    there = dict(zip(other.layout.names, theirs[name], strict=True))
+                    mine[name] = [there.get(key, own) for key, own in zip(self.layout.names, value, strict=True)]
+            self.server.load_state_dict(mine)
+
+    def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Return a state of tensors in the order of these."""
+        places = [names.index(name) for name in self.layout.names]
+        return {
+            key: [value[place] for place in places] if _is_per_tensor(value, len(names)) else value
+            for key, value in state.items()
+        }
+
+
+def _is_per_tensor(value: Any, tensors: int) -> bool:
+    return isinstance(value, list) and len(value) == tensors and all(isinstance(each, np.ndarray) for each in value)
+
+
+__all__ = ["ServedStrategy", "ServedSynchronizer"]

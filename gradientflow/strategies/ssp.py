@@ -1,0 +1,41 @@
+"""Stale synchronous SGD on a parameter server."""
+
+from __future__ import annotations
+
+from gradientflow import policies
+
+from .served import ServedStrategy
+
+
+class SSP(ServedStrategy):
+    """SGD on a parameter server whose workers are at most so many steps apart: see `gradientflow.policies.SSP`.
+
+    Parameters
+    ----------
+    staleness : int
+        As in the policy.
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "ssp"
+
+    def __init__(
+        self,
+        staleness: int,
+        *,
+        servers: int | None = None,
+        optimizer: str = "sgd",
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+    ) -> None:
+        super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
+        self.staleness = policies.SSP(staleness).staleness
+
+    @property
+    def policy(self) -> policies.Policy:
+        """The policy of this name."""
+        return policies.SSP(self.staleness)
+
+
+__all__ = ["SSP"]

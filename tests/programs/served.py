@@ -1,0 +1,381 @@
+"""Strategies on a parameter server in the NumPy loop: against servers and workers in straight lines, states, errors."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import SkipTest, mock
+
+import numpy as np
+from support import RANK, SIZE, WORLD, raises, run_checks
+from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
+
+import gradientflow as gf
+from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError
+from gradientflow.optimizers import SGD, LossScale
+from gradientflow.strategies import link, parse_strategy, speed_model
+from gradientflow.training import ArrayLoop
+
+SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]
+SIZES = [int(np.prod(shape)) for shape in SHAPES]
+START = np.random.default_rng(3).normal(size=sum(SIZES)).astype(np.float32)
+RATE, MOMENTUM, DECAY = 0.05, 0.9, 0.01
+WAITING = ("ssgd", "asgd", "ssp(2)", "dssp(1, 4)", "elastic_bsp(3)")
+DELAYED = "ssd_sgd(k=3, warmup=3)"
+
+
+def parts_of(flat: Floats) -> list[Floats]:
+    parts = np.split(flat, np.cumsum(SIZES)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+def flat(arrays: Any) -> Floats:
+    return np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in arrays])
+
+
+class Training:
+    """A loop of training with its optimizer."""
+
+    def __init__(self, comm: gf.Communicator, words: str, dtype: Any = np.float32, **options: Any) -> None:
+        rates = {"lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY}
+        rates |= {name: options.pop(name) for name in list(options) if name in rates}
+        weights = [part.astype(dtype) for part in parts_of(START)]
+        self.loop = ArrayLoop(comm, weights, words, **options)
+        self.optimizer = SGD(self.loop, self.loop.weights, **rates)
+        self.synchronizer: Any = self.loop.synchronizer
+
+    @property
+    def weights(self) -> Floats:
+        return flat(self.loop.weights)
+
+    def compute(self, step: int, gradient: Callable[..., Floats] = gradient_of, order: Any = None) -> None:
+        """A backward pass, that comes to the tensors in another order on each rank."""
+        scale = self.loop.loss_scale.value if self.loop.loss_scale else 1.0
+        gradients = parts_of(gradient(RANK, step, self.weights))
+        for index in np.roll(range(len(SHAPES)), RANK).tolist() if order is None else order:
+            with np.errstate(over="ignore"):
+                self.loop.gradients[index][...] = np.float32(scale) * gradients[index]
+            self.loop.ready(index)
+
+    def step(self, step: int, gradient: Callable[..., Floats] = gradient_of) -> Floats:
+        self.compute(step, gradient)
+        self.loop.wait()
+        self.optimizer.step()
+        return self.weights
+
+
+@contextmanager
+def trained(comm: gf.Communicator, words: str, dtype: Any = np.float32, **options: Any) -> Iterator[Training]:
+    training = Training(comm, words, dtype, **options)
+    with training.loop:
+        yield training
+
+
+def servers(number: int, rate: float = RATE, momentum: float = MOMENTUM, decay: float = DECAY) -> Servers:
+    return Servers(START, number, rate, momentum, decay)
+
+
+def require_same(found: Floats, wanted: Floats, *what: object) -> None:
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), (what, np.abs(found - wanted).max())
+
+
+def same_everywhere(comm: gf.Communicator, weights: Floats) -> None:
+    assert (comm.allgather(weights) == weights).all()
+
+
+# ---- the algorithms --------------------------------------------------------------------------------------------------
+
+
+def check_ssgd_step_by_step(comm: gf.Communicator) -> None:
+    for number in sorted({1, SIZE}):
+        expected = ssgd(START, gradient_of, 6, workers=SIZE, servers=servers(number))
+        with trained(comm, f"ssgd(servers={number})") as training:
+            for step, wanted in enumerate(expected):
+                require_same(training.step(step), wanted, number, step)
+            training.loop.finish()
+            require_same(training.weights, expected[-1])
+
+
+def check_ssd_sgd_step_by_step(comm: gf.Communicator) -> None:
+    """Workers have the weights that they have in straight lines, after every step, and so have the servers."""
+    for k, warmup, rule, number, options in (
+        (1, 1, "glu", 1, {}),
+        (3, 3, "glu", SIZE, {}),
+        (5, 5, "glu", SIZE, {"alpha": 1.5, "beta": 0.25}),
+        (2, 4, "sgd", 1, {"loc_lr": 0.125}),
+        (2, 2, "dc_asgd", SIZE, {"lambda_0": 0.5}),
+        (1, 2, "dc_asgd", 1, {}),
+        (3, 3, "none", SIZE, {}),
+    ):
+        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+        words = f"ssd_sgd({k}, {warmup}, {rule!r}, servers={number}, {arguments})"
+        local, common = ssd_sgd(
+            START,
+            gradient_of,
+            14,
+            workers=SIZE,
+            servers=servers(number),
+            k=k,
+            warmup=warmup,
+            rule=rule,
+            **options,  # type: ignore[arg-type]
+        )
+        with trained(comm, words) as training:
+            for step, wanted in enumerate(local):
+                require_same(training.step(step), wanted[RANK], words, step)
+            training.loop.finish()
+            require_same(training.weights, common[-1], words)
+
+
+def check_a_pull_that_comes_while_a_gradient_is_computed(comm: gf.Communicator) -> None:
+    """It waits for the local update, however early it comes; so the gradient is that of one set of weights."""
+    local, _ = ssd_sgd(START, gradient_of, 8, workers=SIZE, servers=servers(SIZE), k=2, warmup=2)
+    with trained(comm, "ssd_sgd(k=2, warmup=2)") as training:
+        for step, wanted in enumerate(local):
+            before = training.weights
+            if step >= 2 and step % 2 == 0 and step > 2:
+                until = time.monotonic() + 30
+                training.loop.gradients[0][...] = parts_of(gradient_of(RANK, step, before))[0]
+                training.loop.ready(0)
+                while not training.synchronizer._pull.done:
+                    assert time.monotonic() < until
+                require_same(training.weights, before)
+                rest = parts_of(gradient_of(RANK, step, training.weights))
+                for index in range(1, len(SHAPES)):
+                    training.loop.gradients[index][...] = rest[index]
+                    training.loop.ready(index)
+                training.loop.wait()
+                require_same(training.weights, before)
+                training.optimizer.step()
+            else:
+                training.step(step)
+            require_same(training.weights, wanted[RANK], step)
+        training.loop.finish()
+
+
+def check_one_worker_is_plain_sgd(comm: gf.Communicator) -> None:
+    """Bit for bit, at any k: without momentum and weight decay, where the local update is the servers'."""
+    if SIZE > 1:
+        raise SkipTest("one worker")
+    for k in (1, 2, 5):
+        plain = START
+        with trained(comm, f"ssd_sgd({k}, {k}, 'sgd', loc_lr={RATE})", momentum=0.0, weight_decay=0.0) as training:
+            for step in range(12):
+                plain = plain - np.float32(RATE) * gradient_of(0, step, plain)
+                require_same(training.step(step), plain, k, step)
+
+
+def check_without_local_updates_gradients_are_one_round_old(comm: gf.Communicator) -> None:
+    """With k = 1 it is momentum SGD on the gradients of the weights before."""
+    line = servers(1)
+    before = now = START
+    with trained(comm, "ssd_sgd(1, 1, 'none')") as training:
+        for step in range(10):
+            line.apply([gradient_of(rank, step, before if step > 1 else now) for rank in range(SIZE)])
+            before, now = now, line.weights
+            require_same(training.step(step), before if step > 0 else now, step)
+        training.loop.finish()
+        require_same(training.weights, now)
+
+
+def check_two_runs_give_the_same_bits(comm: gf.Communicator) -> None:
+    """However late the ranks are."""
+    for words in ("ssgd", DELAYED):
+        runs = []
+        for _ in range(2):
+            with trained(comm, words) as training:
+                for step in range(9):
+                    time.sleep(random.random() * 0.01)
+                    training.step(step)
+                runs.append(training.weights)
+                training.loop.finish()
+                same_everywhere(comm, training.weights)
+        require_same(*runs)
+
+
+def check_asynchronous_ones_lose_nothing(comm: gf.Communicator) -> None:
+    """Each push is applied by itself, undivided: with gradients that do not depend on weights, sums are known."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+
+    def whole(rank: int, step: int, _: Floats) -> Floats:
+        return np.random.default_rng([rank, step]).integers(-9, 10, len(START)).astype(np.float32)
+
+    start = np.round(START)
+    for words in WAITING[1:]:
+        with trained(comm, words, lr=1.0, momentum=0.0, weight_decay=0.0) as training:
+            for weight, part in zip(training.loop.weights, parts_of(start), strict=True):
+                weight[...] = part  # before the first step that is what the servers begin with
+            for step in range(8):
+                training.step(step, whole)
+            training.loop.finish()
+            total = sum(whole(rank, step, START) for rank in range(SIZE) for step in range(8))
+            assert np.array_equal(training.weights, start - total), words
+
+
+def check_ranks_with_more_steps_than_others(comm: gf.Communicator) -> None:
+    """They go on when the others have finished, and training goes on after that."""
+    for words in (*WAITING, DELAYED):
+        with trained(comm, words) as training:
+            for round_of_training in range(2):
+                for step in range(4 + RANK):
+                    training.step(100 * round_of_training + step)
+                training.loop.finish()
+                same_everywhere(comm, training.weights)
+
+
+# ---- loss scale, and what goes wrong ---------------------------------------------------------------------------------
+
+
+def check_loss_scale_of_half_precision(comm: gf.Communicator) -> None:
+    """Gradients that are not finite on one rank change no weight on any, and all come to the same scale."""
+
+    def spoilt(rank: int, step: int, weights: Floats) -> Floats:
+        gradient = gradient_of(rank, step, weights)
+        if rank == SIZE - 1 and step in (2, 7):
+            gradient[-1] = np.inf
+        return gradient
+
+    for words in ("ssgd", DELAYED, "ssd_sgd(2, 2, 'dc_asgd')", "ssd_sgd(2, 2, 'sgd')"):
+        with trained(comm, words, np.float16, loss_scale=LossScale(8.0)) as training:
+            scale = training.loop.loss_scale
+            assert scale is not None
+            for step in range(12):
+                before = training.weights
+                training.step(step, spoilt)
+                if step in (2, 7) and words == "ssgd":
+                    require_same(training.weights, before)
+            assert scale.value == 2.0, (words, scale.value, scale.overflows)
+            training.loop.finish()
+            assert np.isfinite(training.weights).all()
+            same_everywhere(comm, training.weights)
+            masters = flat(training.optimizer.masters.values())
+            require_same(masters.astype(np.float16).astype(np.float32), training.weights)
+
+
+def check_half_precision_is_trained_in_float32(comm: gf.Communicator) -> None:
+    """The servers have the master weights: many steps that are too small for float16 add up."""
+    with trained(comm, "ssgd(wire='float32')", np.float16, lr=1e-5, momentum=0.0, weight_decay=0.0) as training:
+        before = training.weights
+        for step in range(100):
+            training.step(step, lambda _rank, _step, weights: np.ones_like(weights))
+        wanted = before - np.float32(1e-3)
+        assert np.allclose(flat(training.optimizer.masters.values()), wanted, atol=1e-5)
+        assert (np.abs(training.weights - wanted) <= np.abs(wanted) * 2**-10 + 1e-6).all()
+
+
+def check_iterations_that_are_given_up(comm: gf.Communicator) -> None:
+    """Nobody's weights change by them, and the next ones work."""
+    for words in ("ssgd", DELAYED):
+        with trained(comm, words) as training:
+            for step in range(3):
+                training.step(step)
+            before = training.weights
+            delayed = words != "ssgd"
+            if RANK == SIZE - 1:
+                training.loop.ready(0)
+                training.loop.abandon()
+            elif delayed:
+                training.step(3)
+            else:
+                training.compute(3)
+                with raises(AbandonedError, "gave up the iteration"):
+                    training.loop.wait()
+                training.loop.abandon()
+            if not delayed:
+                require_same(training.weights, before)
+            for step in range(4, 9):
+                training.step(step)
+            training.loop.finish()
+            same_everywhere(comm, training.weights)
+
+
+def check_what_does_not_fit(comm: gf.Communicator) -> None:
+    with raises(MismatchError, "different tensors"):
+        ArrayLoop(
+            comm, parts_of(START), f"ssd_sgd({RANK + 1}, 60)" if SIZE > 1 else "ssgd"
+        ) if SIZE > 1 else _mismatch()
+    with raises(ArgumentTypeError, "float64"):
+        Training(comm, "ssgd", np.float64)
+    with trained(comm, "ssgd") as training:
+        with raises(ArgumentError, "became final twice"):
+            training.loop.ready(0)
+            training.loop.ready(0)
+        training.loop.abandon()
+        training.loop.finish()
+
+
+def _mismatch() -> None:
+    message = "different tensors"
+    raise MismatchError(message)
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+def check_states_restore_bit_for_bit(comm: gf.Communicator) -> None:
+    """Taken after any step, between a pull and its arrival too; a run goes on from them as if nothing had happened."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+    rules = [f"ssd_sgd(2, 2, {rule!r})" for rule in ("glu", "dc_asgd", "none")]
+    for words, dtype in (("ssgd", np.float32), (DELAYED, np.float32), *((rule, np.float32) for rule in rules)):
+        for taken in (1, 3, 6, 7):
+            with trained(comm, words, dtype) as training:
+                for step in range(taken):
+                    training.step(step)
+                state = copy.deepcopy((training.loop.state_dict(), training.optimizer.state_dict()))
+                for step in range(taken, 11):
+                    training.step(step)
+                wanted = training.weights
+                training.loop.finish()
+                at_end = training.weights
+            with trained(comm, words, dtype) as training:
+                training.step(77)
+                training.loop.load_state_dict(state[0])
+                training.optimizer.load_state_dict(state[1])
+                for step in range(taken, 11):
+                    training.step(step)
+                require_same(training.weights, wanted, words, taken)
+                training.loop.finish()
+                require_same(training.weights, at_end, words, taken)
+
+
+def check_consolidated_states(comm: gf.Communicator) -> None:
+    """They are the same on all ranks, and training goes on from the servers' weights."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+    for words in (*WAITING, DELAYED):
+        with trained(comm, words) as training:
+            for step in range(7):
+                training.step(step)
+            state = copy.deepcopy(training.loop.consolidated_state_dict())
+            assert len({*WORLD.allgather(flat(state["synchronizer"]["server"]["weights"]).tobytes())}) == 1
+            with trained(comm, words) as other:
+                other.loop.load_state_dict(state)
+                require_same(other.weights, flat(state["synchronizer"]["server"]["weights"]), words)
+                same_everywhere(comm, other.weights)
+                other.step(7)
+                other.loop.finish()
+                same_everywhere(comm, other.weights)
+            training.loop.finish()
+
+
+def check_explain(comm: gf.Communicator) -> None:
+    with mock.patch.object(speed_model, "_LARGE", 1 << 14), mock.patch.object(link, "_LARGE", 1 << 14):
+        for words in ("ssgd", "asgd", "ssd_sgd(k=4, warmup=4)", "ssd_sgd(2, 2, 'none')"):
+            found: Any = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
+            assert found.strategy in str(found)
+            assert found.times.linear == 0.01
+            assert found.step_seconds >= 0.01
+            assert found.k == parse_strategy(words).period
+            assert found.waits == ("ssd" not in words)
+            assert (found.times.local_update > 0) == ("k=4" in words)
+            assert (found.bytes_sent > 0) == (comm.nodes > 1)
+            assert found.gain_over_ssgd == 1 or "ssd" in words
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])

@@ -1,0 +1,225 @@
+"""DistributedOptimizer with strategies on a parameter server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+import torch
+from support import RANK, SIZE, WORLD, raises, run_checks
+from torch import nn
+from workers_reference import Floats, Servers, ssd_sgd
+
+import gradientflow as gf
+import gradientflow.torch as gft
+from gradientflow.errors import ArgumentError
+
+torch.set_num_threads(1)
+
+RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.01
+DELAYED = "ssd_sgd(k=2, warmup=2)"
+
+
+class Net(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def net(dtype: torch.dtype = torch.float32) -> Net:
+    torch.manual_seed(7)
+    return Net().to(dtype)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    dtype = next(model.parameters()).dtype
+    return (model(x.to(dtype)).float() - x[:, :5].sin()).square().mean()
+
+
+def flat(model: nn.Module) -> Floats:
+    return torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).numpy().copy()
+
+
+def gradient_of(rank: int, step: int, weights: Floats) -> Floats:
+    model = net()
+    nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), model.parameters())
+    loss_of(model, rank, step).backward()
+    return torch.cat([each.grad.reshape(-1) for each in model.parameters() if each.grad is not None]).numpy()
+
+
+@contextmanager
+def trained(comm: gf.Communicator, words: str, model: nn.Module, **options: Any) -> Iterator[gft.DistributedOptimizer]:
+    inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    with gft.DistributedOptimizer(inner, model, comm, strategy=words, **options) as optimizer:
+        yield optimizer
+
+
+def step_of(model: nn.Module, optimizer: gft.DistributedOptimizer, step: int) -> None:
+    optimizer.zero_grad()
+    optimizer.scale(loss_of(model, RANK, step)).backward()
+    optimizer.step()
+
+
+def require_same(found: Floats, wanted: Floats, *what: object) -> None:
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), (what, np.abs(found - wanted).max())
+
+
+def same_everywhere(model: nn.Module) -> None:
+    mine = flat(model).tobytes()
+    assert WORLD.bcast(mine) == mine
+
+
+def check_workers_are_those_in_straight_lines(comm: gf.Communicator) -> None:
+    """Gradients are taken where backpropagation has left them, and weights change in `step`."""
+    for words, k, warmup, rule in (
+        ("ssgd", 1, 9, "glu"),
+        (DELAYED, 2, 2, "glu"),
+        ("ssd_sgd(3, 3, 'dc_asgd')", 3, 3, "dc_asgd"),
+    ):
+        model = net()
+        start = flat(model)
+        line = Servers(start, 1, RATE, MOMENTUM, DECAY)
+        local, common = ssd_sgd(start, gradient_of, 9, workers=SIZE, servers=line, k=k, warmup=warmup, rule=rule)
+        with trained(comm, words, model) as optimizer:
+            for step, wanted in enumerate(local):
+                before = flat(model)
+                optimizer.zero_grad()
+                loss_of(model, RANK, step).backward()
+                require_same(flat(model), before, words, step)
+                optimizer.step()
+                require_same(flat(model), wanted[RANK], words, step)
+            optimizer.finish()
+            require_same(flat(model), common[-1], words)
+
+
+def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -> None:
+    """Passes add up before they are pushed; what no pass comes to counts as zeros."""
+    model = net()
+    other = net()
+    plain = torch.optim.SGD(other.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    with trained(comm, "ssgd", model, accumulation_steps=2) as optimizer:
+        for step in range(4):
+            optimizer.zero_grad()
+            for part in range(2):
+                loss_of(model, RANK, 2 * step + part).backward()
+            optimizer.step()
+            plain.zero_grad()
+            sum(loss_of(other, rank, 2 * step + part) for rank in range(SIZE) for part in range(2)).div(SIZE).backward()
+            plain.step()
+        assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
+        model.last.requires_grad_(True)
+        optimizer.zero_grad()
+        model.first(torch.ones(1, 6)).sum().backward()
+        optimizer.step()
+        same_everywhere(model)
+
+
+def check_states(comm: gf.Communicator) -> None:
+    """Through torch.save; a run goes on bit for bit, also from between a pull and its arrival."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+    for words, dtype, options in (
+        ("ssgd", torch.float32, {}),
+        (DELAYED, torch.float32, {}),
+        (DELAYED, torch.float16, {"loss_scale": 8.0}),
+        ("ssgd", torch.bfloat16, {}),
+    ):
+        for taken in (1, 5, 6):
+            model = net(dtype)
+            with trained(comm, words, model, **options) as optimizer:
+                for step in range(taken):
+                    step_of(model, optimizer, step)
+                file = io.BytesIO()
+                torch.save((model.state_dict(), optimizer.state_dict()), file)
+                for step in range(taken, 10):
+                    step_of(model, optimizer, step)
+                wanted = flat(model)
+                optimizer.finish()
+            model = net(dtype)
+            with trained(comm, words, model, **options) as optimizer:
+                step_of(model, optimizer, 50)
+                file.seek(0)
+                of_model, of_optimizer = torch.load(file, weights_only=True)
+                model.load_state_dict(of_model)
+                optimizer.load_state_dict(of_optimizer)
+                for step in range(taken, 10):
+                    step_of(model, optimizer, step)
+                require_same(flat(model), wanted, words, dtype, taken)
+                optimizer.finish()
+                same_everywhere(model)
+
+
+def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
+    """They are what the servers begin with."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+    for dtype in (torch.float32, torch.float16):
+        model = net(dtype)
+        with trained(comm, "ssgd", model) as optimizer:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(0.5)
+            for parameter in model.parameters():
+                parameter.grad = None
+            optimizer.zero_grad()
+            sum((parameter * 0).sum() for parameter in model.parameters()).backward()
+            optimizer.step()
+            expected = np.float32(0.5) - np.float32(RATE) * (np.float32(DECAY) * np.float32(0.5))
+            assert np.allclose(flat(model), expected, atol=1e-3 if dtype is torch.float16 else 1e-7)
+
+
+def check_parameters_that_are_added(comm: gf.Communicator) -> None:
+    """The servers keep what they have of the others."""
+    if not hasattr(gf.ParameterServer, "load_state_dict"):
+        raise SkipTest("no states")
+    for words in ("ssgd", DELAYED):
+        model = net()
+        model.first.requires_grad_(False)
+        inner = torch.optim.SGD(model.last.parameters(), lr=RATE, momentum=MOMENTUM)
+        with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
+            for step in range(5):
+                step_of(model, optimizer, step)
+            before = flat(model)
+            momentum = [each.copy() for each in optimizer.synchronizer.server.state_dict()["momentum"]]
+            model.first.requires_grad_(True)
+            optimizer.add_param_group({"params": list(model.first.parameters())})
+            require_same(flat(model), before)
+            kept = optimizer.synchronizer.server.state_dict()["momentum"]
+            assert all(np.array_equal(one, other) for one, other in zip(momentum, kept, strict=False))
+            for step in range(5, 9):
+                step_of(model, optimizer, step)
+            optimizer.finish()
+            same_everywhere(model)
+
+
+def check_what_comes_too_late(comm: gf.Communicator) -> None:
+    model = net()
+    with trained(comm, "ssgd", model) as optimizer:
+        optimizer.zero_grad()
+        loss_of(model, RANK, 0).backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with raises(ArgumentError, "has sent the gradients"):
+            optimizer.step()
+        optimizer.zero_grad()
+        with raises(ArgumentError, "does not go with ssgd"), optimizer.join():
+            pass
+        for step in range(2):
+            step_of(model, optimizer, step)
+        optimizer.finish()
+        same_everywhere(model)
+    with raises(ArgumentError, "for torch.optim.SGD"):
+        gft.DistributedOptimizer(torch.optim.Adam(model.parameters()), model, comm, strategy="ssgd")
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])
