@@ -29,24 +29,8 @@ from .strategy import Strategy
 from .top_k import TopK
 
 _STRATEGIES = (
-    *(
-        ASGD,
-        CSC,
-        Dense,
-        DGC,
-        DiLoCo,
-        DSSP,
-        ElasticBSP,
-        HPSGD,
-        LAGS,
-        LocalSGD,
-        PowerSGD,
-        PSGD,
-        RandomK,
-        SLGS,
-        SparseLoCo,
-    ),
-    *(SSDSGD, SSGD, SSP, TopK),
+    *(ASGD, CSC, Dense, DGC, DiLoCo, DSSP, ElasticBSP, HPSGD, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS),
+    *(SparseLoCo, SSDSGD, SSGD, SSP, TopK),
 )
 _WORDS: Words[Strategy] = Words(Strategy, "strategy", _STRATEGIES)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
