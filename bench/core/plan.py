@@ -81,6 +81,14 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Read whole numbers separated by commas."""
+    try:
+        return tuple(int(part) for part in parse_list(text))
+    except ValueError:
+        raise PlanError(f"{text!r} is not a list of whole numbers such as 10,100,1000") from None
+
+
 def format_size(size: int) -> str:
     """Write a number of bytes as `parse_sizes` reads it: ``64K``, ``1M``, ``1000``."""
     for exponent, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
@@ -122,8 +130,9 @@ def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *,
 
 def check_installed(peers: Sequence[str]) -> None:
     """Refuse peers that are not installed."""
-    if "gloo" in peers and importlib.util.find_spec("torch") is None:
-        raise PlanError("--compare gloo needs PyTorch, which is not installed: pip install torch")
+    for peer in ("gloo", "rpc"):
+        if peer in peers and importlib.util.find_spec("torch") is None:
+            raise PlanError(f"--compare {peer} needs PyTorch, which is not installed: pip install torch")
 
 
 def check_time(iterations: int | None, seconds: float) -> None:

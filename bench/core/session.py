@@ -195,6 +195,19 @@ class Session(ABC, Generic[Block, C, R]):
     def end(self) -> None:
         """Do what is to be done after the last block."""
 
+    def open_peer(self, name: str) -> Any:
+        """Make a peer ready; all ranks together."""
+        if name == "nccl":
+            from .nccl import NcclPeer
+
+            return NcclPeer(self.comm.mpi)
+        if name == "gloo":
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
+            from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
+
+            return GlooPeer(self.comm.mpi)
+        return MpiPeer(self.comm.mpi)
+
     # ---- what all have in common -------------------------------------------------------------------------------------
 
     def run(self) -> Outcome[R]:
@@ -322,7 +335,7 @@ class Session(ABC, Generic[Block, C, R]):
     def _measuring(self) -> Iterator[list[Peer]]:
         """Have peers ready, and the load watched, which is then part of the outcome."""
         hosts = self.outcome.hosts
-        peers = [_open_peer(name, self.comm) for name in self.plan.peers]
+        peers = [self.open_peer(name) for name in self.plan.peers]
         meter = LoadMeter(self.comm, hosts.machine)
         yield peers
         # Not after an exception: the other ranks would not come, and the job ends anyway.
@@ -331,16 +344,3 @@ class Session(ABC, Generic[Block, C, R]):
             self.outcome.remark(remark)
         for peer in peers:
             peer.close()
-
-
-def _open_peer(name: str, comm: Communicator) -> Peer:
-    if name == "nccl":
-        from .nccl import NcclPeer
-
-        return NcclPeer(comm.mpi)
-    if name == "gloo":
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
-        from .gloo import GlooPeer  # imports PyTorch, which takes a second or two
-
-        return GlooPeer(comm.mpi)
-    return MpiPeer(comm.mpi)

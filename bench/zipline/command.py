@@ -5,9 +5,10 @@ from __future__ import annotations
 from gradientflow.policies import parse_policies
 
 from ..core.command import Bench, option, plot
+from ..core.plan import parse_counts
 from .columns import LAYOUT
 from .decisions import DECISIONS
-from .plan import ALGORITHMS, ZiplinePlan, parse_counts
+from .plan import ALGORITHMS, ZiplinePlan
 from .plot import draw
 from .session import ZiplineSession
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradientflow.policies import Policy
 
-from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time, parse_list
+from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time
 
 EXACT = ("zipline", "zipline_opt", "zipline_opt_bs", "smallest_window")
 ALGORITHMS = ("grid_scan", "full_grid_scan", *EXACT)
@@ -63,11 +63,3 @@ class ZiplinePlan(Plan):
     def blocks(self) -> list[tuple[int, int]]:
         """What is measured together: all algorithms on so many workers and pushes of each."""
         return [(workers, lookahead) for lookahead in self.lookahead for workers in self.workers]
-
-
-def parse_counts(text: str) -> tuple[int, ...]:
-    """Read whole numbers separated by commas."""
-    try:
-        return tuple(int(part) for part in parse_list(text))
-    except ValueError:
-        raise PlanError(f"{text!r} is not a list of whole numbers such as 10,100,1000") from None

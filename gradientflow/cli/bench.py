@@ -24,6 +24,7 @@ from gradientflow.bench.core.plan import PlanError, check_installed
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.bench.fusion.command import FUSION
 from gradientflow.bench.kernels.command import KERNELS
+from gradientflow.bench.ps.command import PS
 from gradientflow.bench.sparse.command import SPARSE
 from gradientflow.bench.train.command import TRAIN
 from gradientflow.bench.zipline.command import ZIPLINE
@@ -111,7 +112,7 @@ class BenchCommand(click.Command):
             raise
 
 
-for _bench in (*COLLECTIVES, FUSION, KERNELS, SPARSE, TRAIN, ZIPLINE):
+for _bench in (*COLLECTIVES, FUSION, KERNELS, PS, SPARSE, TRAIN, ZIPLINE):
     bench.add_command(BenchCommand(_bench))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import gradientflow as gf
-from gradientflow.bench.core.plan import PlanError
+from gradientflow.bench.core.plan import PlanError, parse_counts
 from gradientflow.bench.zipline.columns import ZiplineResult
-from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT, ZiplinePlan, parse_counts
+from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT, ZiplinePlan
 from gradientflow.bench.zipline.session import ZiplineSession
 
 

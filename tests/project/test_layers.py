@@ -153,7 +153,7 @@ PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
 BENCH_CORE = {"gradientflow.bench.core"}
 PYTHON_LAYERS["gradientflow.bench.core"] = PYTHON_LAYERS["gradientflow.bench"]
-for room in ("collective", "fusion", "kernels", "train", "zipline"):
+for room in ("collective", "fusion", "kernels", "ps", "train", "zipline"):
     PYTHON_LAYERS[f"gradientflow.bench.{room}"] = PYTHON_LAYERS["gradientflow.bench"] | BENCH_CORE
 PYTHON_LAYERS["gradientflow.bench.sparse"] = PYTHON_LAYERS["gradientflow.bench.fusion"] | {
     "gradientflow.bench.fusion",
@@ -164,11 +164,12 @@ PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# In the last three are peers of the benchmarks.
+# In the last four are peers of the benchmarks.
 MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
     "gradientflow.bench.core.gloo",
     "gradientflow.bench.kernels.selection",
+    "gradientflow.bench.ps.rpc",
     "gradientflow.bench.train",
 )
 

@@ -1,0 +1,1 @@
+"""The parameter server: gradients pushed and weights pulled, beside the same exchange by other means."""

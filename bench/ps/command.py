@@ -1,0 +1,27 @@
+"""``gradientflow bench ps``: measure the parameter server."""
+
+from __future__ import annotations
+
+from ..core.command import Bench, compare, option, plot, timing, wires
+from ..core.plan import parse_counts, parse_sizes
+from .columns import LAYOUT
+from .plan import DEFAULT_SIZES, PEERS, ServerPlan
+from .plot import draw
+from .session import ServerSession
+
+PS = Bench(
+    name="ps",
+    help="Measure pushing gradients to parameter servers and pulling weights, beside MPI and torch.distributed.rpc.",
+    options=(
+        option("--sizes", DEFAULT_SIZES, "bytes of gradients; K, M and G allowed", parse_sizes),
+        option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
+        wires(),
+        compare(PEERS),
+        *timing(3.0, "size", "exchanges"),
+        plot("times"),
+    ),
+    plan=ServerPlan,
+    session=ServerSession,
+    layout=LAYOUT,
+    draw=draw,
+)

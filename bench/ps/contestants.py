@@ -1,0 +1,154 @@
+"""The contestants of ``gradientflow bench ps``: each worker hands in a gradient, and gets the new weights.
+
+The rule of the servers is ``w = w - (mean of the gradients + w)``, so that the right weights are known of each exchange
+by itself: the mean with the other sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+import gradientflow as gf
+from gradientflow.strategies import Settings
+
+from ..core.case import Case, block
+from ..core.data import Values
+from ..core.peers import OURS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from gradientflow.communicator import Communicator
+
+_SETTINGS = Settings(rate=1.0, weight_decay=1.0)
+_PUSH, _PULL = 1, 2  # tags
+
+
+@dataclass
+class ServerContestant:
+    """One way to exchange gradients for weights.
+
+    Attributes
+    ----------
+    backend, wire : str
+        What it is, as results name it.
+    gradient : array
+        This worker's.
+    weights : array
+        What it gets.
+    mean : array
+        The weights with the other sign, after `pull`.
+    call : callable
+        The exchange.
+    close : callable
+        Gives back what it holds; all ranks together.
+    """
+
+    backend: str
+    wire: str
+    gradient: Values
+    weights: Values
+    mean: Values
+    call: Callable[[], object]
+    close: Callable[[], object] = lambda: None
+
+    @property
+    def name(self) -> str:
+        """The contestant in words."""
+        return self.backend if self.backend != OURS else f"ours ({self.wire})"
+
+    @property
+    def inputs(self) -> list[Values]:
+        """Where values are written to."""
+        return [self.gradient]
+
+    @property
+    def results(self) -> list[Values]:
+        """Where the means are."""
+        return [self.mean]
+
+    def push(self) -> None:
+        """Nothing to bring anywhere."""
+
+    def pull(self) -> None:
+        """Turn the weights into the mean."""
+        np.negative(self.weights, out=self.mean)
+
+
+class ServerPeer(Protocol):
+    """Another means to make the same exchange, ready for use by all ranks."""
+
+    def contestant(self, case: Case, servers: int) -> ServerContestant:
+        """Make it ready, with so many servers."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds; all ranks together."""
+        ...
+
+
+def owner(server: int, servers: int, ranks: int) -> int:
+    """Return the rank that a server is in."""
+    return server * ranks // servers
+
+
+def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> ServerContestant:
+    """Make ours, with values rounded to a dtype on their way."""
+    gradient, weights, mean = (np.zeros(case.count, case.dtype) for _ in range(3))
+    server = gf.ParameterServer(comm, [weights], policy="bsp", optimizer="sgd", servers=servers, wire=wire)
+
+    def call() -> None:
+        server.push(_SETTINGS, gradients=[gradient])
+        server.pull_into([weights])
+
+    return ServerContestant(OURS, wire, gradient, weights, mean, call, server.close)
+
+
+class MpiServers:
+    """The exchange as one writes it with MPI: every message is started at once, and added as it comes.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator
+        Whose ranks take part.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def contestant(self, case: Case, servers: int) -> ServerContestant:
+        """Make it ready, with so many servers."""
+        from mpi4py import MPI
+
+        comm, ranks = self._comm, case.ranks
+        gradient, weights, mean = (np.zeros(case.count, case.dtype) for _ in range(3))
+        shards = [slice(*block(case.count, servers, server)) for server in range(servers)]
+        own = [server for server in range(servers) if owner(server, servers, ranks) == case.rank]
+        pushed = {server: np.zeros((ranks, shards[server].stop - shards[server].start), case.dtype) for server in own}
+
+        def call() -> None:
+            here, requests = [], []
+            for server in own:
+                here += [comm.Irecv(part, worker, _PUSH) for worker, part in enumerate(pushed[server])]
+            for server, shard in enumerate(shards):
+                place = owner(server, servers, ranks)
+                requests.append(comm.Irecv(weights[shard], place, _PULL))
+                requests.append(comm.Isend(gradient[shard], place, _PUSH))
+            for server in own:
+                MPI.Request.Waitall(here[:ranks])
+                del here[:ranks]
+                parts = pushed[server]
+                for part in parts[1:]:
+                    parts[0] += part
+                parts[0] /= -ranks
+                requests += [comm.Isend(parts[0], worker, _PULL) for worker in range(ranks)]
+            MPI.Request.Waitall(requests)
+
+        return ServerContestant("mpi", case.dtype, gradient, weights, mean, call)
+
+    def close(self) -> None:
+        """Nothing to give back: the communicator is the caller's."""

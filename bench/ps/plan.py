@@ -1,0 +1,86 @@
+"""What to measure: the options of ``gradientflow bench ps`` as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from ..core.plan import WIRES, Plan, PlanError, check_choices, check_memory, check_time, format_size
+
+DTYPE = "float32"
+DEFAULT_SIZES = "4K,64K,1M,16M,64M"
+PEERS = ("mpi", "rpc")
+
+AS_MANY = (0,)  # servers as there are workers
+
+_ITEM = 4
+_LEAST_SHARD = 128  # bytes of a server
+
+
+@dataclass(frozen=True)
+class ServerPlan(Plan):
+    """One run of ``gradientflow bench ps``.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes of the gradients that each worker pushes, and of the weights that it pulls.
+    servers : tuple of int
+        How many servers there are, in the ranks of workers; `AS_MANY` by default.
+    wires : tuple of str
+        What ours rounds values to on their way, each a variant.
+    peers : tuple of str
+        What to compare with: "mpi", the exchange written with MPI_Isend and MPI_Irecv; "rpc", torch.distributed.rpc.
+    iterations : int or None
+        Timed exchanges of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend on each size and number of servers, roughly.
+    """
+
+    sizes: tuple[int, ...]
+    servers: tuple[int, ...] = AS_MANY
+    wires: tuple[str, ...] = (DTYPE,)
+    peers: tuple[str, ...] = ("mpi",)
+    iterations: int | None = None
+    seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured, in one sentence that names what to change."""
+        check_choices("--wire", self.wires, WIRES)
+        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
+        if not self.sizes:
+            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
+        for size in self.sizes:
+            if size % _ITEM:
+                raise PlanError(f"{size} bytes is not a whole number of {DTYPE} elements ({_ITEM} bytes each)")
+        if not self.servers:
+            raise PlanError("--servers names no number: write for example 1,2")
+        if min(self.servers) < 1 and self.servers != AS_MANY:
+            raise PlanError(f"--servers needs at least 1, not {min(self.servers)}")
+        check_time(self.iterations, self.seconds)
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """What is measured together: each size with each number of servers."""
+        return list(product(self.sizes, self.servers))
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse also more servers than there are ranks to be in."""
+        super().check_job(ranks, on_this_machine=on_this_machine)
+        most = ranks if self.servers == AS_MANY else max(self.servers)
+        if min(self.sizes) < _LEAST_SHARD * most:
+            raise PlanError(
+                f"--sizes {min(self.sizes)} is too little for {most} servers, of which each needs {_LEAST_SHARD} bytes"
+            )
+        if most > ranks:
+            raise PlanError(f"--servers {most} is more than the {ranks} ranks, which they are in")
+
+    def check_machine(self, ranks: int) -> None:
+        """Refuse what needs too much memory."""
+        largest, contestants = max(self.sizes), len(self.wires) + len(self.peers)
+        check_memory(
+            7 * ranks * contestants * largest,  # gradient, weights, two slots, and a worker's part of the servers
+            f"{format_size(largest)} with {contestants} contestants and {ranks} ranks needs",
+            "smaller --sizes, or less to --compare",
+            " of buffers",
+        )

@@ -1,0 +1,42 @@
+"""Time of an exchange against its size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.peers import OURS
+from ..core.plan import format_size
+from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
+from .columns import ServerResult
+
+
+def draw(figure: Any, results: Sequence[ServerResult]) -> str:
+    """Draw, for each number of servers, the time of a push and pull against the size."""
+    right = [result for result in results if result.median_us]
+    numbers = list(dict.fromkeys(result.servers for result in right))
+    figure.set_size_inches(6 * max(len(numbers), 1), 4.5)
+    for place, servers in enumerate(numbers, 1):
+        axes = figure.add_subplot(1, len(numbers), place)
+        here = [result for result in right if result.servers == servers]
+        axes.set_title(f"{here[0].workers} workers, {servers} servers: push and pull, ms")
+        ours = list(dict.fromkeys(result.wire for result in here if result.backend == OURS))
+        for backend, wire in dict.fromkeys((result.backend, result.wire) for result in here):
+            line = [result for result in here if (result.backend, result.wire) == (backend, wire)]
+            colour = PEER_COLOURS.get(backend, OTHER_COLOUR)
+            axes.plot(
+                [result.bytes for result in line],
+                [(result.median_us or 0.0) / 1e3 for result in line],
+                marker="o",
+                markersize=3,
+                color=OUR_COLOURS[ours.index(wire) % len(OUR_COLOURS)] if backend == OURS else colour,
+                label=f"ours, {wire}" if backend == OURS else backend,
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda size, _: format_size(round(size)))
+        plain_numbers(axes.yaxis)
+        axes.set_xlabel("bytes of gradients, and of weights")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=7, frameon=False)
+    return "Medians of the slowest rank's times."

@@ -1,0 +1,82 @@
+"""Measuring the parameter server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.case import Case
+from ..core.hosts import bytes_per_second
+from ..core.measure import Times
+from ..core.plan import format_size
+from ..core.session import Session
+from .columns import ServerResult, summarise
+from .contestants import MpiServers, ServerContestant, ServerPeer, our_contestant, owner
+from .plan import DTYPE, ServerPlan
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+Block = tuple[int, int]
+
+
+class ServerSession(Session[Block, ServerContestant, ServerResult]):
+    """All ranks are workers; a block is a size and a number of servers."""
+
+    rounded_nevertheless = ", but by servers: all workers get the same weights, wherever they are"
+
+    def __init__(self, comm: Communicator, plan: ServerPlan, *observers: Any, **further: Any) -> None:
+        super().__init__(comm, plan, *observers, **further)
+        self._places: list[str] = comm.mpi.allgather(socket.gethostname())
+
+    def open_peer(self, name: str) -> ServerPeer:
+        """Make other means ready."""
+        if name == "rpc":
+            from .rpc import RpcServers  # imports PyTorch, which takes a second or two
+
+            return RpcServers(self.comm.mpi)
+        return MpiServers(self.comm.mpi)
+
+    def place(self, block: Block) -> str:
+        """Name a size and a number of servers."""
+        servers = self._servers(block)
+        return f"{format_size(block[0])}, {servers} server{'s' if servers > 1 else ''}"
+
+    def title(self, block: Block) -> str:
+        """Name the bench as well."""
+        return f"ps {self.place(block)}"
+
+    def case(self, block: Block) -> Case:
+        """Give the mean, which the weights show."""
+        return Case("allreduce", block[0], DTYPE, "mean", self.comm.size, self.comm.rank, self.plan.wires)
+
+    def contestants(self, block: Block, case: Case, peers: Sequence[Any]) -> Iterator[ServerContestant]:
+        """Make our variants, and the same exchange by other means."""
+        servers = self._servers(block)
+        for wire in self.plan.wires:
+            yield our_contestant(self.comm, case, servers, wire)
+        for peer in peers:
+            yield peer.contestant(case, servers)
+
+    def result(
+        self, block: Block, case: Case, contestant: ServerContestant, wrong: int, times: Times | None
+    ) -> ServerResult:
+        """Summarise."""
+        servers = self._servers(block)
+        link_seconds = self._link_seconds(case.count, servers, contestant.wire)
+        return summarise(case, contestant, servers, self.comm.nodes, wrong, times, link_seconds)
+
+    def _servers(self, block: Block) -> int:
+        return block[1] or self.comm.size
+
+    def _link_seconds(self, count: int, servers: int, wire: str) -> float | None:
+        """Give the least time in which the busiest host can send gradients to servers, and weights to workers."""
+        rate = bytes_per_second(self.outcome.hosts.rate)
+        if rate is None or self.outcome.hosts.number == 1:
+            return None
+        share = count * (4 if wire == DTYPE else 2) / servers
+        homes = [self._places[owner(server, servers, self.comm.size)] for server in range(servers)]
+        links = [(worker, home) for worker in self._places for home in homes if worker != home]
+        sent = {host: sum(share for link in links for end in link if end == host) for host in self._places}
+        return max(sent.values()) / rate
