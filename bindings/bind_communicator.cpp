@@ -283,6 +283,7 @@ void bind_communicator(py::module_& module) {
              return made;
            }),
            py::arg("mpi_comm_address"), py::arg("overrides"))
+      .def("is_alive", &Communicator::is_alive, py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("local_rank", &Communicator::local_rank)

@@ -64,12 +64,13 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                       std::optional<int> workers, std::optional<std::size_t> servers,
                                       std::optional<std::size_t> fusion_threshold, const Wire& wire,
                                       const std::vector<std::string>& names, const std::string& policy,
-                                      const py::object& start) {
+                                      const py::object& start, const std::string& optimizer) {
   const ParameterServer::Options options{.workers = workers,
                                          .servers = servers,
                                          .fusion_threshold = fusion_threshold,
                                          .wire = dtype_of(wire).value_or(DType::float32),
                                          .names = names,
+                                         .optimizer = optimizer,
                                          .policy = policy,
                                          .attend = &attend_to_signals};
   const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
@@ -146,7 +147,8 @@ Floats save(const ParameterServer& server, std::size_t array, const Timeout& tim
 void bind_server(py::module_& module) {
   py::class_<ParameterServer, std::shared_ptr<ParameterServer>>(module, "ParameterServer")
       .def(py::init(&make), py::arg("everybody"), py::arg("counts"), py::arg("workers"), py::arg("servers"),
-           py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("policy"), py::arg("start"))
+           py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("policy"), py::arg("start"),
+           py::arg("optimizer"))
       .def_property_readonly("servers", [](const ParameterServer& self) { return self.layout().servers(); })
       .def_property_readonly("workers", &ParameterServer::workers)
       .def_property_readonly("wire", [](const ParameterServer& self) { return std::string(name_of(self.wire())); })
@@ -215,6 +217,18 @@ void bind_server(py::module_& module) {
           py::arg("timeout"), py::call_guard<WithoutGil>())
       .def("load", &load, py::arg("array"), py::arg("values"))
       .def("save", &save, py::arg("array"), py::arg("timeout"))
+      .def(
+          "statistics",
+          [](const ParameterServer& self, const Timeout& timeout) {
+            return self.worker().report(engine::ServerWorker::Report::statistics, timeout.value);
+          },
+          py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def(
+          "trace",
+          [](const ParameterServer& self, const Timeout& timeout) {
+            return self.worker().report(engine::ServerWorker::Report::trace, timeout.value);
+          },
+          py::arg("timeout"), py::call_guard<WithoutGil>())
       .def("serve", &ParameterServer::serve, py::call_guard<WithoutGil>())
       .def("close", &ParameterServer::close, py::arg("orderly"), py::call_guard<WithoutGil>());
 }

@@ -52,6 +52,8 @@ class Communicator:
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
         The MPI communicator that this one was made from.
+    server_ranks : gradientflow.server_rank.ServerRanks or None
+        The ranks that serve these only, where there are some: they end when all workers have closed.
     """
 
     def __init__(self, mpi: Any, config: Mapping[str, str] | None = None) -> None:
@@ -78,6 +80,7 @@ class Communicator:
         self.local_size: int = self._native.local_size
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
+        self.server_ranks: Any = None
         _open.add(self)
         if self.rank == 0:
             warn_of_unknown_variables()
@@ -91,7 +94,12 @@ class Communicator:
         memory stay valid.
         """
         self._native.close(True)
+        self._release_servers()
         let_go_of_done()
+
+    def _release_servers(self) -> None:
+        if self.server_ranks is not None:
+            self.server_ranks.close()
 
     @property
     def closed(self) -> bool:
@@ -107,6 +115,7 @@ class Communicator:
     ) -> None:
         """Close it; after an exception without waiting for asynchronous calls."""
         self._native.close(kind is None)
+        self._release_servers()
         let_go_of_done()
 
     def __repr__(self) -> str:
@@ -738,6 +747,7 @@ def _close_all() -> None:
     """Close what is still open when the interpreter exits, without waiting for anybody."""
     for communicator in list(_open):
         communicator._native.close(False)
+        communicator._release_servers()
     warn_of_all()
 
 

@@ -3,24 +3,73 @@
 from __future__ import annotations
 
 import atexit
+import math
+import os
 import weakref
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._location import load_core
-from .arguments import instance, number, sequence, whole
-from .base_pool import native_communicator, native_threshold
+from .arguments import instance, mapping, number, sequence, whole
+from .base_pool import native_threshold
 from .communicator import Communicator
-from .errors import ArgumentError, ArgumentTypeError
-from .policies import Policy, as_policy
+from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
+from .policies import Answer, Event, Policy, Trace, as_policy
+from .server_optimizers import ServerOptimizer, as_server_optimizer
+from .server_rank import make_native
 
 Array = npt.NDArray[np.float32]
 
+_FORMAT = 1  # of states
+
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class WorkerStatistics:
+    """How it has gone for one worker.
+
+    Attributes
+    ----------
+    pushes : int
+        How many have come.
+    waited : float
+        Seconds between its pushes and when it could go on, all together.
+    staleness : dict of int to int
+        How often it went on so many pushes ahead of the slowest worker.
+    """
+
+    pushes: int
+    waited: float
+    staleness: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How it has gone so far, as server 0 knows.
+
+    Attributes
+    ----------
+    rounds : int
+        How many have been applied.
+    barriers : int
+        How often all workers could go on at once.
+    ends : int
+        How often all have finished.
+    workers : tuple of WorkerStatistics
+        By rank.
+    """
+
+    rounds: int
+    barriers: int
+    ends: int
+    workers: tuple[WorkerStatistics, ...]
 
 
 class Push:
@@ -137,9 +186,10 @@ class ParameterServer:
         what the servers begin with; of the others only the shapes count.
     policy : gradientflow.policies.Policy or str, default "bsp"
         When pushes are applied: a policy, or words for one.
-    optimizer : {"sgd"}, default "sgd"
-        How: momentum SGD, ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``, where g is the mean of the
-        pushes of a round. Without momentum there is no v.
+    optimizer : ServerOptimizer or str, default "sgd"
+        How, from the mean g of the pushes of a round. "sgd": ``v = momentum * v + rate * (g + weight_decay * w);
+        w = w - v``; without momentum there is no v. "lars": the same, at the local rate
+        ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust is not 0.
     servers : int, optional
         Where no ranks serve only: how many of the workers have a thread that does; by default all.
     wire : {"float32", "float16", "bfloat16"}, default "float32"
@@ -152,7 +202,9 @@ class ParameterServer:
     Attributes
     ----------
     policy : Policy
-        What it is asked.
+        What is asked.
+    optimizer : ServerOptimizer
+        What updates the weights.
     servers : int
         How many there are.
     shapes : tuple of tuple of int
@@ -187,7 +239,7 @@ class ParameterServer:
         comm: Communicator,
         weights: Sequence[Any],
         policy: Policy | str = "bsp",
-        optimizer: str = "sgd",
+        optimizer: ServerOptimizer | str = "sgd",
         servers: int | None = None,
         wire: str | None = None,
         fusion_threshold: float | str | None = None,
@@ -195,9 +247,7 @@ class ParameterServer:
     ) -> None:
         given = [_weights(i, each) for i, each in enumerate(sequence("weights", weights, "arrays"))]
         self.policy = as_policy(policy)
-        if optimizer != "sgd":
-            message = f"optimizer is 'sgd', not {optimizer!r}"
-            raise ArgumentError(message)
+        self.optimizer: ServerOptimizer = as_server_optimizer(optimizer)
         called = [] if names is None else [instance("a name", each, str) for each in sequence("names", names, "text")]
         if names is not None and len(called) != len(given):
             message = f"names are {len(given)}, one for each tensor, not {len(called)}"
@@ -205,17 +255,24 @@ class ParameterServer:
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = instance("comm", comm, Communicator)
         self.policy.start(comm.size)  # raises here what is wrong, on all ranks
-        self._native = load_core().ParameterServer(
-            native_communicator(comm),
+        arguments = (
             [each.size for each in given],
-            None,
             None if servers is None else whole("servers", servers, 1),
             None if fusion_threshold is None else native_threshold(fusion_threshold),
             wire,
             called,
-            repr(self.policy),
-            self.policy.start,
+            self.policy,
+            self.optimizer.native,
         )
+        ranks = comm.server_ranks
+        if ranks is None:
+            self._native = make_native(comm, None, arguments)
+        else:
+            if servers not in (None, ranks.count):
+                message = f"servers is {ranks.count}, the number of ranks that serve only, or not given: not {servers}"
+                raise ArgumentError(message)
+            ranks.start(comm, arguments)
+            self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
@@ -343,6 +400,135 @@ class ParameterServer:
         if arrays is not None:
             pull.take_all(arrays)
 
+    # ---- what the servers know -------------------------------------------------------------------------------------
+
+    def statistics(self, timeout: float | None = None) -> Statistics:
+        """Ask server 0 how it has gone so far. Not collective."""
+        numbers = iter(self._native.statistics(timeout))
+        rounds, barriers, ends = (int(next(numbers)) for _ in range(3))
+        workers = []
+        for _ in range(self._comm.size):
+            pushes, waited, pairs = int(next(numbers)), next(numbers), int(next(numbers))
+            staleness = {int(next(numbers)): int(next(numbers)) for _ in range(pairs)}
+            workers.append(WorkerStatistics(pushes, waited, staleness))
+        return Statistics(rounds, barriers, ends, tuple(workers))
+
+    def trace(self, timeout: float | None = None) -> Trace:
+        """Ask server 0 for what the policy was told, and what it answered. Not collective.
+
+        The first million events are kept. Seconds count from when the servers were made.
+        """
+        numbers = iter(self._native.trace(timeout))
+        events = []
+        for worker in numbers:
+            seconds, departed, rounds = next(numbers), next(numbers), int(next(numbers))
+            apply = [[int(next(numbers)) for _ in range(int(next(numbers)))] for _ in range(rounds)]
+            go_on = [int(next(numbers)) for _ in range(int(next(numbers)))]
+            events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, go_on)))
+        return Trace(self._comm.size, repr(self.policy), events, 0.0)
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self, timeout: float | None = None) -> dict[str, Any]:
+        """Return weights and optimizer state of the servers, by tensor, in float32. Not collective.
+
+        It has all that this worker has pushed, as a pull has. Pushes of other workers that are applied meanwhile may be
+        in the part of one server and not in that of another: under "bsp" there are none.
+        """
+        state: dict[str, Any] = {"format": _FORMAT, "optimizer": repr(self.optimizer)}
+        for place, name in enumerate(self.optimizer.arrays):
+            state[name] = self._by_tensor(self._native.save(place, timeout))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict`, with any number of servers. Collective: that of rank 0 counts.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if that of rank 0 is of other tensors or of another optimizer: before anything is changed.
+        """
+        trouble = ""
+        if self._comm.rank == 0:
+            try:
+                flats = self._checked(state)
+                for place, flat in enumerate(flats):
+                    self._native.load(place, flat)
+                self.pull(exact=True).wait()  # servers take what comes from one rank in its order
+            except GradientFlowError as error:
+                trouble = str(error)
+        self._agree(trouble)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, which is there whole or not at all. Collective; rank 0 writes.
+
+        Raises
+        ------
+        gradientflow.errors.GradientFlowError
+            On every rank, if it cannot be written.
+        """
+        trouble = ""
+        if self._comm.rank == 0:
+            temporary = f"{os.fspath(path)}.{os.getpid()}.part"
+            try:
+                state = self.state_dict()
+                with open(temporary, "wb") as file:
+                    np.savez(file, **_for_file(state))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except (OSError, GradientFlowError) as error:
+                trouble = f"the parameter server cannot be saved as {os.fspath(path)}: {error}"
+                with suppress(OSError):
+                    os.unlink(temporary)
+        self._agree(trouble)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file of `save`, with any number of servers. Collective; rank 0 reads.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if it cannot be read, or is of other tensors or of another optimizer.
+        """
+        state: dict[str, Any] = {}
+        trouble = ""
+        if self._comm.rank == 0:
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    state = _from_file(file)
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                trouble = f"{os.fspath(path)} cannot be read as a parameter server's: {error}"
+        self._agree(trouble)
+        self.load_state_dict(state)
+
+    def _by_tensor(self, flat: Array) -> list[Array]:
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        return [each.reshape(shape) for each, shape in zip(np.split(flat, ends), self.shapes, strict=True)]
+
+    def _checked(self, state: Mapping[str, Any]) -> list[Array]:
+        given = mapping("state", state)
+        if given.get("format") != _FORMAT or given.get("optimizer") != repr(self.optimizer):
+            message = (
+                f"the state is of format {_FORMAT} and of the optimizer {self.optimizer!r}, "
+                f"not of {given.get('format')!r} and {given.get('optimizer')!r}"
+            )
+            raise ArgumentError(message)
+        flats = []
+        for name in self.optimizer.arrays:
+            arrays = [np.asarray(each, np.float32) for each in sequence(name, given.get(name), "arrays")]
+            shapes = tuple(each.shape for each in arrays)
+            if shapes != self.shapes:
+                message = f"{name} of the state have shapes {shapes}, not {self.shapes}"
+                raise ArgumentError(message)
+            flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
+        return flats
+
+    def _agree(self, trouble: str) -> None:
+        said = self._comm.allgatherv(np.frombuffer(trouble.encode(), np.uint8))
+        if said.size:
+            raise ArgumentError(said.tobytes().decode())
+
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self, orderly: bool = True) -> None:
@@ -386,6 +572,27 @@ def _flat(arrays: Sequence[Array]) -> Array:
     return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
 
 
+def _for_file(state: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, list):
+            flat.update({f"{name}.{i:06}": each for i, each in enumerate(value)})
+        else:
+            flat[name] = np.array(value)
+    return flat
+
+
+def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for key in sorted(file):
+        name, dot, _ = key.partition(".")
+        if dot:
+            state.setdefault(name, []).append(file[key])
+        else:
+            state[name] = file[key].item()
+    return state
+
+
 def _index(index: int, tensors: int) -> int:
     found = whole("index", index, -tensors)
     return found + tensors if found < 0 else found
@@ -398,4 +605,4 @@ def _close_all() -> None:
         server._native.close(False)
 
 
-__all__ = ["ParameterServer", "Pull", "Push"]
+__all__ = ["ParameterServer", "Pull", "Push", "Statistics", "WorkerStatistics"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -365,6 +368,102 @@ def check_closing(comm: gf.Communicator) -> None:
                 server.push(Settings(1.0)).wait(LATE)
             server.close(False)
         WORLD.Barrier()
+
+
+def check_lars(comm: gf.Communicator) -> None:
+    """Local rates from the norms of whole tensors, whatever the servers; the same bits everywhere."""
+    found = []
+    for servers in server_counts():
+        weights = draw(13)
+        line = StraightLine(weights, "float32")
+        with gf.ParameterServer(comm, weights, optimizer="lars", servers=servers, fusion_threshold=500) as server:
+            for step in range(3):
+                settings = [Settings(0.1, 0.9, 0.01, 0.02 if i % 2 == 0 else 0.0) for i in range(len(SHAPES))]
+                pushes = [draw(14, step, rank) for rank in range(SIZE)]
+                server.push(settings, gradients=pushes[RANK])
+                local = []
+                for i, each in enumerate(settings):
+                    mean = sum(push[i].astype(np.float64) for push in pushes) / SIZE
+                    norm, weight = float(np.linalg.norm(mean)), float(np.linalg.norm(line.weights[i]))
+                    rate = each.rate * each.trust * weight / (norm + each.weight_decay * weight) if norm else each.rate
+                    local.append(each._replace(rate=rate if each.trust else each.rate))
+                line.round(pushes, local)
+            server.finish(weights)
+        for one, other in zip(weights, line.weights, strict=True):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+        found.append([each.tobytes() for each in weights])
+        assert all(each == found[-1] for each in WORLD.allgather(found[-1]))
+    with gf.ParameterServer(comm, draw(13)) as server, raises(ArgumentError, "trust", "lars"):
+        server.push(Settings(0.1, trust=0.02))
+
+
+def check_states(comm: gf.Communicator) -> None:
+    """A run goes on where it stood, with another number of servers; what is wrong is refused on all ranks."""
+    settings = Settings(0.1, 0.9)
+    path = Path(WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else "")) / "servers.npz"
+    weights = draw(15)
+    line = StraightLine(weights, "float32")
+
+    def step(server: gf.ParameterServer, number: int) -> None:
+        server.push(settings, gradients=draw(16, number, RANK)).wait(LATE)
+        line.round([draw(16, number, rank) for rank in range(SIZE)], [settings] * len(SHAPES))
+
+    with gf.ParameterServer(comm, weights, servers=1) as server:
+        for number in range(3):
+            step(server, number)
+        state = server.state_dict()
+        assert same(state["weights"], line.weights)
+        assert same(state["momentum"], line.momentum)
+        server.save(path)
+        server.finish()
+    for by_file in (True, False):
+        line.weights, line.momentum = state["weights"], state["momentum"][:]
+        with gf.ParameterServer(comm, draw(17), fusion_threshold=100) as server:
+            if by_file:
+                server.load(path)
+            else:
+                server.load_state_dict(state)
+            for number in range(3, 5):
+                step(server, number)
+            server.finish(weights)
+            assert same(weights, line.weights)
+    with gf.ParameterServer(comm, [np.zeros(3, np.float32)], "bsp") as server:
+        for wrong in ({}, {**state, "optimizer": "lars"}, state):
+            with raises(ArgumentError, "state"):
+                server.load_state_dict(wrong)
+        with raises(ArgumentError, "servers.npz"):
+            server.load(path.with_name("no") / "servers.npz")
+        with raises(ArgumentError, "cannot be saved"):
+            server.save(path.with_name("no") / "servers.npz")
+        server.finish()
+    WORLD.Barrier()
+    if RANK == 0:
+        assert os.listdir(path.parent) == ["servers.npz"]
+        shutil.rmtree(path.parent)
+
+
+def check_reports(comm: gf.Communicator) -> None:
+    weights = zeros()
+    for policy in ("bsp", "ssp(1)"):
+        with gf.ParameterServer(comm, weights, policy) as server:
+            for _ in range(5):
+                server.push(Settings(1.0), gradients=weights).wait(LATE)
+            server.finish()
+            told = server.statistics()
+            assert told.rounds == (5 if policy == "bsp" else 5 * SIZE)
+            assert told.ends == 1
+            assert [each.pushes for each in told.workers] == [5] * SIZE
+            for each in told.workers:
+                assert each.waited >= 0
+                assert sum(each.staleness.values()) == 5
+                assert max(each.staleness) <= (0 if policy == "bsp" else 1)
+            if policy == "bsp":
+                assert told.barriers == 5
+            trace = server.trace()
+            assert len(trace.events) == 6 * SIZE
+            assert trace.difference() is None
+            WORLD.Barrier()
+            server.finish()
 
 
 def check_threads(comm: gf.Communicator) -> None:

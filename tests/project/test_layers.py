@@ -119,11 +119,18 @@ PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.arguments",
     "gradientflow.description",
 }
-PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.communicator"] | {
+PYTHON_LAYERS["gradientflow.server_optimizers"] = {"gradientflow.description"}
+PYTHON_LAYERS["gradientflow.server_rank"] = {
+    "gradientflow.errors",
+    "gradientflow._location",
     "gradientflow.communicator",
+}
+PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
+    "gradientflow.arguments",
     "gradientflow.base_pool",
-    "gradientflow.description",
     "gradientflow.policies",
+    "gradientflow.server_optimizers",
+    "gradientflow.server_rank",
 }
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
@@ -147,6 +154,7 @@ PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] |
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {
     "gradientflow.parameter_server",
     "gradientflow.policies",
+    "gradientflow.server_rank",
 }
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)

@@ -20,3 +20,16 @@ def test_a_rank_that_dies_is_named(mpirun: Callable[..., Any], how: str, recover
     finished = mpirun(3, "parameter_server", how, recover=recover, check=False)
     for rank in (0, 2):
         assert f"rank {rank} knows" in finished.stdout, finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize(("ranks", "servers", "node_size"), [(3, 1, 0), (5, 2, 0), (4, 2, 1), (5, 1, 2)])
+@pytest.mark.parametrize("how", ["work", "unknown", "left"])
+def test_ranks_that_serve_only(mpirun: Callable[..., Any], ranks: int, servers: int, node_size: int, how: str) -> None:
+    finished = mpirun(ranks, "server_ranks", servers, how, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)})
+    assert finished.stdout.count("has served") == servers, finished.stdout + finished.stderr
+
+
+def test_a_rank_that_serves_and_dies_is_named(mpirun: Callable[..., Any]) -> None:
+    finished = mpirun(4, "server_ranks", 2, "die", recover=True, check=False)
+    for rank in (0, 1):
+        assert f"rank {rank} knows" in finished.stdout, finished.stdout + finished.stderr

@@ -34,7 +34,8 @@ enum class NoteKind : std::uint32_t {
   load,      // number: of the array, which comes as a message of its own
   state,     // number: of the array, which is to be sent; pushes and round as for a pull
   decision,  // from server 0
-  report,    // is wanted
+  report,    // number: of what, is wanted; or, to a worker, its numbers
+  norms,     // from another server, see ServerShard::norms
   // to a worker
   release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped
   answer,   // number: of the server; version: what in node memory answers the pull

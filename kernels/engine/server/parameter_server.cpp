@@ -50,6 +50,9 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
     : attend_(options.attend), process_(getpid()) {
   const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
   static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
+  if (options.optimizer != "sgd" && options.optimizer != "lars") {
+    throw Error(ErrorKind::value, "optimizer is 'sgd' or 'lars', not '" + options.optimizer + "'");
+  }
   const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
   communicator_ = everybody.duplicate("parameter server");
@@ -68,7 +71,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
                                              ServerMemory(*communicator_, layout, roles, options.wire));
   const double timeout = communicator_->group().config().timeout;
   if (communicator_->rank() < roles.workers) {
-    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.attend);
+    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.optimizer == "lars", options.attend);
   }
   if (const int number = roles.server_at(communicator_->rank()); number >= 0) {
     server_ = std::make_unique<Server>(*shared_, static_cast<std::size_t>(number), std::move(make_policy));

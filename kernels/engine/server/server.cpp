@@ -1,8 +1,10 @@
 #include "server.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -15,6 +17,7 @@ using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
 constexpr auto last_words = 200ms;
+constexpr std::size_t most_events = std::size_t{1} << 20;  // that are kept
 
 }  // namespace
 
@@ -117,6 +120,11 @@ void Server::take(ReceivedNote received) {
       return;
     }
     case NoteKind::report:
+      report(source, received.note.number);
+      return;
+    case NoteKind::norms:
+      norms_[received.note.round][received.note.number] = received.payload_as<double>();
+      return;
     case NoteKind::release:
     case NoteKind::answer:
     case NoteKind::failure:
@@ -187,7 +195,7 @@ bool Server::take_up(int number) {
     } else if (received.note.kind == NoteKind::depart) {
       of.departed = true;
       if (leads()) {
-        ask_policy([&](double seconds) { return policy_->departed(number, seconds); });
+        ask_policy(number, true);
         if (std::all_of(workers_.begin(), workers_.end(), [](const Worker& each) { return each.departed; })) {
           decide({{Decision::Kind::end, {}}});
         }
@@ -210,13 +218,17 @@ void Server::take_up_push(int number, const ReceivedNote& received) {
   }
   of.pushes.push_back({received.note.skip, received.note.scale, of.settings});
   if (leads()) {
-    ask_policy([&](double seconds) { return policy_->pushed(number, seconds); });
+    ++of.pushed;
+    of.since.push_back(now());
+    ask_policy(number, false);
     check_farewells();
   }
 }
 
-void Server::ask_policy(const std::function<policy::Answer(double)>& question) {
-  const policy::Answer answer = question(std::chrono::duration<double>(Clock::now() - start_).count());
+void Server::ask_policy(int number, bool departed) {
+  const double seconds = now();
+  const policy::Answer answer = departed ? policy_->departed(number, seconds) : policy_->pushed(number, seconds);
+  record(number, seconds, departed, answer);
   std::vector<Decision> decisions;
   for (const auto& round : answer.apply) {
     decisions.push_back({Decision::Kind::round, round});
@@ -246,8 +258,12 @@ bool Server::can_do(const Decision& decision) {
   if (decision.kind != Decision::Kind::round) {
     return true;
   }
-  return has_weights_ && std::none_of(decision.workers.begin(), decision.workers.end(),
-                                      [this](int each) { return worker(each).pushes.empty(); });
+  if (!has_weights_ || std::any_of(decision.workers.begin(), decision.workers.end(),
+                                   [this](int each) { return worker(each).pushes.empty(); })) {
+    return false;
+  }
+  check_settings(decision.workers);
+  return has_norms(gather(decision.workers));
 }
 
 void Server::carry_out(const Decision& decision) {
@@ -264,26 +280,78 @@ void Server::carry_out(const Decision& decision) {
   }
 }
 
-void Server::apply_round(const std::vector<int>& round) {
-  check_settings(round);
+Server::Round Server::gather(const std::vector<int>& workers) {
+  const Push& first = worker(workers.front()).pushes.front();
+  Round round{{}, false, 1.0F / first.scale, first.settings};
+  for (const int w : workers) {
+    const Worker& of = worker(w);
+    round.skip = round.skip || of.pushes.front().skip;
+    round.contributions.push_back(is_here(w) ? Contribution{shared_.memory.slot(w, of.applied + 1), true}
+                                             : Contribution{of.received.get(), false});
+  }
+  return round;
+}
+
+// Whether what LARS needs of the next round is there, of all servers. This one tells the others its part.
+bool Server::has_norms(const Round& round) {
+  const bool is_local = std::any_of(round.settings->begin(), round.settings->end(),
+                                    [](const ServerSettings& each) { return each.trust != 0.0F; });
+  if (!is_local || round.skip) {
+    return true;
+  }
+  auto& norms = norms_[rounds_ + 1];
+  if (!norms.contains(number_)) {
+    norms[number_] = shard_.norms(round.contributions, *round.settings, round.scale);
+    for (std::size_t s = 0; s < shared_.roles.servers.size(); ++s) {
+      if (s != number_) {
+        send_note(*shared_.mailbox, shared_.roles.servers[s], shared_.tags.to_server,
+                  {.kind = NoteKind::norms, .number = number_, .round = rounds_ + 1},
+                  std::as_bytes(std::span(norms[number_])));
+      }
+    }
+  }
+  return norms.size() == shared_.roles.servers.size();
+}
+
+// Norms are added up in the order of the servers, which is the same on all of them.
+std::vector<float> Server::rates_of(const Round& round) {
+  std::vector<float> rates;
+  const auto norms = norms_.extract(rounds_ + 1);
+  for (std::size_t i = 0; i < round.settings->size(); ++i) {
+    const ServerSettings& setting = (*round.settings)[i];
+    rates.push_back(setting.rate);
+    if (setting.trust == 0.0F || norms.empty()) {
+      continue;
+    }
+    double weights = 0.0;
+    double gradient = 0.0;
+    for (const auto& [server, sums] : norms.mapped()) {
+      weights += sums[2 * i];
+      gradient += sums[2 * i + 1];
+    }
+    weights = std::sqrt(weights);
+    gradient = std::sqrt(gradient);
+    if (weights > 0.0 && gradient > 0.0) {
+      const double rate = static_cast<double>(setting.rate) * static_cast<double>(setting.trust) * weights /
+                          (gradient + static_cast<double>(setting.weight_decay) * weights);
+      rates.back() = static_cast<float>(std::min(rate, static_cast<double>(std::numeric_limits<float>::max())));
+    }
+  }
+  return rates;
+}
+
+void Server::apply_round(const std::vector<int>& workers) {
+  const Round round = gather(workers);
+  const std::vector<float> rates = rates_of(round);
   ++rounds_;
-  std::vector<Contribution> contributions;
-  bool skip = false;
-  for (const int w : round) {
-    Worker& of = worker(w);
-    skip = skip || of.pushes.front().skip;
-    contributions.push_back(is_here(w) ? Contribution{shared_.memory.slot(w, of.applied + 1), true}
-                                       : Contribution{of.received.get(), false});
+  if (!round.skip) {
+    shard_.apply(round.contributions, *round.settings, rates, round.scale);
   }
-  const Push& first = worker(round.front()).pushes.front();
-  if (!skip) {
-    shard_.apply(contributions, *first.settings, 1.0F / first.scale);
-  }
-  for (const int w : round) {
+  for (const int w : workers) {
     Worker& of = worker(w);
     of.pushes.pop_front();
     ++of.applied;
-    if (skip) {
+    if (round.skip) {
       of.skipped.push_back(of.applied);
     }
     if (is_here(w)) {
@@ -333,12 +401,65 @@ void Server::release(int number) {
   Worker& of = worker(number);
   ++of.released;
   if (leads()) {
+    note_release(of);
     send_note(*shared_.mailbox, number, shared_.tags.to_worker,
               {.kind = NoteKind::release, .pushes = of.released, .round = rounds_},
               std::as_bytes(std::span(of.skipped)));
   }
   of.skipped.clear();
   answer_pulls(number);
+}
+
+// Staleness is counted when a worker goes on: how many pushes it is ahead of the slowest that has not departed.
+void Server::note_release(Worker& of) {
+  if (of.since.empty()) {
+    return;
+  }
+  of.waited += now() - of.since.front();
+  of.since.pop_front();
+  std::uint64_t slowest = of.pushed;
+  for (const Worker& each : workers_) {
+    slowest = each.departed ? slowest : std::min(slowest, each.pushed);
+  }
+  ++of.staleness[of.pushed - slowest];
+}
+
+// Events one after the other: worker, seconds, whether it departed, and the answer with the lengths of its lists.
+void Server::record(int number, double seconds, bool departed, const policy::Answer& answer) {
+  const auto here = static_cast<std::size_t>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& each) { return !each.departed; }));
+  barriers_ += !answer.go_on.empty() && answer.go_on.size() >= here ? 1 : 0;
+  if (++events_ > most_events) {
+    return;
+  }
+  trace_.insert(trace_.end(), {static_cast<double>(number), seconds, departed ? 1.0 : 0.0});
+  trace_.push_back(static_cast<double>(answer.apply.size()));
+  for (const auto& round : answer.apply) {
+    trace_.push_back(static_cast<double>(round.size()));
+    trace_.insert(trace_.end(), round.begin(), round.end());
+  }
+  trace_.push_back(static_cast<double>(answer.go_on.size()));
+  trace_.insert(trace_.end(), answer.go_on.begin(), answer.go_on.end());
+}
+
+void Server::report(int number, std::uint64_t what) {
+  const std::vector<double> numbers = what == 0 ? statistics() : trace_;
+  send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::report},
+            std::as_bytes(std::span(numbers)));
+}
+
+// Rounds, barriers, ends; then of each worker: pushes, seconds waited, and its staleness, as a number of pairs.
+std::vector<double> Server::statistics() const {
+  std::vector<double> numbers = {static_cast<double>(rounds_), static_cast<double>(barriers_),
+                                 static_cast<double>(ends_)};
+  for (const Worker& each : workers_) {
+    numbers.insert(numbers.end(),
+                   {static_cast<double>(each.pushed), each.waited, static_cast<double>(each.staleness.size())});
+    for (const auto& [ahead, times] : each.staleness) {
+      numbers.insert(numbers.end(), {static_cast<double>(ahead), static_cast<double>(times)});
+    }
+  }
+  return numbers;
 }
 
 // All workers have departed, and begin afresh.
@@ -400,8 +521,8 @@ void Server::answer(int number, const ReceivedNote& pull) {
 void Server::send_array(int number, std::size_t array) {
   auto values = std::make_shared<const std::vector<float>>(shard_.array(array));
   const float* const data = values->data();
-  static_cast<void>(
-      shared_.mailbox->send(number, shared_.tags.state(), data, values->size() * sizeof(float), std::move(values)));
+  const std::size_t bytes = values->size() * sizeof(float);
+  static_cast<void>(shared_.mailbox->send(number, shared_.tags.state(), data, bytes, std::move(values)));
 }
 
 // A worker that has closed in order is missed only where others go on without it.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,6 +87,11 @@ class Server {
     std::vector<ReceivedNote> pulls;  // that wait
     bool departed = false;
     bool closed = false;
+    // For the report:
+    std::uint64_t pushed = 0;
+    std::deque<double> since;  // when the pushes came after which it may not go on yet
+    double waited = 0.0;
+    std::map<std::uint64_t, std::uint64_t> staleness;
   };
   struct Decision {
     enum class Kind : std::int32_t { round, go_on, end } kind;
@@ -104,13 +110,27 @@ class Server {
   [[nodiscard]] bool is_whole(const Worker& of) const;
   bool take_up(int number);
   void take_up_push(int number, const ReceivedNote& received);
-  void ask_policy(const std::function<policy::Answer(double)>& question);
+  void ask_policy(int number, bool departed);
   void decide(std::vector<Decision> decisions);
   [[nodiscard]] bool can_do(const Decision& decision);
   void carry_out(const Decision& decision);
-  void apply_round(const std::vector<int>& round);
+  struct Round {
+    std::vector<Contribution> contributions;
+    bool skip = false;
+    float scale = 1.0F;
+    Settings settings;
+  };
+  [[nodiscard]] Round gather(const std::vector<int>& workers);
+  void apply_round(const std::vector<int>& workers);
+  [[nodiscard]] bool has_norms(const Round& round);
+  [[nodiscard]] std::vector<float> rates_of(const Round& round);
   void check_settings(const std::vector<int>& round);
   void release(int number);
+  void note_release(Worker& of);
+  void record(int number, double seconds, bool departed, const policy::Answer& answer);
+  void report(int number, std::uint64_t what);
+  [[nodiscard]] std::vector<double> statistics() const;
+  [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   void end_epoch();
   void answer_pulls(int number);
   void answer(int number, const ReceivedNote& pull);
@@ -128,7 +148,11 @@ class Server {
   std::vector<Worker> workers_;
   std::deque<Decision> decisions_;
   std::uint64_t rounds_ = 0;
+  std::map<std::uint64_t, std::map<std::size_t, std::vector<double>>> norms_;  // by round, then by server
   std::uint64_t ends_ = 0;
+  std::uint64_t barriers_ = 0;  // at which all workers that are left could go on
+  std::vector<double> trace_;
+  std::size_t events_ = 0;
   bool has_weights_ = false;
   int losses_ = 0;
   Clock::time_point start_ = Clock::now();

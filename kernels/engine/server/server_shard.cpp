@@ -33,41 +33,69 @@ ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory,
 
 // Block by block, so that the weights, the momentum and the mean of a block stay in the caches from one kernel to the
 // next. The step works in place: the present weights are copied to the next version first.
-void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings, float scale) {
+void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
+                        std::span<const float> rates, float scale) {
   const std::size_t next = free_version();
   float* const weights = memory_->weights(server_, next);
   const float* const present = this->weights();
   const bool rounds = wire_ != DType::float32;
-  const std::size_t block = std::max(least_block, cached_bytes / sizeof(float) / (round.size() + 4) / 64 * 64);
-  mean_.resize(block);
+  choose_block(round.size());
   for (const TensorPart& part : layout_->parts_of_server(server_)) {
     const ServerSettings& setting = settings[part.tensor];
     if (setting.momentum != 0.0F && momentum_.empty()) {
       momentum_.resize(size());
     }
-    for (std::size_t begin = 0; begin < part.count; begin += block) {
-      const std::size_t count = std::min(block, part.count - begin);
+    for (std::size_t begin = 0; begin < part.count; begin += mean_.size()) {
+      const std::size_t count = std::min(mean_.size(), part.count - begin);
       const std::size_t at = part.shard + begin;
-      const bool is_alone = round.size() == 1;
-      if (!is_alone) {
-        average(round, part, begin, count);
-      }
+      const void* const gradient = mean_of(round, part, begin, count);
       std::memcpy(weights + at, present + at, count * sizeof(float));
-      compute::momentum_step(
-          {.weight = weights + at,
-           .parameter = rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
-           .parameter_dtype = wire_,
-           .gradient = is_alone ? address_in(round[0], part, begin) : static_cast<const void*>(mean_.data()),
-           .gradient_dtype = is_alone ? wire_ : DType::float32,
-           .momentum = setting.momentum == 0.0F ? nullptr : momentum_.data() + at,
-           .count = count,
-           .gradient_scale = scale,
-           .weight_decay = setting.weight_decay,
-           .factor = setting.momentum,
-           .inner_rate = setting.rate});
+      compute::momentum_step({.weight = weights + at,
+                              .parameter = rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
+                              .parameter_dtype = wire_,
+                              .gradient = gradient,
+                              .gradient_dtype = mean_dtype(round),
+                              .momentum = setting.momentum == 0.0F ? nullptr : momentum_.data() + at,
+                              .count = count,
+                              .gradient_scale = scale,
+                              .weight_decay = setting.weight_decay,
+                              .factor = setting.momentum,
+                              .inner_rate = rates[part.tensor]});
     }
   }
   version_ = next;
+}
+
+std::vector<double> ServerShard::norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
+                                       float scale) {
+  std::vector<double> sums(2 * layout_->tensors());
+  choose_block(round.size());
+  for (const TensorPart& part : layout_->parts_of_server(server_)) {
+    if (settings[part.tensor].trust == 0.0F) {
+      continue;
+    }
+    sums[2 * part.tensor] += compute::sum_of_squares(weights() + part.shard, DType::float32, part.count);
+    for (std::size_t begin = 0; begin < part.count; begin += mean_.size()) {
+      const std::size_t count = std::min(mean_.size(), part.count - begin);
+      sums[2 * part.tensor + 1] +=
+          compute::sum_of_squares(mean_of(round, part, begin, count), mean_dtype(round), count, scale);
+    }
+  }
+  return sums;
+}
+
+void ServerShard::choose_block(std::size_t round) {
+  mean_.resize(std::max(least_block, cached_bytes / sizeof(float) / (round + 4) / 64 * 64));
+}
+
+// What a single worker has pushed is read where it lies.
+const void* ServerShard::mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
+                                 std::size_t count) {
+  if (round.size() == 1) {
+    return address_in(round[0], part, begin);
+  }
+  average(round, part, begin, count);
+  return mean_.data();
 }
 
 const std::byte* ServerShard::address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const {

@@ -26,7 +26,14 @@ class ServerShard {
               IsAlive is_alive);
 
   // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
-  void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings, float scale);
+  // `rates`: of each tensor.
+  void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
+             std::span<const float> rates, float scale);
+
+  // The sums of the squares of this shard's weights, and of that mean, for LARS: two numbers for each tensor that has a
+  // trust coefficient, zeros for the others.
+  [[nodiscard]] std::vector<double> norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
+                                          float scale);
 
   [[nodiscard]] std::size_t size() const { return layout_->shard_size(server_); }
   [[nodiscard]] std::size_t version() const { return version_; }
@@ -43,6 +50,12 @@ class ServerShard {
 
  private:
   void round_weights();
+  void choose_block(std::size_t round);
+  [[nodiscard]] const void* mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
+                                    std::size_t count);
+  [[nodiscard]] DType mean_dtype(std::span<const Contribution> round) const {
+    return round.size() == 1 ? wire_ : DType::float32;
+  }
   [[nodiscard]] std::size_t free_version();
   void free_of_leases(std::size_t version);
   [[nodiscard]] bool has_reader(std::size_t version) const;

@@ -26,9 +26,10 @@ bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) 
 
 }  // namespace
 
-ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend)
+ServerWorker::ServerWorker(Server::Shared& shared, double timeout, bool lars, std::function<void()> attend)
     : shared_(shared),
       timeout_(timeout),
+      lars_(lars),
       attend_(std::move(attend)),
       ready_(shared.layout.tensors()),
       versions_(shared.roles.servers.size()) {
@@ -58,6 +59,9 @@ void ServerWorker::take_notes() {
     } else if (note.kind == NoteKind::answer) {
       versions_[note.number] = note.version;
       ++answers_;
+    } else if (note.kind == NoteKind::report) {
+      ++reports_come_;
+      report_ = received->payload_as<double>();
     } else if (note.kind == NoteKind::failure && !failure_) {
       const std::string text(reinterpret_cast<const char*>(received->payload.data()), received->payload.size());
       failure_.emplace(static_cast<ErrorKind>(note.number), text);
@@ -207,6 +211,11 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
     throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
                                       ", not " + std::to_string(settings.size()));
   }
+  const auto local =
+      std::find_if(settings.begin(), settings.end(), [](const auto& each) { return each.trust != 0.0F; });
+  if (!lars_ && local != settings.end()) {
+    throw Error(ErrorKind::value, "a trust of " + format_number(local->trust) + " is for the optimizer 'lars'");
+  }
   if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
     throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));
   }
@@ -241,11 +250,44 @@ void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const
 }
 
 bool ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
-  Lock lock(mutex_);
-  if (released_ < push) {
-    wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
+  return naming_the_missing([&] {
+    Lock lock(mutex_);
+    if (released_ < push) {
+      wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
+    }
+    return skipped_.contains(push);
+  });
+}
+
+// Server 0 knows who has pushed least.
+template <class Work>
+auto ServerWorker::naming_the_missing(Work work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::timeout) {
+      throw;
+    }
+    std::vector<int> last;
+    double fewest = 0.0;
+    try {
+      const std::vector<double> numbers = report(Report::statistics, 1.0);
+      std::size_t at = 3;
+      for (int w = 0; w < shared_.roles.workers; ++w) {
+        if (w == 0 || numbers[at] <= fewest) {
+          last.resize(w == 0 || numbers[at] < fewest ? 0 : last.size());
+          last.push_back(w);
+          fewest = numbers[at];
+        }
+        at += 3 + 2 * static_cast<std::size_t>(numbers[at + 2]);
+      }
+    } catch (const Error&) {
+      throw Error(ErrorKind::timeout, std::string(error.what()) + "; rank " + std::to_string(shared_.roles.servers[0]) +
+                                          ", which serves, does not answer");
+    }
+    throw Error(ErrorKind::timeout, std::string(error.what()) + "; fewest pushes, " + format_number(fewest) +
+                                        ", have come from " + transport::name_ranks(last));
   }
-  return skipped_.contains(push);
 }
 
 bool ServerWorker::may_go_on(std::uint64_t push) {
@@ -313,15 +355,17 @@ void ServerWorker::give_back_leases() {
 }
 
 void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
-  Lock lock(mutex_);
-  if (pull < pulls_) {
-    return;
-  }
-  wait(lock, timeout, "pull " + std::to_string(pull),
-       [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
-  for (const auto& letter : answers_under_way_) {
-    letter->check();
-  }
+  naming_the_missing([&] {
+    Lock lock(mutex_);
+    if (pull < pulls_) {
+      return;
+    }
+    wait(lock, timeout, "pull " + std::to_string(pull),
+         [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+    for (const auto& letter : answers_under_way_) {
+      letter->check();
+    }
+  });
 }
 
 bool ServerWorker::has_come(std::uint64_t pull) {
@@ -444,6 +488,17 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
       std::copy_n(shards[s].get() + part.shard, part.count, tensors[part.tensor] + part.begin);
     }
   }
+}
+
+// Answers come in the order of the requests; one that nobody waits for any more is passed over.
+std::vector<double> ServerWorker::report(Report what, Seconds timeout) {
+  const std::lock_guard one_at_a_time(reporting_);
+  Lock lock(mutex_);
+  check_usable();
+  ++reports_asked_;
+  send_to(0, {.kind = NoteKind::report, .number = static_cast<std::uint64_t>(what)});
+  wait(lock, timeout, "the request for a report", [this] { return reports_come_ == reports_asked_; });
+  return std::exchange(report_, {});
 }
 
 std::size_t ServerWorker::ready_count() const {

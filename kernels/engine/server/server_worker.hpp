@@ -28,8 +28,9 @@ class ServerWorker {
  public:
   using Seconds = std::optional<double>;
 
-  // `attend`: called several times a second by a thread that waits; it may throw.
-  ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
+  // `lars`: whether settings may have trust coefficients. `attend`: called several times a second by a thread that
+  // waits; it may throw.
+  ServerWorker(Server::Shared& shared, double timeout, bool lars, std::function<void()> attend);
 
   // Gradient `tensor` of the push that begins or has begun, to be copied. Throws Error(value) where there is no such
   // tensor, or it is ready already.
@@ -58,6 +59,10 @@ class ServerWorker {
   void load(std::size_t array, std::span<const float* const> tensors);
   void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
 
+  // What server 0 knows: see Server::statistics and Server::record.
+  enum class Report : std::uint64_t { statistics, trace };
+  [[nodiscard]] std::vector<double> report(Report what, Seconds timeout);
+
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] std::uint64_t pushes() const;
   [[nodiscard]] bool has_failed() const;
@@ -78,6 +83,8 @@ class ServerWorker {
   void check_losses(const std::string& what);
   template <class Done>
   void wait(Lock& lock, Seconds timeout, const std::string& what, Done done);
+  template <class Work>
+  auto naming_the_missing(Work work) -> decltype(work());
   [[nodiscard]] bool slot_is_free();
   void await_slot(Lock& lock);
   void count_in(std::size_t tensor);
@@ -90,6 +97,7 @@ class ServerWorker {
 
   Server::Shared& shared_;
   double timeout_;
+  bool lars_;
   std::function<void()> attend_;
 
   mutable std::mutex mutex_;
@@ -116,6 +124,10 @@ class ServerWorker {
   std::size_t awaited_ = 0;
   std::vector<std::size_t> versions_;  // by server
   Letters answers_under_way_;
+  std::uint64_t reports_asked_ = 0;
+  std::uint64_t reports_come_ = 0;
+  std::vector<double> report_;  // the last one
+  std::mutex reporting_;
   std::mutex taking_;
 };
 
