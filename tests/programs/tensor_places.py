@@ -19,15 +19,19 @@ import torch
 
 import gradientflow.device
 from gradientflow._location import load_core
+from gradientflow.base_pool import BasePool
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import link, sparsity
+from gradientflow.top_k_pool import TopKGradientPool
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
 from gradientflow.torch.parameters import is_lazy
 
 PLACE = os.environ.get("TENSORS_ON", "host")
 DEVICE = torch.device("cpu") if PLACE == "host" else torch.device("cuda", 0)
+
+_MOMENTS = "wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict"
 
 _NAMES = {
     torch.float16: "float16",
@@ -144,7 +148,7 @@ def _waiting(method: Any) -> Any:
     @functools.wraps(method)
     def waits(self: Any, *arguments: Any, **named: Any) -> Any:
         result = method(self, *arguments, **named)
-        if not isinstance(self, GradientPool | SparseGradientPool) or self.device is not None:
+        if not isinstance(self, BasePool) or self.device is not None:
             synchronize()
         return result
 
@@ -175,7 +179,8 @@ def _emulate() -> None:
     link._SMALL, link._LARGE, sparsity._LARGE = 64, 1024, 1024  # an emulated device is slow
     for owner, names in (
         (GradientPool, ("wait", "abandon", "zero")),
-        (SparseGradientPool, ("wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict")),
+        (SparseGradientPool, _MOMENTS),
+        (TopKGradientPool, _MOMENTS),
         (FusedStep, ("step",)),
         (_Weights, ("numbers",)),
     ):
