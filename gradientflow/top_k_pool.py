@@ -68,11 +68,12 @@ class LayerReport(NamedTuple):
 class TopKGradientPool(ResidualPool):
     """Gradients of which each rank sends the entries of largest magnitude, layer by layer; the rest stays in residuals.
 
-    Once the tensors of a layer are ready, the thread that says so adds this rank's residual and selects ``k = ceil(n /
-    ratio)`` of the n entries. These travel in the background, as values with their indices, while later layers are
-    computed; the rest is the next residual. After `wait` the views have the sum of what all ranks have sent, divided by
-    the number of ranks, and zeros elsewhere, the same bits on all ranks. What is sent and the residual add up to
-    gradient and residual before, bit for bit; also what rounding to `wire` takes stays. (LAGS-SGD paper, algorithm 1.)
+    Once the tensors of a layer are ready, the thread that says so (on a CUDA device another one) adds this rank's
+    residual and selects ``k = ceil(n / ratio)`` of the n entries. These travel in the background, as values with their
+    indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of what
+    all ranks have sent, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. What is sent
+    and the residual add up to gradient and residual before, bit for bit; also what rounding to `wire` takes stays.
+    (LAGS-SGD paper, algorithm 1.)
 
     Layers travel in their order, in messages of at least `merge_bytes`. Where all of a layer takes fewer bytes than its
     entries, it is averaged as it is, and its residual with it. On a single rank entries are selected, too.
@@ -229,7 +230,8 @@ class TopKGradientPool(ResidualPool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until the views have the mean of what all ranks have sent, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank, which may have none where others have some.
+        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
+        device the host waits, too: entries pass through its memory.
 
         Parameters
         ----------
