@@ -235,7 +235,7 @@ class TrainSession(Session[str, Any, TrainResult]):
 
 
 def train_step(
-    contestant: Contestant, task: Task, shards: Shards, hold: Callable[[int], None] | None = None
+    contestant: Contestant, task: Task, shards: Shards, hold: Callable[[int, bool], None] | None = None
 ) -> tuple[int, int, int]:
     """Make one step of training.
 
@@ -248,7 +248,8 @@ def train_step(
     shards : sequence of (inputs, targets)
         Equal parts of the batch, whose gradients are averaged one after the other.
     hold : callable, optional
-        Called before the last backward pass, with the time at which the step began.
+        Called before and behind the last backward pass, with the time at which the step began, and whether the pass is
+        to come.
 
     Returns
     -------
@@ -264,10 +265,12 @@ def train_step(
         if len(shards) > 1:
             loss = loss / len(shards)
         if hold is not None and number == len(shards):
-            hold(began)
+            hold(began, True)
         middle = clock()
         with contestant.backward():
             loss.backward()
+        if hold is not None and number == len(shards):
+            hold(began, False)
         end = clock()
         forward += middle - start
         backward += end - middle

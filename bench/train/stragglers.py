@@ -49,9 +49,20 @@ class Pace:
             self._lengths = self._model.lengths(self._rank, max(2 * step, 1000), run=self._run)
         return float(self._lengths[step]) * self.step_seconds
 
-    def hold(self, began: int, step: int) -> None:
-        """Sleep between the forward and the backward pass of a step that began at a time of `time.perf_counter_ns`."""
-        left = self.seconds(step) - self._backward_seconds - (time.perf_counter_ns() - began) / 1e9
+    def hold(self, began: int, before_backward: bool, step: int) -> None:
+        """Sleep before the backward pass of a step, until it has time for nothing else, or behind it for the rest.
+
+        Parameters
+        ----------
+        began : int
+            When the step began, by `time.perf_counter_ns`.
+        before_backward : bool
+            Whether it is to come.
+        step : int
+            Which one it is.
+        """
+        end = self.seconds(step) - self._backward_seconds * before_backward
+        left = end - (time.perf_counter_ns() - began) / 1e9
         if left > 0:
             time.sleep(left)
 

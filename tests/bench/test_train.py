@@ -325,9 +325,11 @@ def test_steps_are_held_until_they_have_computed_as_long_as_drawn() -> None:
     lengths = Stragglers((1, 3), jitter=0.1).lengths(1, 3000, run=0)
     assert [pace.seconds(step) for step in (5, 2500, 0)] == [0.01 * lengths[step] for step in (5, 2500, 0)]
     began = time.perf_counter_ns()
-    pace.hold(began, 0)
+    pace.hold(began, True, 0)
     assert time.perf_counter_ns() - began >= 1e9 * (pace.seconds(0) - 0.005)
-    pace.hold(began - 10**9, 0)  # late already
+    pace.hold(began, False, 0)
+    assert time.perf_counter_ns() - began >= 1e9 * pace.seconds(0)
+    pace.hold(began - 10**9, True, 0)  # late already
 
 
 def test_the_time_to_the_same_accuracy_is_shown_with_stragglers() -> None:
