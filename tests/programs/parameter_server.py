@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -483,6 +484,37 @@ def check_threads(comm: gf.Communicator) -> None:
         server.finish()
 
 
+def stall() -> None:
+    """One of many workers is stopped in the middle of a run; the others go on, and no memory grows."""
+    comm = gf.init(config=gf.Config(node_size=sys.argv[2]))
+    weights = [np.zeros(500_000, np.float32) for _ in range(4)]
+    gradients = [np.full_like(each, -1.0) for each in weights]
+    pids = WORLD.allgather(os.getpid())
+    with gf.ParameterServer(comm, weights, "asp", servers=1) as server:
+        for _ in range(3):
+            server.push(Settings(1.0), gradients=gradients).wait(LATE)
+            server.pull_into(weights)
+        WORLD.Barrier()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if RANK == 1:
+            for _ in range(2):
+                server.push(Settings(1.0), gradients=gradients)
+            server.pull()
+            os.kill(os.getpid(), signal.SIGSTOP)  # until rank 0 wakes it
+        else:
+            for _ in range(15):
+                server.push(Settings(1.0), gradients=gradients).wait(LATE)
+                server.pull_into(weights)
+        if RANK == 0:
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+            assert grown < 5 * sum(each.nbytes for each in weights), grown
+            state = Path(f"/proc/{pids[1]}/stat").read_text().rpartition(")")[2].split()[0]
+            assert state in "tT", state
+            os.kill(pids[1], signal.SIGCONT)
+        server.finish(weights, LATE)
+        assert all(np.all(each == 5 + 18 * (SIZE - 1)) for each in weights), weights
+
+
 def die(how: str) -> None:
     """One of the ranks dies; the others say who."""
     comm = gf.init()
@@ -503,6 +535,6 @@ def die(how: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        run(lambda: die(sys.argv[1]))
+        run(stall if sys.argv[1] == "stall" else lambda: die(sys.argv[1]))
     else:
         run_checks([{}, {"node_size": "1"}, {"node_size": "2"}] if SIZE > 2 else [{}, {"node_size": "1"}])

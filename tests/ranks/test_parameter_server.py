@@ -33,3 +33,8 @@ def test_a_rank_that_serves_and_dies_is_named(mpirun: Callable[..., Any]) -> Non
     finished = mpirun(4, "server_ranks", 2, "die", recover=True, check=False)
     for rank in (0, 1):
         assert f"rank {rank} knows" in finished.stdout, finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize(("ranks", "node_size"), [(8, 0), (6, 1)])
+def test_a_worker_that_stands_still_holds_nobody_up(mpirun: Callable[..., Any], ranks: int, node_size: int) -> None:
+    mpirun(ranks, "parameter_server", "stall", node_size, timeout=100)
