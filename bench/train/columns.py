@@ -82,6 +82,15 @@ def _seconds_to_accuracy(results: Sequence[TrainResult]) -> Text:
     return text
 
 
+def _mean_staleness(run: Run) -> float | None:
+    times = sum(run.staleness or ())
+    return sum(ahead * count for ahead, count in enumerate(run.staleness or ())) / times if times else None
+
+
+def _most_staleness(run: Run) -> float | None:
+    return len(run.staleness) - 1.0 if run.staleness else None
+
+
 def _bookkeeping_share(figures: Figures) -> float | None:
     return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
 
@@ -109,6 +118,8 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("reported\nMB", _figure(lambda figures: figures.bytes_reported, megabytes)),
         ("loss\n", _final(lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}".format)),
         ("accuracy\n%", _final(lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}".format)),
+        ("staleness\nmean", _final(_mean_staleness, "{:.2f}".format)),
+        ("staleness\nmost", _final(_most_staleness, "{:.0f}".format)),
         ("as accurate\nafter s", _seconds_to_accuracy(results)),
         ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
     ]

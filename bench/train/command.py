@@ -95,6 +95,9 @@ TRAIN = Bench(
             metavar="WORDS",
         ),
         option("--step-ms", None, "of the fastest rank, with --stragglers (default: measured)", type=float),
+        option(
+            "--traces", None, "where to save what the policies of servers decided, for replay", None, metavar="FOLDER"
+        ),
         plot("loss over time, and steps"),
     ),
     plan=_plan,

@@ -24,6 +24,7 @@ from .tasks import Task
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
+    from gradientflow.parameter_server import ParameterServer
     from gradientflow.strategies import Synchronizer
 
 dist: Any = torch.distributed
@@ -119,6 +120,11 @@ class Contestant:
             kept = dict(zip(self.synchronizer.layout.names, self.synchronizer.residuals, strict=True))
             flat = [np.asarray(kept[name], np.float32).reshape(-1) for name, _ in self.model.named_parameters()]
         return np.concatenate(flat)
+
+    @property
+    def server(self) -> ParameterServer | None:
+        """The parameter server, where there is one."""
+        return getattr(self.synchronizer, "server", None)
 
     def finish(self) -> None:
         """End training: now the parameters are the same on all ranks; all ranks together."""

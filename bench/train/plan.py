@@ -167,6 +167,8 @@ class TrainPlan(Plan):
         How long the steps of each rank compute, in those of the fastest one, by sleeping.
     step_ms : float or None
         The step of the fastest one; None for what is measured, and half as much.
+    traces : str or None
+        A folder for the traces of what the policies of servers decided.
     """
 
     models: tuple[str, ...] = MODELS
@@ -186,6 +188,7 @@ class TrainPlan(Plan):
     epochs: int | None = None
     stragglers: Stragglers | None = None
     step_ms: float | None = None
+    traces: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""

@@ -137,11 +137,14 @@ class Run:
         At the start and after each turn.
     distance : float or None
         How far the parameters ended from those of training in one process, over how far those have moved.
+    staleness : list of int or None
+        Of a strategy on servers: how often a rank went on 0, 1, 2, ... steps ahead of the slowest.
     """
 
     seed: int
     curve: list[Point] = field(default_factory=list)
     distance: float | None = None
+    staleness: list[int] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +100,7 @@ class TrainSession(Session[str, Any, TrainResult]):
                 wrong[contestant.entry] += self._count_strays(contestant)
             self._measure_distances(task, seed, contestants, runs)
             for contestant in contestants:
+                self._ask_servers(task, seed, contestant, runs[contestant.entry][-1])
                 contestant.close()
         for entry in entries:
             if wrong[entry]:
@@ -209,6 +212,19 @@ class TrainSession(Session[str, Any, TrainResult]):
         for contestant in contestants:
             distance = np.linalg.norm(contestant.parameters() - end.astype(np.float64)) / np.linalg.norm(end - start)
             runs[contestant.entry][-1].distance = float(distance)
+
+    def _ask_servers(self, task: Task, seed: int, contestant: Contestant, run: Run) -> None:
+        """Note how stale the workers were, and keep the trace of what the policy decided, where there is one."""
+        server = contestant.server
+        if server is not None and self.comm.rank == 0:
+            trace = server.trace()
+            run.staleness = trace.happened().staleness
+            if self.plan.traces is not None:
+                words = re.sub(r"[^\w.=-]+", "_", contestant.entry.setting).strip("_")
+                folder = Path(self.plan.traces)
+                folder.mkdir(parents=True, exist_ok=True)
+                trace.save(folder / f"{task.name}-{words}-seed{seed}.json")
+        self.comm.barrier()
 
     def _result(
         self, task: Task, entry: Entry, turns: dict[Entry, list[JointTurn]], runs: list[Run], wrong: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from gradientflow.bench.train.contestants import Contestant
 from gradientflow.bench.train.ladder import climb
 from gradientflow.bench.train.plan import NONE, Entry, TrainPlan
 from gradientflow.bench.train.session import TrainSession
-from gradientflow.policies import Stragglers
+from gradientflow.policies import Stragglers, Trace
 from gradientflow.strategies import (
     ArraySynchronizer,
     Layout,
@@ -164,35 +166,18 @@ def check_layers_that_are_sparse(comm: gf.Communicator) -> None:
         assert comm.rank != 0 or (result.figures is not None and result.figures.bookkeeping_ms is not None)
 
 
-class Alone(ArraySynchronizer):
-    """Averages the weights when training ends, which all ranks have to be there for."""
-
-    def finish(self) -> None:
-        for weights in self.weights:
-            self.comm.allreduce(weights, "mean")
-
-
-class Free(Strategy):
-    """Lets ranks make as many steps as they like: like one on servers, it has a policy."""
-
-    gradients = "local"
-    writes_weights = True
-    policy = "asp"
-
-    def bind(self, comm: gf.Communicator, layout: Layout) -> Synchronizer:
-        return Alone(comm, layout, self)
-
-
 def check_stragglers(comm: gf.Communicator) -> None:
     """Ranks that are not equally fast, together and each at its own pace."""
+    folder = comm.mpi.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
     plan = TrainPlan(
         models=("cnn",),
         contestants=("gradientflow", "mpi"),
-        strategies=(*parse_strategies("dense"), Free()),
+        strategies=tuple(parse_strategies("dense; ssp(2)")),
         steps=8,
         turn=4,
         stragglers=Stragglers((1, 4), jitter=0.1),
         step_ms=20.0,
+        traces=folder,
     )
     outcome = TrainSession(comm, plan).run()
     assert outcome.wrong == 0, outcome.remarks
@@ -204,7 +189,15 @@ def check_stragglers(comm: gf.Communicator) -> None:
             assert result.figures.waiting_percent is not None
             steps[result.entry.name] = result.figures.steps, result.runs[0].curve[-1].step
         assert steps["gradientflow (dense)"] == steps["mpi"] == (8, 8 + 3 + 1)
-        assert steps["gradientflow (Free)"][0] >= 1
+        name = "gradientflow (ssp(staleness=2))"
+        assert steps[name][0] >= 1
+        (run,) = next(result.runs for result in outcome.results if result.entry.name == name)
+        assert run.staleness is not None
+        assert 1 <= len(run.staleness) <= 3
+        trace = Trace.load(Path(folder) / "cnn-ssp_staleness=2-seed0.json")
+        assert trace.difference() is None
+        assert trace.happened().staleness == run.staleness
+        shutil.rmtree(folder)
 
 
 def check_ladder(comm: gf.Communicator) -> None:
