@@ -6,9 +6,10 @@ from ._location import build_info, use_installed_package
 
 if not use_installed_package():
     from . import errors, optimizers, policies, strategies, training
-    from .communicator import Communicator, init
+    from .communicator import Communicator
     from .config import Config
     from .handle import Handle
+    from .job import init
     from .parameter_server import ParameterServer
     from .pool import GradientPool
     from .sparse_pool import SparseGradientPool

@@ -19,7 +19,7 @@ from ._location import load_core
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
-from .errors import ArgumentError, ArgumentTypeError, ClosedError, MPILibraryError
+from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle, let_go_of_done, warn_of_all
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 
@@ -706,42 +706,6 @@ class _Part(Communicator):
             self.mpi.Free()
 
 
-def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:
-    """Make a communicator. Collective over its ranks.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm, optional
-        Whose ranks take part; by default all of the job. It is duplicated, so that messages never mix.
-    config : Config, optional
-        Settings; by default those of the environment.
-
-    Returns
-    -------
-    Communicator
-        To be closed by `Communicator.close` or a ``with`` block, or else at exit.
-
-    Raises
-    ------
-    gradientflow.errors.MPILibraryError
-        If the MPI library is missing, mpi4py and GradientFlow are on two different ones, or the program was started by
-        the launcher of another one.
-    gradientflow.errors.CommunicationTimeoutError
-        If some ranks have not come within GRADIENTFLOW_TIMEOUT; the other ranks of the communicator can try again.
-    gradientflow.errors.MismatchError
-        If a setting that all ranks must share differs between them.
-    """
-    core = load_core()
-    from mpi4py import MPI
-
-    mpi = MPI.COMM_WORLD if comm is None else comm
-    if isinstance(mpi, MPI.Intracomm) and MPI.Is_initialized() and not MPI.Is_finalized():
-        trouble = core.launcher_trouble(MPI._addressof(mpi))
-        if trouble:
-            raise MPILibraryError(trouble)
-    return Communicator(mpi, config)
-
-
 @atexit.register
 def _close_all() -> None:
     """Close what is still open when the interpreter exits, without waiting for anybody."""
@@ -751,4 +715,4 @@ def _close_all() -> None:
     warn_of_all()
 
 
-__all__ = ["Communicator", "init"]
+__all__ = ["Communicator"]

@@ -46,6 +46,9 @@ _SIGNS_OF_AN_ALLOCATION = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFIL
 # What a shell of a Slurm allocation runs in: a step that Slurm made by itself, of one task, which is no rank.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 
+# How many ranks of the job, the last ones, only serve the others.
+SERVERS = "GRADIENTFLOW_SERVERS"
+
 # Outside the ports that Linux gives to whoever asks for any.
 _MASTER_PORTS = range(20000, 30000)
 
@@ -54,6 +57,7 @@ _RANK_SCRIPT = (
     'if [ "$OMPI_COMM_WORLD_SIZE" ]; then RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE '
     "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; "
     "else RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS; fi; "
+    f"WORLD_SIZE=$((WORLD_SIZE - ${{{SERVERS}:-0}})); "
     'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
 )
 
@@ -154,7 +158,9 @@ def read_hostfile(path: str) -> str:
     return ",".join(f"{name}:{count}" for name, count in found.items())
 
 
-def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts: str | None = None) -> list[str]:
+def mpirun_command(
+    launcher: Launcher, ranks: int, program: Sequence[str], hosts: str | None = None, servers: int = 0
+) -> list[str]:
     """Write the command line that starts `ranks` ranks of `program`.
 
     Parameters
@@ -167,6 +173,9 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
         The program and its arguments.
     hosts : str, optional
         Where to start them, as ``name:slots,name:slots``; this machine by default.
+    servers : int, default 0
+        How many ranks to start beside them that only serve. Ranks then go to the hosts in turn, so that computing and
+        serving ranks share the hosts as evenly as can be.
 
     Returns
     -------
@@ -177,17 +186,24 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     ranks, program = whole("ranks", ranks), sequence("program", program, "texts")
     if hosts is not None and not _HOSTS.fullmatch(instance("hosts", hosts, str)):
         raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
+    if whole("servers", servers) < 0:
+        raise LaunchError(f"--servers takes a number of ranks, not {servers}")
     _check_count(ranks, hosts)
-    command = [launcher.path, "-n", str(ranks)]
+    _check_count(ranks + servers, hosts)
+    command = [launcher.path, "-n", str(ranks + servers)]
     if launcher.library == MPICH:
+        if servers > 0:
+            command.append("-rr")
         if hosts is not None:
             command += ["-hosts", hosts]
         return [*command, *program]
+    if servers > 0:
+        command += ["--map-by", "node"]
     # Open MPI would bind each rank to one core by default. The core's progress thread and the threads of BLAS belong to
     # the same process and would then all share that core; and across hosts that are really one machine (containers,
     # network namespaces) every host's first rank would be bound to the same one.
     command += ["--bind-to", "none"]
-    if ranks > slots(hosts) and not in_allocation():
+    if ranks + servers > slots(hosts) and not in_allocation():
         # Only where it is needed: it also makes waiting ranks yield, which costs some latency.
         command.append("--oversubscribe")
     if hosts is not None:
@@ -198,7 +214,7 @@ def mpirun_command(launcher: Launcher, ranks: int, program: Sequence[str], hosts
     return [*command, *program]
 
 
-def rank_program(program: Sequence[str], hosts: str | None = None) -> list[str]:
+def rank_program(program: Sequence[str], hosts: str | None = None, servers: int = 0) -> list[str]:
     """Write what a rank runs for `program` to find the variables in its environment that PyTorch's launcher sets.
 
     They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The last two stay as they are
@@ -210,6 +226,8 @@ def rank_program(program: Sequence[str], hosts: str | None = None) -> list[str]:
         The program and its arguments.
     hosts : str, optional
         Where the job is started, as `mpirun_command` takes it.
+    servers : int, default 0
+        How many of the ranks only serve; WORLD_SIZE is the number of the others.
 
     Returns
     -------
@@ -221,6 +239,8 @@ def rank_program(program: Sequence[str], hosts: str | None = None) -> list[str]:
         "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
         "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
     }
+    if servers > 0:
+        master[SERVERS] = str(servers)
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in master.items())
     before = _NOT_TOO_SHORT if hosts is not None or in_allocation() else ""
     return ["sh", "-c", f"{before}export {assignments}; {_RANK_SCRIPT}", "sh", *program]

@@ -26,13 +26,25 @@ from gradientflow.launch import (
 @click.option("-n", "-np", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
 @click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
 @click.option("--hostfile", metavar="FILE", help="A file that says where: a line is NAME, NAME:SLOTS or NAME slots=N.")
+@click.option(
+    "--servers",
+    type=int,
+    default=0,
+    metavar="S",
+    help="How many ranks to start beside them that serve parameters only.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, hosts: str | None, hostfile: str | None, dry_run: bool, program: tuple[str, ...]) -> int:
+def run(
+    ranks: int, hosts: str | None, hostfile: str | None, servers: int, dry_run: bool, program: tuple[str, ...]
+) -> int:
     """Start PROGRAM as an MPI job of N ranks, with the launcher of the MPI library in use and the flags it needs.
 
     A .py file is run with this Python. The exit status is the program's; Ctrl-C ends all ranks. Every rank finds RANK,
     WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment.
+
+    With --servers, S more processes run PROGRAM up to gradientflow.init(), which serves the N ranks as parameter
+    servers until all have closed, and then ends them.
     """
     if (outer := ranks_of_this_job()) is not None:
         raise LaunchError(f"this is already a rank of an MPI job of {outer}: start the program itself, without 'run'")
@@ -40,9 +52,9 @@ def run(ranks: int, hosts: str | None, hostfile: str | None, dry_run: bool, prog
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
-    command = rank_program(executable(program, elsewhere=hosts is not None), hosts)
+    command = rank_program(executable(program, elsewhere=hosts is not None), hosts, servers)
     launcher = find_launcher(built_with())
-    command = mpirun_command(launcher, ranks, command, hosts)
+    command = mpirun_command(launcher, ranks, command, hosts, servers)
     environment = launch_environment(launcher)
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from gradientflow.base_pool import RangeReport
-from gradientflow.communicator import Communicator, init
+from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError
+from gradientflow.job import init
 from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strategy, Synchronizer, as_strategy
 from gradientflow.training import Loop, LossScale, require_same
 

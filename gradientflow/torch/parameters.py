@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradientflow.communicator import Communicator, init
+from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gradientflow.job import init
 from gradientflow.training import require_same
 
 from . import devices

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed
 
-from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, CommunicationError
+from gradientflow.job import computing_ranks
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 
@@ -27,16 +27,6 @@ _SIOCGIFADDR = 0x8915  # ask the kernel for the address of an interface
 _PROBE_SECONDS = 5.0  # for trying one address of the master
 _HIGHEST_PORT = 65535
 _SIGNS_OF_A_JOB = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-
-
-def world() -> Any:
-    """Return MPI's communicator of all ranks; MPI is initialised if it is not yet."""
-    load_core()
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    return MPI.COMM_WORLD
 
 
 def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
@@ -52,7 +42,7 @@ def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
     gradientflow.errors.ArgumentError
         If this process is in no MPI job, or in one of other ranks.
     """
-    comm = world()
+    comm = computing_ranks()
     said_rank = _said(rank, "RANK")
     said_size = _said(size, "WORLD_SIZE")
     alone = comm.size == 1 and not any(sign in os.environ for sign in _SIGNS_OF_A_JOB)
@@ -83,7 +73,7 @@ def make_store(timeout: timedelta) -> Any:
     gradientflow.errors.CommunicationError
         On every rank, if rank 0 cannot serve it; on a rank that cannot reach it.
     """
-    comm = world()
+    comm = computing_ranks()
     address, port = os.environ.get("MASTER_ADDR", ""), _port()
     if comm.rank == 0:
         server, failure = None, ""

@@ -125,6 +125,10 @@ PYTHON_LAYERS["gradientflow.server_rank"] = {
     "gradientflow._location",
     "gradientflow.communicator",
 }
+PYTHON_LAYERS["gradientflow.job"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
+    "gradientflow.launch",
+    "gradientflow.server_rank",
+}
 PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
     "gradientflow.arguments",
     "gradientflow.base_pool",
@@ -149,6 +153,7 @@ PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
 PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
     "gradientflow.optimizers",
+    "gradientflow.job",
     "gradientflow.mailbox",
 }
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {
