@@ -178,7 +178,7 @@ class ServedSynchronizer(Synchronizer):
                 self.weights[index] = np.zeros(layout.counts[index], np.float32)
                 self._core.follow(self.weights[index], weight)
         wires = {*layout.dtypes}
-        self.server: Any = ParameterServer(
+        self.server = ParameterServer(
             comm,
             [weight.reshape(shape) for weight, shape in zip(self.weights, layout.shapes, strict=True)],
             strategy.policy,
@@ -189,9 +189,7 @@ class ServedSynchronizer(Synchronizer):
             layout.names,
         )
         self.pushes = 0
-        self._servers_know = not hasattr(
-            self.server, "load_state_dict"
-        )  # the weights with which training begins: they may still be changed
+        self._servers_know = False  # the weights with which training begins: they may still be changed
         self._pull: Pull | None = None  # that has not been taken
         self._pending: Push | None = None
         self._settings: list[Settings] = []

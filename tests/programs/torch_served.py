@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -126,8 +125,6 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
 
 def check_states(comm: gf.Communicator) -> None:
     """Through torch.save; a run goes on bit for bit, also from between a pull and its arrival."""
-    if not hasattr(gf.ParameterServer, "load_state_dict"):
-        raise SkipTest("no states")
     for words, dtype, options in (
         ("ssgd", torch.float32, {}),
         (DELAYED, torch.float32, {}),
@@ -161,8 +158,6 @@ def check_states(comm: gf.Communicator) -> None:
 
 def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
     """They are what the servers begin with."""
-    if not hasattr(gf.ParameterServer, "load_state_dict"):
-        raise SkipTest("no states")
     for dtype in (torch.float32, torch.float16):
         model = net(dtype)
         with trained(comm, "ssgd", model) as optimizer:
@@ -180,8 +175,6 @@ def check_weights_loaded_before_the_first_step(comm: gf.Communicator) -> None:
 
 def check_parameters_that_are_added(comm: gf.Communicator) -> None:
     """The servers keep what they have of the others."""
-    if not hasattr(gf.ParameterServer, "load_state_dict"):
-        raise SkipTest("no states")
     for words in ("ssgd", DELAYED):
         model = net()
         model.first.requires_grad_(False)
