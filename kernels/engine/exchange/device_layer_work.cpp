@@ -1,7 +1,9 @@
 #include "device_layer_work.hpp"
 
+#include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 
@@ -35,7 +37,7 @@ std::vector<std::remove_const_t<Number>> copied(Number* numbers, std::size_t cou
 
 DeviceLayerWork::DeviceLayerWork(int device, std::size_t layers) : device_(device) {
   const cuda::UseDevice use(device_);
-  parts_.emplace();
+  parts_ = std::make_unique<Parts>();
   for (std::size_t layer = 0; layer < layers; ++layer) {
     ready_.push_back({StreamMarks(device_), cuda::OwnedEvent(cuda::EventKind::time), false});
   }

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "../../compute/cuda/owned.hpp"
@@ -63,7 +63,7 @@ class DeviceLayerWork final : public LayerWork {
   [[nodiscard]] Result result();
 
   int device_;
-  std::optional<Parts> parts_;
+  std::unique_ptr<Parts> parts_;
   std::vector<Readiness> ready_;  // by layer
 };
 

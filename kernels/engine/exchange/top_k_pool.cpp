@@ -355,10 +355,9 @@ void TopKPool::start_due_messages() {
     if (!std::all_of(begin, end, [](const Course& course) { return course.done; })) {
       return;
     }
-    if (due_ + 1 == plan_.messages.size()) {
-      if (!finishing_ && !(extra_.empty() ? ready_.count() > 0 : ready_.has(tensors()))) {
-        return;
-      }
+    const bool is_last = due_ + 1 == plan_.messages.size();
+    if (is_last && !finishing_ && !(extra_.empty() ? ready_.count() > 0 : ready_.has(tensors()))) {
+      return;
     }
     const auto now = Clock::now();
     GradientPool::Report& report = current_[due_];
