@@ -17,4 +17,4 @@ APART = {"CUDA_EMULATOR_DEVICES": "2", "CUDA_EMULATOR_PEERS": "0"}
 def test_the_same_bits_as_on_the_host(
     check: Callable[..., Any], device_env: dict[str, str], ranks: int, emulated: Mapping[str, str]
 ) -> None:
-    check(ranks, env={**device_env, **emulated})
+    check(ranks, env={**device_env, **emulated}, timeout=150)
