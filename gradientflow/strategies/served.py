@@ -19,6 +19,7 @@ from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError
 from gradientflow.memory import array_over, numpy_dtype
 from gradientflow.parameter_server import ParameterServer, Pull, Push
 from gradientflow.policies import Policy
+from gradientflow.server_optimizers import as_server_optimizer
 
 from .explanation import Subject, measure
 from .layout import Layout
@@ -67,6 +68,7 @@ class ServedStrategy(Strategy):
         if not isinstance(optimizer, str):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
             raise ArgumentTypeError(message)
+        as_server_optimizer(optimizer)
         self.servers = None if servers is None else whole("servers", servers, 1)
         self.optimizer = optimizer
         self.wire = wire
@@ -219,6 +221,17 @@ class ServedSynchronizer(Synchronizer):
         ]
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """Raise unless the optimizer is one whose step the servers make."""
+        trusts = [self.settings(index).trust for index in range(len(self.layout))]
+        served = self.strategy.optimizer
+        if any(trusts) and served == "sgd":
+            message = f"the servers make the step: with LARS {self.strategy.name} has optimizer='lars', not {served!r}"
+            raise ArgumentError(message)
+        if not any(trusts) and served == "lars":
+            message = "the servers take the trust coefficient of LARS from the optimizer, which is none: let it be LARS"
+            raise ArgumentError(message)
 
     def begin(self) -> None:  # noqa: D102
         self._settings = [self.settings(index) for index in range(len(self.layout))]

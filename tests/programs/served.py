@@ -16,7 +16,7 @@ from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError
-from gradientflow.optimizers import SGD, LossScale
+from gradientflow.optimizers import LARS, SGD, LossScale
 from gradientflow.strategies import link, parse_strategy, speed_model
 from gradientflow.training import ArrayLoop
 
@@ -30,7 +30,7 @@ DELAYED = "ssd_sgd(k=3, warmup=3)"
 
 def parts_of(flat: Floats) -> list[Floats]:
     parts = np.split(flat, np.cumsum(SIZES)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+    return [part.reshape(shape).copy() for part, shape in zip(parts, SHAPES, strict=True)]
 
 
 def flat(arrays: Any) -> Floats:
@@ -180,6 +180,32 @@ def check_without_local_updates_gradients_are_one_round_old(comm: gf.Communicato
             require_same(training.step(step), before if step > 0 else now, step)
         training.loop.finish()
         require_same(training.weights, now)
+
+
+def check_lars(comm: gf.Communicator) -> None:
+    """The servers' local rates are those of the core's optimizer; a rate that nobody would use is refused."""
+    found = []
+    for words in ("dense", "ssgd(optimizer='lars')", "ssd_sgd(1, 8, 'sgd', optimizer='lars')"):
+        with ArrayLoop(comm, parts_of(START), words) as loop:
+            optimizer = LARS(loop, loop.weights, RATE, MOMENTUM, DECAY, 0.02)
+            for step in range(5):
+                for gradient, part in zip(
+                    loop.gradients, parts_of(gradient_of(RANK, step, flat(loop.weights))), strict=True
+                ):
+                    gradient[...] = part
+                for index in range(len(SHAPES)):
+                    loop.ready(index)
+                loop.wait()
+                optimizer.step()
+            loop.finish()
+            found.append(flat(loop.weights))
+    assert np.abs(found[0] - START).max() > 1e-4
+    for weights in found[1:]:
+        assert np.allclose(weights, found[0], rtol=1e-5, atol=1e-6)
+    with ArrayLoop(comm, parts_of(START), "ssgd") as loop, raises(ArgumentError, "optimizer='lars'"):
+        LARS(loop, loop.weights, RATE)
+    with raises(ArgumentError, "let it be LARS"):
+        Training(comm, "ssgd(optimizer='lars')")
 
 
 def check_two_runs_give_the_same_bits(comm: gf.Communicator) -> None:

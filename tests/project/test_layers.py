@@ -148,6 +148,7 @@ PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_po
     "gradientflow.pool",
     "gradientflow.sparse_pool",
     "gradientflow.top_k_pool",
+    "gradientflow.server_optimizers",
 }
 PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
