@@ -17,8 +17,6 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gradientflow.strategies import DGC
-
 from .plan import Entry
 from .tasks import Task
 
@@ -45,7 +43,7 @@ class Contestant:
     seed : int
         Gives the initial parameters.
     learning_rate : float
-        Of SGD with momentum 0.9; with none where `dgc` has it, by default the same 0.9, in what it sends.
+        Of SGD with momentum 0.9; with none where the strategy does not take one.
     comm : Communicator
         The ranks; all of them make one together. PyTorch's default process group has to be there for DDP.
 
@@ -65,8 +63,7 @@ class Contestant:
         self.entry = entry
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
-        has_momentum = isinstance(entry.strategy, DGC) and entry.strategy.momentum > 0
-        momentum = 0.0 if has_momentum else MOMENTUM
+        momentum = MOMENTUM if entry.strategy is None or entry.strategy.takes_momentum else 0.0
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, momentum)
         if entry.strategy is not None:
             import gradientflow.torch as gft

@@ -67,6 +67,11 @@ class DGC(SparseStrategy):
         """Whether what is sent and kept is the gradients alone: without momentum and clipping."""
         return self.momentum == 0 and self.clip is None
 
+    @property
+    def takes_momentum(self) -> bool:  # type: ignore[override]
+        """Whether the optimizer may have a momentum: without one in what is sent."""
+        return self.momentum == 0
+
     def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
         """Make top-k pools, one for each dtype. Collective."""
         return _Corrected(comm, layout, self)

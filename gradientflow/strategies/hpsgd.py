@@ -46,6 +46,7 @@ class HPSGD(Strategy):
     name = "hpsgd"
     gradients = "consumed"
     writes_weights = True
+    takes_momentum = False
 
     def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
         if wire not in (None, "float32", "float16", "bfloat16"):

@@ -31,6 +31,8 @@ class Strategy(Description, ABC):
         Who can make the step: any optimizer, or only the core's kernels.
     rate_in_momentum : bool
         Whether the core's momentum SGD has the learning rate in the momentum, as the GradientFlow paper has it.
+    takes_momentum : bool
+        Whether the optimizer may have a momentum.
     everywhere : bool
         Whether the core's step changes every weight, or only those of gradients that were sent.
     writes_weights : bool
@@ -52,6 +54,7 @@ class Strategy(Description, ABC):
     gradients: Literal["mean", "local", "consumed"] = "mean"
     step: Literal["any", "core"] = "any"
     rate_in_momentum: bool = False
+    takes_momentum: bool = True
     everywhere: bool = True
     writes_weights: bool = False
     alone_is_identity: bool = False
