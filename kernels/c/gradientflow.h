@@ -562,6 +562,65 @@ float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
 
 void gf_optimizer_free(gf_optimizer* optimizer);
 
+// ---- parameter server ----------------------------------------------------------------------------------------------
+// Weights on servers, which are threads of the ranks: ranks push gradients and pull weights (docs/parameter-server.md).
+
+typedef struct gf_parameter_server gf_parameter_server;
+
+// Which pushes are applied together: one of every rank, for which all wait; each as it comes; or the same, with nobody
+// more than `staleness` pushes ahead of the slowest.
+typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2 } gf_policy;
+
+// Begin with GF_PARAMETER_SERVER_OPTIONS_INIT and change what matters; NULL stands for just that. The same on all
+// ranks.
+typedef struct gf_parameter_server_options {
+  size_t size;  // sizeof(gf_parameter_server_options): tells the library which fields the program knows
+  gf_policy policy;
+  int64_t staleness;        // of GF_POLICY_SSP
+  int lars;                 // whether settings may have a trust coefficient
+  size_t servers;           // how many of the ranks serve; 0: all
+  gf_dtype wire;            // what gradients and weights travel as: GF_NO_DTYPE is float32
+  size_t fusion_threshold;  // so many bytes travel together, in a piece for each server
+} gf_parameter_server_options;
+
+#define GF_PARAMETER_SERVER_OPTIONS_INIT \
+  {sizeof(gf_parameter_server_options), GF_POLICY_BSP, 3, 0, 0, GF_NO_DTYPE, GF_AUTO_THRESHOLD}
+
+// `weights`: of each tensor, float32, in the order in which backpropagation produces the gradients; read on rank 0, and
+// otherwise NULL or not looked at. Collective.
+gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t* counts, size_t tensors,
+                                     const float* const* weights, const gf_parameter_server_options* options,
+                                     gf_parameter_server** server);
+
+// Copies the gradient of a tensor for the push that begins or has begun: FLOAT32, FLOAT16 or BFLOAT16. From any thread.
+// Waits while the pushes before the last one are under way.
+gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
+
+// Ends the push, and gives its number; tensors that are not ready are zeros. `settings` is an array of `number`: one
+// for each tensor, or a single one for all of them; the same in a round, as is `loss_scale`. `skip`: the round changes
+// nothing.
+gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
+                                   float loss_scale, int skip, uint64_t* push);
+
+// Waits until the policy lets this rank go on after a push; `skipped`, which may be NULL, says whether its round was to
+// be skipped. Waits at most `timeout` seconds, or GF_ERROR_TIMEOUT, and the push goes on; negative: as long as a call
+// may take. So do the others that have a timeout.
+gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
+
+// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`; ends the pull before it.
+gf_status gf_parameter_server_pull(gf_parameter_server* server, int exact, uint64_t* pull);
+gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pull, double timeout);
+
+// Copies the weights of a tensor, once they have come.
+gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
+
+// Waits until all ranks have come so far, and all is applied; gives a pull of the exact weights, which has come.
+gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout, uint64_t* pull);
+
+// Ends it. A rank that serves waits until the others have closed, too.
+gf_status gf_parameter_server_close(gf_parameter_server* server);
+void gf_parameter_server_free(gf_parameter_server* server);  // without gf_parameter_server_close: gives up
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,7 @@
 #include "../engine/exchange/gradient_pool.hpp"
 #include "../engine/exchange/sparse_pool.hpp"
 #include "../engine/exchange/top_k_pool.hpp"
+#include "../engine/server/parameter_server.hpp"
 #include "../engine/update/optimizer.hpp"
 #include "gradientflow.h"
 
@@ -43,4 +44,8 @@ struct gf_top_k_pool {
 
 struct gf_optimizer {
   gradientflow::engine::Optimizer engine;
+};
+
+struct gf_parameter_server {
+  std::unique_ptr<gradientflow::engine::ParameterServer> engine;
 };

@@ -88,7 +88,7 @@ def test_program(mpirun: Run, programs: dict[str, Path], command: str, ranks: in
     mpirun(ranks, "execute", programs[name], *arguments, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
 
 
-@pytest.mark.parametrize("program", ["sparse", "top_k"])
+@pytest.mark.parametrize("program", ["sparse", "top_k", "served"])
 @pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 1)])
 def test_sparse_communication_and_optimizers(
     mpirun: Run, programs: dict[str, Path], program: str, ranks: int, node_size: int

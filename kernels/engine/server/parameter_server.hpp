@@ -20,14 +20,14 @@ namespace gradientflow::engine {
 class ParameterServer {
  public:
   struct Options {
-    std::optional<int> workers = {};     // the first ranks; the others serve. Nothing: all, which serve, too
-    std::optional<std::size_t> servers;  // threads in the workers; by default one in each that can have a shard
-    std::optional<std::size_t> fusion_threshold;  // bytes of a range; see `fuse`
-    DType wire = DType::float32;                  // in which gradients and weights travel
-    std::vector<std::string> names = {};          // of the tensors, in errors; or none
-    std::string optimizer = "sgd";                // or "lars", whose settings may have trust coefficients
-    std::string policy = "bsp";                   // its description, the same on all ranks
-    std::function<void()> attend = {};            // called several times a second by threads that wait; it may throw
+    std::optional<int> workers = {};          // the first ranks; the others serve. Nothing: all, which serve, too
+    std::optional<std::size_t> servers = {};  // threads in the workers; by default one in each that can have a shard
+    std::optional<std::size_t> fusion_threshold = {};  // bytes of a range; see `fuse`
+    DType wire = DType::float32;                       // in which gradients and weights travel
+    std::vector<std::string> names = {};               // of the tensors, in errors; or none
+    std::string optimizer = "sgd";                     // or "lars", whose settings may have trust coefficients
+    std::string policy = "bsp";                        // its description, the same on all ranks
+    std::function<void()> attend = {};  // called several times a second by threads that wait; it may throw
   };
 
   // `counts`: elements of each tensor, in the order in which gradients become ready. Collective over `everybody`.

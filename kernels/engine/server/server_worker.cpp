@@ -24,6 +24,12 @@ bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) 
   return std::all_of(letters.begin(), letters.end(), [](const auto& letter) { return letter->ended(); });
 }
 
+void check_number(const char* name, float value) {
+  if (!(value >= 0.0F) || !std::isfinite(value)) {
+    throw Error(ErrorKind::value, std::string(name) + " is finite and 0 or more, not " + format_number(value));
+  }
+}
+
 }  // namespace
 
 ServerWorker::ServerWorker(Server::Shared& shared, double timeout, bool lars, std::function<void()> attend)
@@ -210,6 +216,12 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
   if (settings.size() != tensors && settings.size() != 1) {
     throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
                                       ", not " + std::to_string(settings.size()));
+  }
+  for (const ServerSettings& each : settings) {
+    check_number("rate", each.rate);
+    check_number("momentum", each.momentum);
+    check_number("weight_decay", each.weight_decay);
+    check_number("trust", each.trust);
   }
   const auto local =
       std::find_if(settings.begin(), settings.end(), [](const auto& each) { return each.trust != 0.0F; });
