@@ -16,7 +16,6 @@
 #include "status.hpp"
 
 using namespace gradientflow::c;  // NOLINT(google-build-using-namespace): the functions below are its outside
-using gradientflow::DType;
 using gradientflow::Error;
 using gradientflow::ErrorKind;
 using gradientflow::engine::ParameterServer;
