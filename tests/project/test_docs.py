@@ -36,9 +36,10 @@ from gradientflow.launch import Launcher, launch_environment
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_PAGES = [
     *("README.md", "docs/sparse.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md"),
+    "docs/parameter-server.md",
     "docs/policies.md",
 ]
-LONG_PAGES = ["docs/parameter-server.md", "docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
+LONG_PAGES = ["docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
 PAGES = [*SHORT_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
