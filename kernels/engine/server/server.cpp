@@ -428,7 +428,7 @@ void Server::note_release(Worker& of) {
 void Server::record(int number, double seconds, bool departed, const policy::Answer& answer) {
   const auto here = static_cast<std::size_t>(
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& each) { return !each.departed; }));
-  barriers_ += !answer.go_on.empty() && answer.go_on.size() >= here ? 1 : 0;
+  barriers_ += here > 1 && answer.go_on.size() >= here ? 1 : 0;
   if (++events_ > most_events) {
     return;
   }
@@ -454,7 +454,8 @@ std::vector<double> Server::statistics() const {
                                  static_cast<double>(ends_)};
   for (const Worker& each : workers_) {
     numbers.insert(numbers.end(),
-                   {static_cast<double>(each.pushed), each.waited, static_cast<double>(each.staleness.size())});
+                   {static_cast<double>(each.pushed_before + each.pushed), each.waited,
+                    static_cast<double>(each.staleness.size())});
     for (const auto& [ahead, times] : each.staleness) {
       numbers.insert(numbers.end(), {static_cast<double>(ahead), static_cast<double>(times)});
     }
@@ -475,6 +476,7 @@ void Server::end_epoch() {
       release(w);
     }
     worker(w).departed = false;
+    worker(w).pushed_before += std::exchange(worker(w).pushed, 0);
   }
   ++ends_;
   if (leads()) {

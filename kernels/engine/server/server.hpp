@@ -88,7 +88,8 @@ class Server {
     bool departed = false;
     bool closed = false;
     // For the report:
-    std::uint64_t pushed = 0;
+    std::uint64_t pushed = 0;         // since all began afresh
+    std::uint64_t pushed_before = 0;  // until then
     std::deque<double> since;  // when the pushes came after which it may not go on yet
     double waited = 0.0;
     std::map<std::uint64_t, std::uint64_t> staleness;
