@@ -453,9 +453,8 @@ std::vector<double> Server::statistics() const {
   std::vector<double> numbers = {static_cast<double>(rounds_), static_cast<double>(barriers_),
                                  static_cast<double>(ends_)};
   for (const Worker& each : workers_) {
-    numbers.insert(numbers.end(),
-                   {static_cast<double>(each.pushed_before + each.pushed), each.waited,
-                    static_cast<double>(each.staleness.size())});
+    numbers.insert(numbers.end(), {static_cast<double>(each.pushed_before + each.pushed), each.waited,
+                                   static_cast<double>(each.staleness.size())});
     for (const auto& [ahead, times] : each.staleness) {
       numbers.insert(numbers.end(), {static_cast<double>(ahead), static_cast<double>(times)});
     }

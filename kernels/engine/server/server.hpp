@@ -90,7 +90,7 @@ class Server {
     // For the report:
     std::uint64_t pushed = 0;         // since all began afresh
     std::uint64_t pushed_before = 0;  // until then
-    std::deque<double> since;  // when the pushes came after which it may not go on yet
+    std::deque<double> since;         // when the pushes came after which it may not go on yet
     double waited = 0.0;
     std::map<std::uint64_t, std::uint64_t> staleness;
   };
