@@ -10,7 +10,8 @@ namespace {
 // The memory of a call, from its first element on; any of it but the weights may be nullptr.
 struct RoundMemory {
   std::byte* weight;
-  std::byte* before;
+  std::byte* kept;        // weights, by the first step of a round
+  const std::byte* base;  // the same, at its end
   std::byte* mean;
   std::byte* sum;
   const std::byte* gradient;
@@ -35,7 +36,7 @@ struct ReplicaRule {
     const Floats weight = load<Floats>(place);
     const Floats direction = add_direction<Gradient>(memory, i, weight, call.gradient_scale, call.weight_decay);
     if constexpr (keeps) {
-      store<false>(memory.before + i * sizeof(float), weight);
+      store<false>(memory.kept + i * sizeof(float), weight);
     }
     store<false>(place, same_nan(weight - call.rate * direction));
   }
@@ -52,7 +53,7 @@ struct RoundRule {
       add_direction<Gradient>(memory, i, base, call.gradient_scale, call.weight_decay);
     }
     if constexpr (has_before) {
-      base = load<Floats>(memory.before + i * sizeof(float));
+      base = load<Floats>(memory.base + i * sizeof(float));
     }
     if constexpr (has_mean) {
       std::byte* const mean = memory.mean + i * sizeof(float);
@@ -78,13 +79,14 @@ inline void step_all(const Rule& rule, const RoundMemory& memory, std::size_t co
   }
   if (const std::size_t rest = count - i; rest != 0) {
     PaddedRow<sizeof(float)> weight(memory.weight, i, rest);
-    PaddedRow<sizeof(float)> before(memory.before, i, rest);
+    PaddedRow<sizeof(float)> kept(memory.kept, i, rest);
+    const PaddedRow<sizeof(float)> base(memory.base, i, rest);
     PaddedRow<sizeof(float)> mean(memory.mean, i, rest);
     PaddedRow<sizeof(float)> sum(memory.sum, i, rest);
     const PaddedRow<Gradient::size> gradient(memory.gradient, i, rest);
-    rule.at({weight.bytes, before.bytes, mean.bytes, sum.bytes, gradient.bytes}, 0);
+    rule.at({weight.bytes, kept.bytes, base.bytes, mean.bytes, sum.bytes, gradient.bytes}, 0);
     weight.save(memory.weight, i, rest);
-    before.save(memory.before, i, rest);
+    kept.save(memory.kept, i, rest);
     mean.save(memory.mean, i, rest);
     sum.save(memory.sum, i, rest);
   }
@@ -92,9 +94,9 @@ inline void step_all(const Rule& rule, const RoundMemory& memory, std::size_t co
 
 template <class Gradient>
 void replica_step(const ReplicaStep& call) {
-  const RoundMemory memory{reinterpret_cast<std::byte*>(call.weight), reinterpret_cast<std::byte*>(call.before),
-                           nullptr, reinterpret_cast<std::byte*>(call.sum),
-                           static_cast<const std::byte*>(call.gradient)};
+  const RoundMemory memory{
+      reinterpret_cast<std::byte*>(call.weight), reinterpret_cast<std::byte*>(call.before),   nullptr, nullptr,
+      reinterpret_cast<std::byte*>(call.sum),    static_cast<const std::byte*>(call.gradient)};
   if (call.before != nullptr) {
     step_all<Gradient>(ReplicaRule<Gradient, true>{call}, memory, call.count);
   } else {
@@ -113,10 +115,10 @@ inline void end_round(const RoundStep& call, const RoundMemory& memory) {
 
 template <class Gradient>
 void round_step(const RoundStep& call) {
-  // Not written to where it is const.
-  auto* const before = reinterpret_cast<std::byte*>(const_cast<float*>(call.before));
-  const RoundMemory memory{reinterpret_cast<std::byte*>(call.weight), before, reinterpret_cast<std::byte*>(call.mean),
-                           reinterpret_cast<std::byte*>(call.sum), static_cast<const std::byte*>(call.gradient)};
+  const RoundMemory memory{
+      reinterpret_cast<std::byte*>(call.weight),       nullptr,
+      reinterpret_cast<const std::byte*>(call.before), reinterpret_cast<std::byte*>(call.mean),
+      reinterpret_cast<std::byte*>(call.sum),          static_cast<const std::byte*>(call.gradient)};
   if (call.before != nullptr) {
     call.mean != nullptr ? end_round<Gradient, true, true>(call, memory)
                          : end_round<Gradient, true, false>(call, memory);
