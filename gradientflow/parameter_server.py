@@ -190,6 +190,7 @@ class ParameterServer:
         How, from the mean g of the pushes of a round. "sgd": ``v = momentum * v + rate * (g + weight_decay * w);
         w = w - v``; without momentum there is no v. "lars": the same, at the local rate
         ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust is not 0.
+        "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
         Where no ranks serve only: how many of the workers have a thread that does; by default all.
     wire : {"float32", "float16", "bfloat16"}, default "float32"
@@ -438,6 +439,8 @@ class ParameterServer:
         state: dict[str, Any] = {"format": _FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
             state[name] = self._by_tensor(self._native.save(place, timeout))
+        for place, name in enumerate(self.optimizer.counts, len(self.optimizer.arrays)):
+            state[name] = int(self._native.save(place, timeout).max(initial=0))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -522,7 +525,7 @@ class ParameterServer:
                 message = f"{name} of the state have shapes {shapes}, not {self.shapes}"
                 raise ArgumentError(message)
             flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
-        return flats
+        return flats + [np.full_like(flats[0], whole(name, given.get(name))) for name in self.optimizer.counts]
 
     def _agree(self, trouble: str) -> None:
         said = self._comm.allgatherv(np.frombuffer(trouble.encode(), np.uint8))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .arguments import number
 from .description import Description, Words
+from .errors import ArgumentError
 
 
 class ServerOptimizer(Description):
@@ -14,9 +16,12 @@ class ServerOptimizer(Description):
     ----------
     arrays : tuple of str
         What a server has of each tensor.
+    counts : tuple of str
+        Whole numbers that a server has for all tensors.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("weights", "momentum")
+    counts: ClassVar[tuple[str, ...]] = ()
 
     @property
     def native(self) -> tuple[Any, ...]:
@@ -36,7 +41,38 @@ class LARS(ServerOptimizer):
     name = "lars"
 
 
-_WORDS: Words[ServerOptimizer] = Words(ServerOptimizer, "optimizer", (LARS, SGD))
+class Adam(ServerOptimizer):
+    """Adam as `torch.optim.Adam` is, with weight decay in the gradient. Settings have no momentum.
+
+    Parameters
+    ----------
+    beta1, beta2 : float
+        How much of the means of gradients and of their squares stays, from 0 to below 1.
+    eps : float
+        From 1e-37 to 1e37.
+    """
+
+    name = "adam"
+    arrays = ("weights", "exp_avg", "exp_avg_sq")
+    counts = ("updates",)
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self.beta1, self.beta2, self.eps = number("beta1", beta1), number("beta2", beta2), number("eps", eps)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                message = f"{name} is from 0 to below 1, not {getattr(self, name)}"
+                raise ArgumentError(message)
+        if not 1e-37 <= self.eps <= 1e37:  # well inside of float32
+            message = f"eps is from 1e-37 to 1e37, not {self.eps}"
+            raise ArgumentError(message)
+
+    @property
+    def native(self) -> tuple[Any, ...]:
+        """The arguments of the core."""
+        return (self.name, self.beta1, self.beta2, self.eps)
+
+
+_WORDS: Words[ServerOptimizer] = Words(ServerOptimizer, "optimizer", (Adam, LARS, SGD))
 
 
 def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
@@ -52,4 +88,4 @@ def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
     return _WORDS.given(optimizer)
 
 
-__all__ = ["LARS", "SGD", "ServerOptimizer", "as_server_optimizer"]
+__all__ = ["LARS", "SGD", "Adam", "ServerOptimizer", "as_server_optimizer"]

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../../kernels/base/dtype.hpp"
+#include "../../kernels/compute/adam_step.hpp"
 #include "../../kernels/compute/chunks.hpp"
 #include "../../kernels/compute/kernels.hpp"
 #include "../../kernels/compute/local_updates.hpp"
@@ -126,6 +127,28 @@ void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr
                                                              .outer_rate = outer_rate});
 }
 
+void adam_step(const std::string& level, std::uintptr_t weight, std::uintptr_t gradient,
+               const std::string& gradient_dtype, std::uintptr_t mean, std::uintptr_t mean_square, std::size_t count,
+               std::uintptr_t parameter, const std::string& parameter_dtype, const std::array<float, 9>& rates) {
+  compute::adam_step_at(compute::simd_from_name(level), {.weight = floats(weight),
+                                                         .parameter = pointer(parameter),
+                                                         .parameter_dtype = dtype_from_name(parameter_dtype),
+                                                         .gradient = pointer(gradient),
+                                                         .gradient_dtype = dtype_from_name(gradient_dtype),
+                                                         .mean = floats(mean),
+                                                         .mean_square = floats(mean_square),
+                                                         .count = count,
+                                                         .gradient_scale = rates[0],
+                                                         .weight_decay = rates[1],
+                                                         .rate = rates[2],
+                                                         .root = rates[3],
+                                                         .beta_1 = rates[4],
+                                                         .alpha_1 = rates[5],
+                                                         .beta_2 = rates[6],
+                                                         .alpha_2 = rates[7],
+                                                         .epsilon = rates[8]});
+}
+
 void glu_step(const std::string& level, std::uintptr_t weight, std::uintptr_t pre_weight, std::uintptr_t gradient,
               const std::string& gradient_dtype, std::size_t count, bool refreshes, float rate, float gradient_scale,
               float weight_decay, float alpha, float beta, float global_scale) {
@@ -240,6 +263,10 @@ void bind_compute(py::module_& module) {
               py::arg("gradient_dtype"), py::arg("momentum"), py::arg("count"), py::arg("parameter") = 0,
               py::arg("parameter_dtype") = "float16", py::arg("gradient_scale") = 1.0F, py::arg("weight_decay") = 0.0F,
               py::arg("factor") = 0.0F, py::arg("inner_rate") = 1.0F, py::arg("outer_rate") = 1.0F, without_gil);
+  compute.def("adam_step", &adam_step, py::arg("level"), py::arg("weight"), py::arg("gradient"),
+              py::arg("gradient_dtype"), py::arg("mean"), py::arg("mean_square"), py::arg("count"),
+              py::arg("parameter"), py::arg("parameter_dtype"), py::arg("rates"), without_gil,
+              "Rates: gradient_scale, weight_decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon.");
   compute.def("glu_step", &glu_step, py::arg("level"), py::arg("weight"), py::arg("pre_weight"), py::arg("gradient"),
               py::arg("gradient_dtype"), py::arg("count"), py::arg("refreshes"), py::arg("rate"),
               py::arg("gradient_scale"), py::arg("weight_decay"), py::arg("alpha"), py::arg("beta"),

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -219,6 +220,34 @@ Launch momentum_step(const std::vector<StepFields>& fields, const std::string& d
   return Launch([uploaded] { cuda::runtime().momentum_step(uploaded->list(), stream); });
 }
 
+using AdamFields =
+    std::tuple<Address, Address, std::string, Address, Address, Address, std::size_t, std::array<float, 9>>;
+
+Launch adam_step(const std::vector<AdamFields>& fields, const std::string& dtype, std::size_t skipped) {
+  std::vector<compute::AdamStep> calls;
+  for (const auto& [weight, parameter, parameter_dtype, gradient, mean, mean_square, count, rates] : fields) {
+    calls.push_back({.weight = floats(weight),
+                     .parameter = pointer(parameter),
+                     .parameter_dtype = dtype_from_name(parameter_dtype),
+                     .gradient = pointer(gradient),
+                     .gradient_dtype = dtype_from_name(dtype),
+                     .mean = floats(mean),
+                     .mean_square = floats(mean_square),
+                     .count = count,
+                     .gradient_scale = rates[0],
+                     .weight_decay = rates[1],
+                     .rate = rates[2],
+                     .root = rates[3],
+                     .beta_1 = rates[4],
+                     .alpha_1 = rates[5],
+                     .beta_2 = rates[6],
+                     .alpha_2 = rates[7],
+                     .epsilon = rates[8]});
+  }
+  const auto uploaded = std::make_shared<const Uploaded<compute::AdamStep>>(calls, dtype, skipped);
+  return Launch([uploaded] { cuda::runtime().adam_step(uploaded->list(), stream); });
+}
+
 using GluFields = std::tuple<Address, Address, Address, std::size_t, bool, float, float, float, float, float, float>;
 
 Launch glu_step(const std::vector<GluFields>& fields, const std::string& dtype, std::size_t skipped) {
@@ -401,6 +430,9 @@ void bind_kernels(py::module_& module, py::module_& prepared) {
   define_list("momentum_step", &momentum_step, nothing,
               "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
               "weight_decay, factor, inner_rate, outer_rate.");
+  define_list("adam_step", &adam_step, nothing,
+              "Of each call: weight, parameter, parameter_dtype, gradient, mean, mean_square, count, and a list of "
+              "gradient_scale, weight_decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon.");
   define_list(
       "glu_step", &glu_step, nothing,
       "Of each call: weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, "

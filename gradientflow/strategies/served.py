@@ -19,7 +19,7 @@ from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError
 from gradientflow.memory import array_over, numpy_dtype
 from gradientflow.parameter_server import ParameterServer, Pull, Push
 from gradientflow.policies import Policy
-from gradientflow.server_optimizers import as_server_optimizer
+from gradientflow.server_optimizers import LARS, Adam, as_server_optimizer
 
 from .explanation import Subject, measure
 from .layout import Layout
@@ -224,13 +224,18 @@ class ServedSynchronizer(Synchronizer):
 
     def check_settings(self) -> None:
         """Raise unless the optimizer is one whose step the servers make."""
-        trusts = [self.settings(index).trust for index in range(len(self.layout))]
+        settings = [self.settings(index) for index in range(len(self.layout))]
+        trusts = [each.trust for each in settings]
         served = self.strategy.optimizer
-        if any(trusts) and served == "sgd":
+        kind = as_server_optimizer(served)
+        if any(trusts) and not isinstance(kind, LARS):
             message = f"the servers make the step: with LARS {self.strategy.name} has optimizer='lars', not {served!r}"
             raise ArgumentError(message)
-        if not any(trusts) and served == "lars":
+        if not any(trusts) and isinstance(kind, LARS):
             message = "the servers take the trust coefficient of LARS from the optimizer, which is none: let it be LARS"
+            raise ArgumentError(message)
+        if isinstance(kind, Adam) and any(each.momentum for each in settings):
+            message = "the servers make the step of Adam, whose momentum is beta1: let that of the optimizer be 0"
             raise ArgumentError(message)
 
     def begin(self) -> None:  # noqa: D102
@@ -351,7 +356,8 @@ class ServedSynchronizer(Synchronizer):
         names = [name for name, value in state.items() if _is_per_tensor(value, len(self.layout))]
         fresh = {name: [np.zeros_like(each) for each in state[name]] for name in names}
         fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
-        self.server.load_state_dict({**state, **fresh})
+        counts = dict.fromkeys(self.server.optimizer.counts, 0)
+        self.server.load_state_dict({**state, **fresh, **counts})
         self._servers_know = True
 
     # ---- state ---------------------------------------------------------------------------------------------------
@@ -399,6 +405,7 @@ class ServedSynchronizer(Synchronizer):
                 if _is_per_tensor(value, len(self.layout)) and name in theirs:
                     there = dict(zip(other.layout.names, theirs[name], strict=True))
                     mine[name] = [there.get(key, own) for key, own in zip(self.layout.names, value, strict=True)]
+            mine |= {name: theirs[name] for name in self.server.optimizer.counts}
             self.server.load_state_dict(mine)
 
     def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

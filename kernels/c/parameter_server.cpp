@@ -71,7 +71,7 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
     const int policy = static_cast<int>(known.policy);
     ParameterServer::Options made;
     made.policy = "gf_policy " + std::to_string(policy) + ", staleness " + std::to_string(known.staleness);
-    made.optimizer = known.lars != 0 ? "lars" : "sgd";
+    made.optimizer.name = known.lars != 0 ? "lars" : "sgd";
     if (known.servers > 0) {
       made.servers = known.servers;
     }

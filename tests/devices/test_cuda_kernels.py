@@ -39,6 +39,7 @@ from kernel_data import (
 from kernel_references import (
     BLOCK,
     Layer,
+    adam_stepped,
     add_up,
     cast,
     combined,
@@ -134,6 +135,12 @@ class Processor:
         for weight, parameter, parameter_dtype, gradient, momentum, count, *rates in calls:
             memory = weight, gradient, dtype, momentum, count, parameter, parameter_dtype
             compute.momentum_step(LEVEL, *memory, *rates)
+
+    @staticmethod
+    def adam_step(calls: list[Any], dtype: str) -> None:
+        for weight, parameter, parameter_dtype, gradient, mean, mean_square, count, rates in calls:
+            memory = weight, gradient, dtype, mean, mean_square, count, parameter, parameter_dtype
+            compute.adam_step(LEVEL, *memory, rates)
 
     @staticmethod
     def glu_step(calls: list[Any], dtype: str) -> None:
@@ -373,6 +380,30 @@ def test_a_list_of_steps(place: Place, dtype: str) -> None:
         results += [(velocity, new_momentum)] if velocity else []
         results += [(narrow_copy, narrow(new_weight, copy))] if copy else []
     place.kernels.momentum_step(calls, dtype)
+    check_memory(results)
+
+
+@pytest.mark.parametrize("dtype", CASTABLE)
+def test_a_list_of_steps_of_adam(place: Place, dtype: str) -> None:
+    """Tensors of one step differ in their rates, and in the copies of their weights."""
+    rates = itertools.cycle(
+        [[1.0, 0.0, 0.01, 0.0316, 0.9, 0.1, 0.999, 1e-3, 1e-8], [2.0**-12, 1e-2, 0.3, 1.0, 0.5, 0.5, 0.0, 1.0, 1e-3]]
+    )
+    copies = itertools.cycle([None, "float16", "bfloat16", "float16", "bfloat16"])
+    rng = np.random.default_rng(8)
+    calls, results = [], []
+    for gradient, mean, _, offsets in arrays(dtype, 8):
+        copy, rate, count = next(copies), next(rates), len(gradient)
+        weight, squares = ordinary("float32", count, rng), np.square(ordinary("float32", count, rng))
+        source, target = place.memory(gradient, offsets[0]), place.memory(weight, offsets[2] * 4 // gradient.itemsize)
+        means, mean_squares = place.memory(mean, offsets[1]), place.memory(squares, offsets[1])
+        narrow_copy = place.memory(np.ones(count, STORAGE[copy]), offsets[1] // 2) if copy else None
+        state = source.address, means.address, mean_squares.address
+        calls.append((target.address, at(narrow_copy), copy or "float16", *state, count, rate))
+        new = adam_stepped(weight, gradient, dtype, mean, squares, rate)
+        results += [(target, new[0]), (means, new[1]), (mean_squares, new[2]), (source, gradient)]
+        results += [(narrow_copy, narrow(new[0], copy))] if copy else []
+    place.kernels.adam_step(calls, dtype)
     check_memory(results)
 
 

@@ -398,6 +398,100 @@ def check_lars(comm: gf.Communicator) -> None:
         server.push(Settings(0.1, trust=0.02))
 
 
+class AdamLine:
+    """Servers of Adam, written without any of the library, in float32 from operation to operation."""
+
+    def __init__(self, weights: Arrays, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self.weights = [each.copy() for each in weights]
+        self.mean, self.square = ([np.zeros_like(each) for each in weights] for _ in range(2))
+        self.updates, self.betas, self.eps = 0, (beta1, beta2), eps
+
+    def round(self, pushes: Sequence[Arrays], settings: Settings, scale: float = 1.0) -> None:
+        self.updates += 1
+        (beta1, beta2), f = self.betas, np.float32
+        for i, weight in enumerate(self.weights):
+            total = pushes[0][i]
+            for push in pushes[1:]:
+                total = total + push[i]
+            g = total / f(len(pushes)) * f(1 / scale) + f(settings.weight_decay) * weight
+            self.mean[i] = f(beta1) * self.mean[i] + f(1 - beta1) * g
+            self.square[i] = f(beta2) * self.square[i] + f(1 - beta2) * g * g
+            rate = f(float(f(settings.rate)) / (1 - beta1**self.updates))
+            root = f(np.sqrt(1 - beta2**self.updates))
+            self.weights[i] = weight - rate * self.mean[i] / (np.sqrt(self.square[i]) / root + f(self.eps))
+
+
+def check_adam(comm: gf.Communicator) -> None:
+    """A run that is saved, and goes on with another number of servers; its words have to be the same on all ranks."""
+    path = Path(WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else "")) / "servers.npz"
+    words, settings, weights = "adam(beta1=0.8, beta2=0.95, eps=1e-06)", Settings(0.01, 0.0, 0.1), draw(18)
+    line = AdamLine(weights, 0.8, 0.95, 1e-6)
+
+    def step(server: gf.ParameterServer, number: int) -> None:
+        skip = number == 2  # which is no update
+        now = settings._replace(rate=0.01 * (number + 1))
+        pushes = [draw(19, number, rank) for rank in range(SIZE)]
+        done = server.push(now, 1 << number, skip and RANK == 0, gradients=pushes[RANK]).wait(LATE)
+        assert done == ("skipped" if skip else "applied")
+        if not skip:
+            line.round(pushes, now, 1 << number)
+
+    def check(server: gf.ParameterServer) -> dict[str, Any]:
+        state = server.state_dict()
+        assert same(state["weights"], line.weights)
+        assert same(state["exp_avg"], line.mean)
+        assert same(state["exp_avg_sq"], line.square)
+        assert state["updates"] == line.updates
+        assert state["optimizer"] == words
+        return state
+
+    with gf.ParameterServer(comm, weights, optimizer=words, servers=1) as server:
+        for number in range(5):
+            step(server, number)
+        state = check(server)
+        assert state["updates"] == 4
+        server.save(path)
+        server.finish()
+    for by_file in (True, False):
+        line.weights, line.mean, line.square = (state[name][:] for name in ("weights", "exp_avg", "exp_avg_sq"))
+        line.updates = state["updates"]
+        with gf.ParameterServer(comm, draw(20), optimizer=words, fusion_threshold=100) as server:
+            if by_file:
+                server.load(path)
+            else:
+                server.load_state_dict(state)
+            check(server)
+            for number in range(5, 8):
+                step(server, number)
+            check(server)
+            server.finish(weights)
+            assert same(weights, line.weights)
+    with gf.ParameterServer(comm, weights, optimizer="adam") as server:
+        with raises(ArgumentError, "have a momentum", "beta1"):
+            server.push(Settings(0.1, 0.9))
+        for wrong in (state, {**state, "optimizer": "adam", "updates": -1}):
+            with raises(ArgumentError, "updates" if wrong is not state else "state"):
+                server.load_state_dict(wrong)
+        server.finish()
+    for wire in ("float16", "bfloat16"):
+        line = AdamLine(draw(21))
+        with gf.ParameterServer(comm, line.weights, optimizer="adam", wire=wire) as server:
+            for number in range(3):
+                pushes = [draw(22, number, rank) for rank in range(SIZE)]
+                server.push(Settings(0.01), gradients=pushes[RANK])
+                line.round([[rounded(each, wire) for each in push] for push in pushes], Settings(0.01))
+                server.pull_into(weights)
+                assert same(weights, [rounded(each, wire) for each in line.weights])
+            server.finish(weights)
+            assert same(weights, line.weights)
+    if SIZE > 1:
+        with raises(MismatchError, "optimizer"):
+            gf.ParameterServer(comm, weights, optimizer="adam(beta1=0.8)" if RANK else "adam")
+    WORLD.Barrier()
+    if RANK == 0:
+        shutil.rmtree(path.parent)
+
+
 def check_states(comm: gf.Communicator) -> None:
     """A run goes on where it stood, with another number of servers; what is wrong is refused on all ranks."""
     settings = Settings(0.1, 0.9)

@@ -208,6 +208,45 @@ def check_lars(comm: gf.Communicator) -> None:
         Training(comm, "ssgd(optimizer='lars')")
 
 
+def check_adam(comm: gf.Communicator) -> None:
+    """The step of Adam in every strategy; a state has all of it, and a run that begins anew has none."""
+    rates = {"lr": 0.01, "momentum": 0.0, "weight_decay": DECAY}
+    mean: Any = 0.0
+    squares: Any = 0.0
+    with trained(comm, "ssgd(optimizer='adam')", **rates) as training:
+        for again in range(2):
+            for step in range(6):
+                before = flat(training.loop.weights)
+                gradients = [gradient_of(rank, step, before).astype(np.float64) for rank in range(SIZE)]
+                g = sum(gradients) / SIZE + DECAY * before
+                mean, squares = 0.9 * mean + 0.1 * g, 0.999 * squares + 0.001 * g * g
+                corrected = np.sqrt(squares / (1 - 0.999 ** (step + 1))) + 1e-8
+                weights = before - 0.01 / (1 - 0.9 ** (step + 1)) * mean / corrected
+                found = training.step(step)
+                assert np.allclose(found, weights, rtol=1e-4, atol=1e-5), (again, step)
+                if step == 2:
+                    state, halfway = training.loop.state_dict(), found.copy()
+            if not again:
+                last, mean, squares = found, 0.0, 0.0
+                training.synchronizer.load_state_dict(None)  # begins anew, with these weights
+    with trained(comm, "ssgd(optimizer='adam', servers=1)", **rates) as other:
+        other.loop.load_state_dict(state)
+        require_same(flat(other.loop.weights), halfway)
+        for step in range(3, 6):
+            other.step(step)
+        require_same(other.weights, found)
+    assert np.abs(last - START).max() > 1e-3
+    for words in ("asgd(", "ssp(2, ", "dssp(1, 4, ", "elastic_bsp(3, ", "ssd_sgd(2, 2, 'sgd', "):
+        with trained(comm, f"{words}optimizer='adam')", **rates) as training:
+            for step in range(5):
+                training.step(step)
+            training.loop.finish()
+            assert training.synchronizer.server.state_dict()["updates"] == (5 if "ssd" in words else 5 * SIZE)
+            same_everywhere(comm, training.weights)
+    with raises(ArgumentError, "whose momentum is beta1"):
+        Training(comm, "ssgd(optimizer='adam')")
+
+
 def check_two_runs_give_the_same_bits(comm: gf.Communicator) -> None:
     """However late the ranks are."""
     for words in ("ssgd", DELAYED):

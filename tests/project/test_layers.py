@@ -119,7 +119,11 @@ PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.arguments",
     "gradientflow.description",
 }
-PYTHON_LAYERS["gradientflow.server_optimizers"] = {"gradientflow.description"}
+PYTHON_LAYERS["gradientflow.server_optimizers"] = {
+    "gradientflow.arguments",
+    "gradientflow.description",
+    "gradientflow.errors",
+}
 PYTHON_LAYERS["gradientflow.server_rank"] = {
     "gradientflow.errors",
     "gradientflow._location",

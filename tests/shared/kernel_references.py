@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,20 @@ def stepped(
     if momentum is not None:
         momentum = step = same_nan(factor * momentum + step)
     return same_nan(weight - outer * step), momentum
+
+
+ADAM = ("gradient_scale", "weight_decay", "rate", "root", "beta_1", "alpha_1", "beta_2", "alpha_2", "epsilon")
+
+
+def adam_stepped(
+    weight: Array, gradient: Array, dtype: str, mean: Array, mean_square: Array, rates: Sequence[float]
+) -> tuple[Array, Array, Array]:
+    """The weights, the mean and the mean square after a step of Adam, whose rates are in the order of ADAM."""
+    scale, decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon = np.array(rates, np.float32)
+    g = widen(gradient, dtype) * scale + decay * weight
+    mean = same_nan(beta_1 * mean + alpha_1 * g)
+    mean_square = same_nan(beta_2 * mean_square + alpha_2 * g * g)
+    return same_nan(weight - rate * mean / (np.sqrt(mean_square) / root + epsilon)), mean, mean_square
 
 
 def glu_stepped(

@@ -1,6 +1,7 @@
 // The table of the level that this translation unit is compiled for. Included by kernels_<level>.cpp only.
 #pragma once
 
+#include "adam_kernel.hpp"
 #include "cast_kernel.hpp"
 #include "chunk_kernel.hpp"
 #include "copy_kernel.hpp"
@@ -57,6 +58,12 @@ const KernelTable kernels = {
             {momentum_step<Float16, Float16>, momentum_step<Float16, BFloat16>, momentum_step<Float16, NoCopy>},
             {momentum_step<BFloat16, Float16>, momentum_step<BFloat16, BFloat16>, momentum_step<BFloat16, NoCopy>},
             {momentum_step<Float32, Float16>, momentum_step<Float32, BFloat16>, momentum_step<Float32, NoCopy>},
+        },
+    .adam_step =
+        {
+            {adam_step<Float16, Float16>, adam_step<Float16, BFloat16>, adam_step<Float16, NoCopy>},
+            {adam_step<BFloat16, Float16>, adam_step<BFloat16, BFloat16>, adam_step<BFloat16, NoCopy>},
+            {adam_step<Float32, Float16>, adam_step<Float32, BFloat16>, adam_step<Float32, NoCopy>},
         },
     .glu_step = {glu_step<Float16>, glu_step<BFloat16>, glu_step<Float32>},
     .dc_step = {dc_step<Float16>, dc_step<BFloat16>, dc_step<Float32>},

@@ -1,4 +1,4 @@
-// The entry points of optimizer_steps.hpp.
+// The entry points of optimizer_steps.hpp and adam_step.hpp.
 #include "../optimizer_steps.hpp"
 
 #include <cmath>
@@ -6,13 +6,15 @@
 #include <string>
 
 #include "../../base/error.hpp"
+#include "../adam_step.hpp"
 #include "select.hpp"
 
 namespace gradientflow::compute {
 namespace {
 
 // The column of the table of steps.
-std::size_t parameter_index(const MomentumStep& call) {
+template <class Step>
+std::size_t parameter_index(const Step& call) {
   constexpr std::size_t no_copy = 2;
   if (call.parameter == nullptr) {
     return no_copy;
@@ -24,10 +26,11 @@ std::size_t parameter_index(const MomentumStep& call) {
   return static_cast<std::size_t>(call.parameter_dtype);
 }
 
-void step_with(const KernelTable& table, const MomentumStep& call) {
+template <class Kernel, class Step>
+void step_with(const Kernel (&kernels)[3][3], const Step& call) {
   const std::size_t gradient =
       index_among_floats(call.gradient_dtype, "the gradients of an optimizer are float16, bfloat16 or float32");
-  table.momentum_step[gradient][parameter_index(call)](call);
+  kernels[gradient][parameter_index(call)](call);
 }
 
 double squares_with(const KernelTable& table, const void* source, DType dtype, std::size_t count, float scale) {
@@ -39,13 +42,17 @@ double squares_with(const KernelTable& table, const void* source, DType dtype, s
 
 }  // namespace
 
-void momentum_step(const MomentumStep& call) { step_with(active_table(), call); }
+void momentum_step(const MomentumStep& call) { step_with(active_table().momentum_step, call); }
+
+void adam_step(const AdamStep& call) { step_with(active_table().adam_step, call); }
 
 double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale) {
   return squares_with(active_table(), source, dtype, count, scale);
 }
 
-void momentum_step_at(SimdLevel level, const MomentumStep& call) { step_with(table_at(level), call); }
+void momentum_step_at(SimdLevel level, const MomentumStep& call) { step_with(table_at(level).momentum_step, call); }
+
+void adam_step_at(SimdLevel level, const AdamStep& call) { step_with(table_at(level).adam_step, call); }
 
 double sum_of_squares_at(SimdLevel level, const void* source, DType dtype, std::size_t count, float scale) {
   return squares_with(table_at(level), source, dtype, count, scale);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "../adam_step.hpp"
 #include "../chunks.hpp"
 #include "../local_updates.hpp"
 #include "../optimizer_steps.hpp"
@@ -56,6 +57,7 @@ using GatherKernel = double (*)(const Gather& call);
 using ScatterKernel = double (*)(const Scatter& call);
 using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
 using MomentumKernel = void (*)(const MomentumStep& call);
+using AdamKernel = void (*)(const AdamStep& call);
 using GluKernel = void (*)(const GluStep& call);
 using DcKernel = void (*)(const DcStep& call);
 using ReplicaKernel = void (*)(const ReplicaStep& call);
@@ -76,6 +78,7 @@ struct KernelTable {
   ScatterKernel scatter[3];
   SquaresKernel sum_of_squares[3];
   MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
+  AdamKernel adam_step[3][3];          // the same
   GluKernel glu_step[3];
   DcKernel dc_step[3];
   ReplicaKernel replica_step[3];

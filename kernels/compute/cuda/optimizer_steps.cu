@@ -54,19 +54,8 @@ struct StepBody {
     }
     store<n>(call.weight + i, weights);
     if (parameter != nullptr) {
-      store<n>(parameter + i, narrowed(weights));
+      store<n>(parameter + i, narrowed<n>(weights, call.parameter_dtype));
     }
-  }
-
-  template <int n>
-  __device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights) const {
-    Pack<std::uint16_t, n> narrow;
-#pragma unroll
-    for (int k = 0; k < n; ++k) {
-      narrow[k] =
-          call.parameter_dtype == DType::float16 ? Float16::from_float(weights[k]) : BFloat16::from_float(weights[k]);
-    }
-    return narrow;
   }
 };
 

@@ -288,6 +288,8 @@ class CudaRuntime final : public Runtime {
     cuda::momentum_step(list, stream);
   }
 
+  void adam_step(const CallList<AdamStep>& list, Stream stream) const override { cuda::adam_step(list, stream); }
+
   void glu_step(const CallList<GluStep>& list, Stream stream) const override { cuda::glu_step(list, stream); }
 
   void dc_step(const CallList<DcStep>& list, Stream stream) const override { cuda::dc_step(list, stream); }

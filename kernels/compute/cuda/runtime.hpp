@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "adam_step.hpp"
 #include "chunks.hpp"
 #include "kernels.hpp"
 #include "local_updates.hpp"
@@ -92,8 +93,8 @@ class Runtime {
   [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
   [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
 
-  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp, local_updates.hpp and top_k.hpp of this folder
-  // say
+  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp, adam_step.hpp, local_updates.hpp and top_k.hpp
+  // of this folder say
   virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
                       const Reduction& reduction, Stream stream) const = 0;
   virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
@@ -107,6 +108,7 @@ class Runtime {
   virtual void replica_step(const CallList<ReplicaStep>& list, Stream stream) const = 0;
   virtual void round_step(const CallList<RoundStep>& list, Stream stream) const = 0;
   virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
+  virtual void adam_step(const CallList<AdamStep>& list, Stream stream) const = 0;
   virtual void glu_step(const CallList<GluStep>& list, Stream stream) const = 0;
   virtual void dc_step(const CallList<DcStep>& list, Stream stream) const = 0;
   virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const = 0;

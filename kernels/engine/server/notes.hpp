@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -23,6 +24,16 @@ struct ServerSettings {
   float trust = 0.0F;  // of LARS; 0: without
 
   bool operator==(const ServerSettings&) const = default;
+};
+
+// How servers update weights. With "lars" settings may have trust coefficients; with "adam" they have no momentum.
+struct ServerOptimizer {
+  std::string name = "sgd";
+  double beta_1 = 0.9;  // these of "adam"
+  double beta_2 = 0.999;
+  double epsilon = 1e-8;
+
+  [[nodiscard]] bool is_adam() const { return name == "adam"; }
 };
 
 enum class NoteKind : std::uint32_t {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "../../base/text.hpp"
 #include "../../base/thread.hpp"
 #include "../../collective/call/call.hpp"
 #include "../calls/same_on_all_ranks.hpp"
@@ -43,6 +44,14 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
   return roles;
 }
 
+std::string described(const ServerOptimizer& optimizer) {
+  if (!optimizer.is_adam()) {
+    return optimizer.name;
+  }
+  return optimizer.name + "(" + format_number(optimizer.beta_1) + ", " + format_number(optimizer.beta_2) + ", " +
+         format_number(optimizer.epsilon) + ")";
+}
+
 }  // namespace
 
 ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts,
@@ -50,8 +59,9 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
     : attend_(options.attend), process_(getpid()) {
   const std::size_t threshold = options.fusion_threshold.value_or(default_threshold);
   static_cast<void>(index_among_floats(options.wire, "a wire is float32, float16 or bfloat16"));
-  if (options.optimizer != "sgd" && options.optimizer != "lars") {
-    throw Error(ErrorKind::value, "optimizer is 'sgd' or 'lars', not '" + options.optimizer + "'");
+  const ServerOptimizer& optimizer = options.optimizer;
+  if (optimizer.name != "sgd" && optimizer.name != "lars" && !optimizer.is_adam()) {
+    throw Error(ErrorKind::value, "optimizer is 'sgd', 'lars' or 'adam', not '" + optimizer.name + "'");
   }
   const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
@@ -61,17 +71,17 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
                               std::to_string(collective::hash_of(counts)) + ", " + std::to_string(roles.workers) +
                               " workers, " + std::to_string(roles.servers.size()) + " servers, fusion threshold " +
                               std::to_string(threshold) + ", wire " + std::string(name_of(options.wire)) + ", policy " +
-                              options.policy);
+                              options.policy + ", optimizer " + described(optimizer));
   const MPI_Comm ranks = communicator_->split(0, communicator_->rank());
   auto mailbox =
       transport::Mailbox::make(std::make_unique<transport::MpiCommunicator>(ranks), "the parameter server",
                                [communicator = communicator_](int rank) { return communicator->is_alive(rank); });
   ServerTags tags(*mailbox);
-  shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, options.wire, options.names,
-                                             ServerMemory(*communicator_, layout, roles, options.wire));
+  shared_ = std::make_unique<Server::Shared>(std::move(mailbox), tags, layout, roles, options.wire, optimizer,
+                                             options.names, ServerMemory(*communicator_, layout, roles, options.wire));
   const double timeout = communicator_->group().config().timeout;
   if (communicator_->rank() < roles.workers) {
-    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.optimizer == "lars", options.attend);
+    worker_ = std::make_unique<ServerWorker>(*shared_, timeout, options.attend);
   }
   if (const int number = roles.server_at(communicator_->rank()); number >= 0) {
     server_ = std::make_unique<Server>(*shared_, static_cast<std::size_t>(number), std::move(make_policy));

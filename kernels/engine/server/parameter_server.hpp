@@ -25,8 +25,8 @@ class ParameterServer {
     std::optional<std::size_t> fusion_threshold = {};  // bytes of a range; see `fuse`
     DType wire = DType::float32;                       // in which gradients and weights travel
     std::vector<std::string> names = {};               // of the tensors, in errors; or none
-    std::string optimizer = "sgd";                     // or "lars", whose settings may have trust coefficients
-    std::string policy = "bsp";                        // its description, the same on all ranks
+    ServerOptimizer optimizer = {};
+    std::string policy = "bsp";         // its description, the same on all ranks
     std::function<void()> attend = {};  // called several times a second by threads that wait; it may throw
   };
 

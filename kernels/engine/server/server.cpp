@@ -25,7 +25,7 @@ Server::Server(Shared& shared, std::size_t number, MakePolicy make_policy)
     : shared_(shared),
       number_(number),
       make_policy_(std::move(make_policy)),
-      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire,
+      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer,
              [this](int of) { return !shared_.mailbox->loss_of(of, "a copy"); }),
       workers_(static_cast<std::size_t>(shared.roles.workers)) {
   if (leads()) {

@@ -36,12 +36,14 @@ class Server {
   // What all servers and workers of a parameter server have in common.
   struct Shared {
     Shared(std::shared_ptr<transport::Mailbox> its_mailbox, const ServerTags& its_tags, ServerLayout its_layout,
-           ServerRoles its_roles, DType its_wire, std::vector<std::string> its_names, ServerMemory its_memory)
+           ServerRoles its_roles, DType its_wire, ServerOptimizer its_optimizer, std::vector<std::string> its_names,
+           ServerMemory its_memory)
         : mailbox(std::move(its_mailbox)),
           tags(its_tags),
           layout(std::move(its_layout)),
           roles(std::move(its_roles)),
           wire(its_wire),
+          optimizer(std::move(its_optimizer)),
           names(std::move(its_names)),
           memory(std::move(its_memory)) {}
     std::shared_ptr<transport::Mailbox> mailbox;
@@ -52,6 +54,7 @@ class Server {
       return names.empty() ? "tensor " + std::to_string(tensor) : "'" + names[tensor] + "'";
     }
     DType wire;
+    ServerOptimizer optimizer;
     std::vector<std::string> names;
     ServerMemory memory;
   };

@@ -3,9 +3,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
+#include "../../compute/adam_step.hpp"
 #include "../../compute/kernels.hpp"
 #include "../../compute/optimizer_steps.hpp"
 
@@ -22,48 +24,85 @@ constexpr std::uint64_t lease_word(ServerWord::Phase phase, std::size_t version)
 }  // namespace
 
 ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers,
-                         DType wire, IsAlive is_alive)
+                         DType wire, const ServerOptimizer& optimizer, IsAlive is_alive)
     : layout_(&layout),
       memory_(&memory),
       server_(server),
       workers_(workers),
       wire_(wire),
       is_alive_(std::move(is_alive)),
-      exact_(static_cast<std::size_t>(workers), false) {}
+      exact_(static_cast<std::size_t>(workers), false),
+      optimizer_(optimizer) {}
 
-// Block by block, so that the weights, the momentum and the mean of a block stay in the caches from one kernel to the
-// next. The step works in place: the present weights are copied to the next version first.
+// Block by block, so that the weights, the optimizer's state and the mean of a block stay in the caches from one kernel
+// to the next. The step works in place: the present weights are copied to the next version first.
 void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                         std::span<const float> rates, float scale) {
   const std::size_t next = free_version();
   float* const weights = memory_->weights(server_, next);
   const float* const present = this->weights();
   const bool rounds = wire_ != DType::float32;
+  ++updates_;
   choose_block(round.size());
   for (const TensorPart& part : layout_->parts_of_server(server_)) {
     const ServerSettings& setting = settings[part.tensor];
-    if (setting.momentum != 0.0F && momentum_.empty()) {
-      momentum_.resize(size());
+    for (std::size_t s = 0; s < states() && (optimizer_.is_adam() || setting.momentum != 0.0F); ++s) {
+      state_[s].resize(size());
     }
     for (std::size_t begin = 0; begin < part.count; begin += mean_.size()) {
       const std::size_t count = std::min(mean_.size(), part.count - begin);
       const std::size_t at = part.shard + begin;
       const void* const gradient = mean_of(round, part, begin, count);
       std::memcpy(weights + at, present + at, count * sizeof(float));
-      compute::momentum_step({.weight = weights + at,
-                              .parameter = rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
-                              .parameter_dtype = wire_,
-                              .gradient = gradient,
-                              .gradient_dtype = mean_dtype(round),
-                              .momentum = setting.momentum == 0.0F ? nullptr : momentum_.data() + at,
-                              .count = count,
-                              .gradient_scale = scale,
-                              .weight_decay = setting.weight_decay,
-                              .factor = setting.momentum,
-                              .inner_rate = rates[part.tensor]});
+      const Block block{weights + at, rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
+                        gradient, at, count};
+      if (optimizer_.is_adam()) {
+        step_adam(block, mean_dtype(round), setting, scale);
+      } else {
+        step_momentum(block, mean_dtype(round), setting, rates[part.tensor], scale);
+      }
     }
   }
   version_ = next;
+}
+
+void ServerShard::step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate,
+                                float scale) {
+  compute::momentum_step({.weight = block.weights,
+                          .parameter = block.travelling,
+                          .parameter_dtype = wire_,
+                          .gradient = block.gradient,
+                          .gradient_dtype = gradient,
+                          .momentum = setting.momentum == 0.0F ? nullptr : state_[0].data() + block.at,
+                          .count = block.count,
+                          .gradient_scale = scale,
+                          .weight_decay = setting.weight_decay,
+                          .factor = setting.momentum,
+                          .inner_rate = rate});
+}
+
+// The bias of the first updates is corrected in float64, as PyTorch does.
+void ServerShard::step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale) {
+  const auto updates = static_cast<double>(updates_);
+  const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, updates);
+  const double bias_2 = 1.0 - std::pow(optimizer_.beta_2, updates);
+  compute::adam_step({.weight = block.weights,
+                      .parameter = block.travelling,
+                      .parameter_dtype = wire_,
+                      .gradient = block.gradient,
+                      .gradient_dtype = gradient,
+                      .mean = state_[0].data() + block.at,
+                      .mean_square = state_[1].data() + block.at,
+                      .count = block.count,
+                      .gradient_scale = scale,
+                      .weight_decay = setting.weight_decay,
+                      .rate = static_cast<float>(static_cast<double>(setting.rate) / bias_1),
+                      .root = static_cast<float>(std::sqrt(bias_2)),
+                      .beta_1 = static_cast<float>(optimizer_.beta_1),
+                      .alpha_1 = static_cast<float>(1.0 - optimizer_.beta_1),
+                      .beta_2 = static_cast<float>(optimizer_.beta_2),
+                      .alpha_2 = static_cast<float>(1.0 - optimizer_.beta_2),
+                      .epsilon = static_cast<float>(optimizer_.epsilon)});
 }
 
 std::vector<double> ServerShard::norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
@@ -85,7 +124,7 @@ std::vector<double> ServerShard::norms(std::span<const Contribution> round, std:
 }
 
 void ServerShard::choose_block(std::size_t round) {
-  mean_.resize(std::max(least_block, cached_bytes / sizeof(float) / (round + 4) / 64 * 64));
+  mean_.resize(std::max(least_block, cached_bytes / sizeof(float) / (round + 3 + states()) / 64 * 64));
 }
 
 // What a single worker has pushed is read where it lies.
@@ -197,7 +236,11 @@ std::vector<float> ServerShard::array(std::size_t number) const {
   if (number == 0) {
     return {weights(), weights() + size()};
   }
-  return momentum_.empty() ? std::vector<float>(size()) : momentum_;
+  if (number > states()) {
+    return std::vector<float>(size(), static_cast<float>(updates_));
+  }
+  const std::vector<float>& state = state_[number - 1];
+  return state.empty() ? std::vector<float>(size()) : state;
 }
 
 void ServerShard::load(std::size_t number, const float* values) {
@@ -206,8 +249,10 @@ void ServerShard::load(std::size_t number, const float* values) {
     std::copy_n(values, size(), memory_->weights(server_, next));
     version_ = next;
     round_weights();
-  } else {
-    momentum_.assign(values, values + size());
+  } else if (number <= states()) {
+    state_[number - 1].assign(values, values + size());
+  } else if (size() > 0) {
+    updates_ = static_cast<std::uint64_t>(values[0]);
   }
 }
 

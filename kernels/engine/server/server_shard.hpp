@@ -1,6 +1,7 @@
 // The weights of one server, their versions, and the update of a round.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,7 +24,7 @@ class ServerShard {
   using IsAlive = std::function<bool(int worker)>;
 
   ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
-              IsAlive is_alive);
+              const ServerOptimizer& optimizer, IsAlive is_alive);
 
   // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
   // `rates`: of each tensor.
@@ -43,13 +44,23 @@ class ServerShard {
   // A worker of this node may read the present version from now on, until it lets go.
   void lease_to(int worker, bool exact);
 
-  // Arrays of the shard, for checkpoints: 0 the weights, 1 the momentum. Zeros where there is none yet.
-  static constexpr std::size_t arrays = 2;
+  // Arrays of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros where there is none yet. Of Adam 1 and 2
+  // are exp_avg and exp_avg_sq, and all elements of 3 are the number of updates.
   [[nodiscard]] std::vector<float> array(std::size_t number) const;
   void load(std::size_t number, const float* values);
 
  private:
+  struct Block {  // of a part, in which an update is made
+    float* weights;
+    void* travelling;  // nullptr where the weights travel as they are
+    const void* gradient;
+    std::size_t at;  // in the shard
+    std::size_t count;
+  };
   void round_weights();
+  [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }
+  void step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate, float scale);
+  void step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale);
   void choose_block(std::size_t round);
   [[nodiscard]] const void* mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
                                     std::size_t count);
@@ -70,9 +81,11 @@ class ServerShard {
   IsAlive is_alive_;
   std::size_t version_ = 0;
   std::vector<bool> exact_;  // by worker: its lease is on the weights as they are
-  std::vector<float> momentum_;
-  std::vector<float> mean_;     // of a block
-  std::vector<float> widened_;  // of a block, what each worker has pushed, as float32
+  ServerOptimizer optimizer_;
+  std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty as long as there is none
+  std::uint64_t updates_ = 0;                // since the first one; of Adam
+  std::vector<float> mean_;                  // of a block
+  std::vector<float> widened_;               // of a block, what each worker has pushed, as float32
 };
 
 }  // namespace gradientflow::engine

@@ -32,10 +32,9 @@ void check_number(const char* name, float value) {
 
 }  // namespace
 
-ServerWorker::ServerWorker(Server::Shared& shared, double timeout, bool lars, std::function<void()> attend)
+ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend)
     : shared_(shared),
       timeout_(timeout),
-      lars_(lars),
       attend_(std::move(attend)),
       ready_(shared.layout.tensors()),
       versions_(shared.roles.servers.size()) {
@@ -225,8 +224,14 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
   }
   const auto local =
       std::find_if(settings.begin(), settings.end(), [](const auto& each) { return each.trust != 0.0F; });
-  if (!lars_ && local != settings.end()) {
+  const ServerOptimizer& optimizer = shared_.optimizer;
+  if (optimizer.name != "lars" && local != settings.end()) {
     throw Error(ErrorKind::value, "a trust of " + format_number(local->trust) + " is for the optimizer 'lars'");
+  }
+  if (optimizer.is_adam() &&
+      std::any_of(settings.begin(), settings.end(), [](const auto& each) { return each.momentum != 0.0F; })) {
+    throw Error(ErrorKind::value,
+                "the settings have a momentum, and the optimizer 'adam' takes none: its own is beta1");
   }
   if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
     throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));

@@ -28,9 +28,8 @@ class ServerWorker {
  public:
   using Seconds = std::optional<double>;
 
-  // `lars`: whether settings may have trust coefficients. `attend`: called several times a second by a thread that
-  // waits; it may throw.
-  ServerWorker(Server::Shared& shared, double timeout, bool lars, std::function<void()> attend);
+  // `attend`: called several times a second by a thread that waits; it may throw.
+  ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
 
   // Gradient `tensor` of the push that begins or has begun, to be copied. Throws Error(value) where there is no such
   // tensor, or it is ready already.
@@ -97,7 +96,6 @@ class ServerWorker {
 
   Server::Shared& shared_;
   double timeout_;
-  bool lars_;
   std::function<void()> attend_;
 
   mutable std::mutex mutex_;
