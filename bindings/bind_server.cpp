@@ -76,7 +76,13 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                          .attend = &attend_to_signals};
   const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
   const WithoutGil release;
-  return std::make_shared<ParameterServer>(everybody, counts, options, make_policy);
+  return {new ParameterServer(everybody, counts, options, make_policy), [](ParameterServer* server) {
+            std::optional<WithoutGil> released;  // its thread may be about to ask a policy of Python
+            if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+              released.emplace();
+            }
+            delete server;
+          }};
 }
 
 void* pointer(std::uintptr_t address) {

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import instance, mapping, number, sequence, whole
+from .arrays import size_of
 from .base_pool import native_threshold
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
@@ -341,6 +342,10 @@ class ParameterServer:
             if len(found) != len(self.shapes):
                 message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
                 raise ArgumentError(message)
+            for index, (gradient, shape) in enumerate(zip(found, self.shapes, strict=True)):
+                if size_of(gradient) != math.prod(shape):
+                    message = f"gradient {index} has {size_of(gradient)} elements, and the tensor {math.prod(shape)}"
+                    raise ArgumentError(message)
             for index, gradient in enumerate(found):
                 self.ready(index, gradient)
         return Push(self._native, self._native.push(rows, scale, bool(skip)))
@@ -452,6 +457,11 @@ class ParameterServer:
             On every rank, if that of rank 0 is of other tensors or of another optimizer: before anything is changed.
         """
         trouble = ""
+        try:  # what is on its way would be applied to what is loaded: every server answers once it has applied it
+            self._native.save(0, None)
+        except GradientFlowError as error:
+            trouble = str(error)
+        self._agree(trouble)
         if self._comm.rank == 0:
             try:
                 flats = self._checked(state)

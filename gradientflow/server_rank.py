@@ -107,7 +107,7 @@ def serve(everyone: Communicator, workers: int) -> None:
     mpi = everyone.mpi
     open_ = set(range(workers))
     threads: list[threading.Thread] = []
-    natives = []
+    natives: list[Any] = []
     looked = time.monotonic()
     while open_:
         if mpi.iprobe(tag=_TAG):
@@ -125,7 +125,12 @@ def serve(everyone: Communicator, workers: int) -> None:
                 open_.discard(source)
                 continue
             mpi.send("", source, _TAG)
-            native = make_native(everyone, workers, arguments)
+            try:
+                native = make_native(everyone, workers, arguments)
+            except GradientFlowError:
+                continue  # the workers have it, too
+            natives = [each for each in natives if not each.closed]
+            threads = [each for each in threads if each.is_alive()]
             natives.append(native)
             threads.append(threading.Thread(target=_run, args=(native,), daemon=True))
             threads[-1].start()

@@ -60,6 +60,16 @@ class Trace:
         whole("workers", self.workers, 1)
         events = enumerate(sequence("events", self.events, "events"))
         object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
+        if self.began is not None:
+            number("began", self.began)
+        here: set[int] = set()
+        for position, event in enumerate(self.events):
+            here = here or set(range(self.workers))
+            if event.worker not in here:
+                message = f"event {position} is of worker {event.worker}, which has departed"
+                raise ArgumentError(message)
+            if event.kind == "departure":
+                here.discard(event.worker)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:

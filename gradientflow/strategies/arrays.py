@@ -184,7 +184,11 @@ class ArraySynchronizer(Synchronizer):
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
         if self._begun:
             self.drop(stream)
+        is_local = self.strategy.gradients == "local" and not self.exchange_failed
+        self.exchange_failed = False
         self._start_next_iteration()
+        if is_local:  # nothing of it was to be exchanged
+            return
         self.comm._native.close(False)  # calls of the others that need this rank end now
         self.comm = self._new_communicator()
 
@@ -248,7 +252,7 @@ class ArraySynchronizer(Synchronizer):
         """Return what a state has, by name."""
         kept = {name: getattr(self, name) for name in self.state_names}
         if self.strategy.gradients != "mean" and self.layout.weights:
-            kept["weights"] = list(self.layout.weights)
+            kept["weights"] = list(self.weights)
         return kept
 
     def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> dict[str, Any]:

@@ -262,6 +262,8 @@ class HPSGDSynchronizer(Synchronizer):
             for handle in handles:
                 handle.wait()
         except GradientFlowError:
+            for index, part in enumerate(self._parts if self.counter else ()):
+                self._weight(index)[...] = self._common[part]  # which all ranks have, or would have had
             self._forget()
             raise
 
@@ -353,11 +355,14 @@ class HPSGDSynchronizer(Synchronizer):
         """Say how many rounds there were."""
         return {"the number of rounds": str(state["rounds"])}
 
+    def check_change(self) -> None:
+        """Raise if gradients have not been applied."""
+        if self._is_busy:
+            raise _busy("a change of the model")
+
     def take_over(self, other: Synchronizer) -> None:
         """Count on from another one, which has finished."""
         assert isinstance(other, HPSGDSynchronizer)
-        if other._is_busy:
-            raise _busy("a change of the model")
         self.rounds = other.rounds
 
     @property

@@ -161,9 +161,10 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def abandon(self, stream: Any = None) -> None:
         """Give up the iteration, and what is under way, which the others are told."""
+        if self.exchange_failed:
+            self._under_way.clear()
+            self.due = [_NOT_DUE] * len(self.due)
         super().abandon(stream)
-        self._under_way.clear()
-        self.due = [_NOT_DUE] * len(self.due)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -227,6 +228,11 @@ class PeriodicSynchronizer(ArraySynchronizer):
         """Go on from a state. Collective."""
         self._wait_for_all()
         super().load_state_dict(state)
+
+    def take_over(self, other: Any) -> None:
+        """Take the same of another one, once what is under way there has arrived."""
+        other._wait_for_all()
+        super().take_over(other)
 
     def _wait_for_all(self) -> None:
         for fragment in list(self._under_way):

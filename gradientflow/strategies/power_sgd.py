@@ -122,6 +122,10 @@ class _Approximated(ArraySynchronizer):
             self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
         self._return(self._plain)
 
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether the product has something for a tensor: its residual has been given, whoever used it."""
+        return bool(self._sizes[index][2]) and bool(self.gradients[index].any())
+
     def _return(self, means: list[Floats]) -> None:
         for gradient, mean in zip(self.gradients, means, strict=True):
             if mean.size:

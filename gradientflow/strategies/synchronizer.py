@@ -67,6 +67,8 @@ class Synchronizer(ABC):
         to their places.
     keeps_elsewhere : bool
         Whether it reads these until `wait` has returned, so that nobody writes to them or frees them before.
+    exchange_failed : bool
+        Whether `after_step` or `finish` has raised; `abandon` takes it back.
     residuals : sequence of arrays
         What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
     decay : float
@@ -78,6 +80,7 @@ class Synchronizer(ABC):
     settings: Callable[[int], Settings]
     reads_elsewhere: bool = False
     keeps_elsewhere: bool = False
+    exchange_failed: bool = False
     residuals: Sequence[Any] = ()
     decay: float = 1.0
     bookkeeping_seconds: float | None = None
@@ -183,6 +186,9 @@ class Synchronizer(ABC):
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Say what of a state has to be the same on all ranks that load it."""
         return {}
+
+    def check_change(self) -> None:  # noqa: B027
+        """Raise unless another one can take over now."""
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: B027
         """Take what another one of the same strategy keeps, by the names of tensors. Between iterations.

@@ -107,6 +107,13 @@ class FusedStep:
                     weights.parameter.copy_(weights.master)
                     weights.version = weights.parameter._version
 
+    def follow_weights(self) -> None:
+        """Make master weights follow parameters of 16 bits that others have changed."""
+        for weights in self._all():
+            if weights.master is not None and weights.parameter._version != weights.version:
+                self._take_weights(weights)
+                weights.version = weights.parameter._version
+
     def step(self, update: Update, gradient_scale: float, stream: int) -> None:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
         for group in self._optimizer.param_groups:

@@ -264,14 +264,19 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         All ranks get those of rank 0, as when the optimizer was made.
         """
         self._check_open()
+        had_loop = self._loop is not None
+        if self._loop is not None:
+            self._loop.check_change()
         self._inner.add_param_group(param_group)
         try:
             trained = self._trained()
             if self._fused_step is not None:
                 check_can_step(self._inner, trained, "add_param_group")
             self._bind(trained)
-        except BaseException:
+        except BaseException as error:
             self._inner.param_groups.pop()
+            if had_loop and self._loop is None:  # bound to nothing any more: not to train on without the others
+                self._end(type(error), error, error.__traceback__)
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -726,7 +731,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._fused_step is not None:
             self._fused_step.lay_out(self._gradients, self._loop.layout)
             if self.strategy.writes_weights:
-                self._loop.use_masters(self._fused_step.masters(self._loop.layout), self._fused_step.round_masters)
+                its = self._fused_step
+                self._loop.use_masters(its.masters(self._loop.layout), its.round_masters, its.follow_weights)
 
     def _detach(self) -> Synchronizer | None:
         """Leave parameters and their gradients to themselves. Return what the strategy was bound to."""

@@ -88,6 +88,7 @@ class Loop:
         self.unscaled = False
         self.on_new_order: Callable[[], object] = lambda: None
         self._round_masters: Callable[[], object] = lambda: None
+        self._follow_weights: Callable[[], object] = lambda: None
         self._passes = 0  # backward passes since the last step
         self._begun = False  # the iteration
         self._no_sync = False
@@ -155,6 +156,7 @@ class Loop:
 
     def _begin(self) -> None:
         if not self._begun:
+            self._follow()
             self.synchronizer.begin()
             self._begun = True
 
@@ -321,6 +323,8 @@ class Loop:
 
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        if not self._begun and self.update is None:
+            self._follow()
         self._let_write(self.synchronizer.finish)
 
     @contextmanager
@@ -335,20 +339,30 @@ class Loop:
         if self.strategy.writes_weights:
             self._round_masters()
 
+    def _follow(self) -> None:
+        """Let master weights follow weights of 16 bits that the user has changed since they were rounded."""
+        if self.strategy.writes_weights:
+            self._follow_weights()
+
     def _let_write(self, moment: Callable[[], object]) -> None:
         """Let the strategy write weights, and round master weights. If it fails, the other ranks have to be told."""
         try:
             moment()
         except BaseException:
-            self._is_failed = True
+            self._is_failed = self.synchronizer.exchange_failed = True
             raise
         self._round()
 
-    def use_masters(self, masters: Mapping[int, Any], round_masters: Callable[[], object]) -> None:
+    def use_masters(
+        self,
+        masters: Mapping[int, Any],
+        round_masters: Callable[[], object],
+        follow_weights: Callable[[], object],
+    ) -> None:
         """Let a strategy write these weights of float32 in place of those of 16 bits, which they are rounded to."""
         for index, master in masters.items():
             self.synchronizer.weights[index] = master
-        self._round_masters = round_masters
+        self._round_masters, self._follow_weights = round_masters, follow_weights
 
     def set_loss_scale(self) -> None:
         """Tell the synchronizer how gradients are scaled now."""
@@ -391,6 +405,15 @@ class Loop:
         self.zero(forget=True)
         rounds = self.comm.allgather(np.array([self._rounds])).ravel()
         return int(rounds.argmax()) if rounds.min() < rounds.max() else None
+
+    def check_change(self) -> None:
+        """Raise on all ranks unless the strategy can be bound to other tensors now. Collective."""
+        error = None
+        try:
+            self.synchronizer.check_change()
+        except ArgumentError as caught:
+            error = caught
+        raise_together(self.comm, error)
 
     # ---- order ---------------------------------------------------------------------------------------------------
 
@@ -476,6 +499,7 @@ class Loop:
             self._reorder([self.layout.names.index(name) for name in kept["names"]])
             self._order_known = self._order_known or bool(state["order_is_known"])
         with self.tensors.default_stream():
+            self._follow()  # a model that was loaded before
             self.synchronizer.load_state_dict(kept)
         self._round()
         self.tensors.exchanged()

@@ -571,6 +571,79 @@ def check_reports(comm: gf.Communicator) -> None:
         server.finish()
 
 
+def check_gradients_of_another_dtype(comm: gf.Communicator) -> None:
+    """They are refused, and the next push goes on."""
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        with raises(ArgumentTypeError, "float64"):
+            server.ready(3, np.zeros(SHAPES[3]))
+        with raises(ArgumentError, "gradient 1 has 2 elements, and the tensor 1"):
+            server.push(Settings(1.0), gradients=[weights[0], np.zeros(2, np.float32), *weights[2:]])
+        assert server.push(Settings(1.0), gradients=weights).wait(LATE) == "applied"
+        server.finish()
+
+
+def check_a_finish_that_timed_out(comm: gf.Communicator) -> None:
+    """It is called again, and goes on with what has begun."""
+    if SIZE == 1:
+        return
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        server.push(Settings(1.0), gradients=draw(11, RANK))
+        if RANK == SIZE - 1:
+            WORLD.Barrier()
+        else:
+            with raises(CommunicationTimeoutError, ""):
+                server.finish(weights, timeout=0.2)
+            with raises(ArgumentError, "finish has begun"):
+                server.push(Settings(1.0), gradients=weights)
+            WORLD.Barrier()
+        server.finish(weights, timeout=LATE)
+        assert server.statistics().ends == 1
+        WORLD.Barrier()
+        server.finish()
+
+
+def check_a_state_comes_after_pushes(comm: gf.Communicator) -> None:
+    """What was on its way is not applied to what is loaded."""
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        state = server.state_dict()
+        state["weights"] = [np.full(shape, 5.0, np.float32) for shape in SHAPES]
+        if RANK == SIZE - 1:
+            time.sleep(0.3)
+        server.push(Settings(1.0, momentum=0.5), gradients=draw(13, RANK))
+        server.load_state_dict(state)
+        server.pull_into(weights)
+        assert all((each == 5).all() for each in weights)
+        server.finish()
+
+
+def check_optimizers_that_differ(comm: gf.Communicator) -> None:
+    if SIZE > 1:
+        with raises(MismatchError, "optimizer"):
+            gf.ParameterServer(comm, zeros(), optimizer="lars" if RANK else "sgd")
+
+
+def check_pushes_that_nobody_waits_for(comm: gf.Communicator) -> None:
+    """Small ones to another node, too, wait once they are too many."""
+    if SIZE == 1 or comm.nodes < SIZE:
+        return
+    small = [np.zeros(8, np.float32)]
+    with (
+        gf.init(config=gf.Config(timeout=1.0, node_size=1)) as impatient,
+        gf.ParameterServer(impatient, small, servers=1) as server,
+    ):
+        if RANK == 1:
+            with raises(CommunicationTimeoutError, "push 17"):
+                for _ in range(100):  # nobody else pushes
+                    server.push(Settings(1.0), gradients=small)
+        WORLD.Barrier()
+        for _ in range(0 if RANK == 1 else 16):
+            server.push(Settings(1.0), gradients=small)
+        server.finish(timeout=LATE)
+
+
 def check_threads(comm: gf.Communicator) -> None:
     """Tensors become ready in several threads."""
     from concurrent.futures import ThreadPoolExecutor

@@ -23,3 +23,9 @@ def test_the_core_makes_the_step(check: Run, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_strategies_on_a_parameter_server(check: Run, ranks: int) -> None:
     check(ranks, timeout=150)
+
+
+@pytest.mark.checks("torch_local")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_strategies_with_weights_of_each_rank(check: Run, ranks: int) -> None:
+    check(ranks, timeout=100)

@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 constexpr auto between_looks = 50ms;
 constexpr auto last_words = 200ms;
 constexpr double longest_wait = 1e9;
+constexpr std::uint64_t most_ahead = 16;  // pushes that the policy has not answered yet
 
 bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) {
   return std::all_of(letters.begin(), letters.end(), [](const auto& letter) { return letter->ended(); });
@@ -53,6 +54,12 @@ void ServerWorker::check_usable() const {
 }
 
 // With mutex_ held, as all that follow.
+void ServerWorker::check_not_finishing() const {
+  if (finishing_) {
+    throw Error(ErrorKind::value, "finish has begun, and waits for other ranks: call it again before anything else");
+  }
+}
+
 void ServerWorker::take_notes() {
   while (auto received = take_note(*shared_.mailbox, shared_.tags.to_worker)) {
     const Note& note = received->note;
@@ -146,12 +153,15 @@ bool ServerWorker::slot_is_free() {
     letter->check();
   }
   sends.clear();
+  // To another node, a small push has left as soon as it is sent: what bounds it is how far the worker is ahead.
+  bool has_remote = false;
   for (std::size_t s = 0; s < servers(); ++s) {
+    has_remote = has_remote || !is_here(s);
     if (is_here(s) && shared_.memory.word(s, rank()).applied.load(std::memory_order_acquire) + 2 < next) {
       return false;
     }
   }
-  return true;
+  return !has_remote || pushes_ < released_ + most_ahead;
 }
 
 void ServerWorker::await_slot(Lock& lock) {
@@ -165,8 +175,10 @@ std::byte* ServerWorker::slot_of_tensor(std::size_t tensor) const {
 }
 
 void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
+  static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
   Lock lock(mutex_);
   check_usable();
+  check_not_finishing();
   ready_.check_new(tensor);
   await_slot(lock);
   ready_.check_new(tensor);
@@ -211,6 +223,7 @@ void ServerWorker::send_ranges() {
 std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, bool skip) {
   Lock lock(mutex_);
   check_usable();
+  check_not_finishing();
   const std::size_t tensors = shared_.layout.tensors();
   if (settings.size() != tensors && settings.size() != 1) {
     throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
@@ -321,6 +334,7 @@ bool ServerWorker::may_go_on(std::uint64_t push) {
 std::uint64_t ServerWorker::pull(bool exact) {
   Lock lock(mutex_);
   check_usable();
+  check_not_finishing();
   take_notes();
   return begin_pull(exact, 0);
 }
@@ -404,17 +418,15 @@ void ServerWorker::check_pull(std::uint64_t pull) const {
 }
 
 void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights) {
-  const std::lock_guard one_at_a_time(taking_);
-  bool exact = false;
-  {
-    const Lock lock(mutex_);
-    check_usable();
-    check_pull(pull);
-    for (const auto& letter : answers_under_way_) {
-      letter->check();
-    }
-    exact = exact_;
+  Lock lock(mutex_);
+  check_usable();
+  check_pull(pull);
+  for (const auto& letter : answers_under_way_) {
+    letter->check();
   }
+  const bool exact = exact_;
+  const std::lock_guard one_at_a_time(taking_);  // after mutex_, as whoever begins a pull
+  lock.unlock();
   if (tensor >= shared_.layout.tensors()) {
     throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
                                       std::to_string(shared_.layout.tensors()));
@@ -459,12 +471,17 @@ std::uint64_t ServerWorker::finish(Seconds timeout) {
   if (ready_.count() > 0) {
     throw Error(ErrorKind::value, "a push has begun: end it by push before finish");
   }
-  wait(lock, timeout, "pull " + std::to_string(pulls_),
-       [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
-  send_to(0, {.kind = NoteKind::depart});
-  const std::uint64_t pull = begin_pull(true, ++ends_);
+  if (!finishing_) {  // else it has departed: the last time the others did not come
+    wait(lock, timeout, "pull " + std::to_string(pulls_),
+         [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+    send_to(0, {.kind = NoteKind::depart});
+    finishing_ = begin_pull(true, ++ends_);
+  }
+  const std::uint64_t pull = *finishing_;
   lock.unlock();
   wait_for_pull(pull, timeout);
+  lock.lock();
+  finishing_.reset();
   return pull;
 }
 
@@ -536,6 +553,7 @@ bool ServerWorker::has_failed() const {
 void ServerWorker::close(bool orderly) {
   const Lock lock(mutex_);
   if (!std::exchange(closed_, true) && orderly && !failure_) {
+    const std::lock_guard nobody_takes(taking_);
     give_back_leases();
     for (std::size_t s = 0; s < servers(); ++s) {
       send_to(s, {.kind = NoteKind::bye});

@@ -78,6 +78,7 @@ class ServerWorker {
   [[nodiscard]] bool is_here(std::size_t server) const { return shared_.memory.is_here(shared_.roles.servers[server]); }
   [[nodiscard]] std::byte* slot_of_tensor(std::size_t tensor) const;
   void check_usable() const;
+  void check_not_finishing() const;
   void take_notes();
   void check_losses(const std::string& what);
   template <class Done>
@@ -117,8 +118,9 @@ class ServerWorker {
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;
-  bool exact_ = false;       // the last pull
-  std::size_t answers_ = 0;  // to it, of servers that are awaited
+  std::optional<std::uint64_t> finishing_;  // the pull of a finish that has not come yet
+  bool exact_ = false;                      // the last pull
+  std::size_t answers_ = 0;                 // to it, of servers that are awaited
   std::size_t awaited_ = 0;
   std::vector<std::size_t> versions_;  // by server
   Letters answers_under_way_;

@@ -1,0 +1,113 @@
+"""DistributedOptimizer with strategies that let each rank train on weights of its own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+import gradientflow.torch as gft
+from gradientflow.errors import ArgumentError, ClosedError
+
+torch.set_num_threads(1)
+
+OWN = ("hpsgd", "local_sgd(period=2)", "diloco(period=2)", "psgd")
+
+
+def same_everywhere(comm: gf.Communicator, model: torch.nn.Module) -> None:
+    mine = torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).numpy()
+    assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
+
+
+def half(comm: gf.Communicator, words: str, value: float) -> tuple[torch.nn.Module, Any]:
+    model = torch.nn.Linear(8, 4, bias=False).half()
+    torch.nn.init.constant_(model.weight, value)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
+    return model, gft.DistributedOptimizer(sgd, model, comm, strategy=words, fused=True)
+
+
+def step(model: torch.nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    parameter = next(iter(model.parameters()))
+    model(torch.ones(2, parameter.shape[1], dtype=parameter.dtype)).float().mean().backward()
+    optimizer.step()
+
+
+def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
+    """Into a model whose master weights are there already, by hand and from a checkpoint."""
+    loaded = {"weight": torch.full((4, 8), 5.0).half()}
+    for words in OWN:
+        model, optimizer = half(comm, words, 1.0)
+        model.load_state_dict(loaded)
+        for _ in range(4):
+            step(model, optimizer)
+        optimizer.finish()
+        assert abs(model.weight.float().mean() - 5) < 0.05, words
+        states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        optimizer.close()
+        model, optimizer = half(comm, words, 2.0)
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+        for _ in range(4):
+            step(model, optimizer)
+        optimizer.finish()
+        assert abs(model.weight.float().mean() - 5) < 0.05, words
+        same_everywhere(comm, model)
+        optimizer.close()
+
+
+def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
+    """Too early, it changes nothing; where the strategy does not take it, the optimizer ends."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    optimizer = gft.DistributedOptimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model, comm, strategy="hpsgd")
+    for number in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 4), 1.0 + RANK + number)).square().mean().backward()
+        optimizer.step()
+    model[0].requires_grad_(True)
+    with raises(ArgumentError, "a change of the model comes after finish"):
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+    model[0].requires_grad_(False)
+    optimizer.finish()
+    same_everywhere(comm, model)
+    wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    model.register_parameter("wide", wide)
+    with raises(ArgumentError, "float64"):
+        optimizer.add_param_group({"params": [wide]})
+    with raises(ClosedError, ""):
+        optimizer.step()
+
+
+def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
+    """Nobody else need know of it where gradients are a rank's own: zero_grad waits for nobody."""
+
+    def fail(gradient: torch.Tensor) -> None:
+        message = "on purpose"
+        raise RuntimeError(message)
+
+    for words in ("psgd", "local_sgd(period=100)", "hpsgd"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, comm, strategy=words)
+        for number in range(4):
+            again = RANK == 0 and number == 1
+            while True:
+                optimizer.zero_grad()
+                hidden = model[0](torch.ones(2, 4))
+                if not again:
+                    break
+                again = False
+                hidden.register_hook(fail)
+                with raises(RuntimeError, "on purpose"):
+                    model[1](hidden).mean().backward()
+            model[1](hidden).mean().backward()
+            optimizer.step()
+        optimizer.finish()
+        same_everywhere(comm, model)
+        optimizer.close()
+
+
+run_checks([{}])
