@@ -49,7 +49,7 @@ class ServerRanks:
             try:
                 self._tell(pickle.dumps(("make", arguments)))
                 trouble = "; ".join(filter(None, self._answers())).encode()
-            except Exception as error:  # noqa: BLE001: the other workers wait
+            except Exception as error:
                 trouble = str(error).encode()
         said = comm.allgatherv(np.frombuffer(trouble, np.uint8))
         if said.size:
@@ -117,8 +117,8 @@ def serve(everyone: Communicator, workers: int) -> None:
             command = mpi.recv(tag=_TAG, status=status)
             source = status.Get_source()
             try:
-                kind, arguments = pickle.loads(command)  # noqa: S301: from a rank of the same job
-            except Exception as error:  # noqa: BLE001: said by the workers
+                kind, arguments = pickle.loads(command)  # from a rank of the same job
+            except Exception as error:
                 mpi.send(f"rank {everyone.rank} serves, and cannot read what is to be made: {error}", source, _TAG)
                 continue
             if kind == "close":

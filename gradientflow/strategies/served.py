@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -359,6 +360,19 @@ class ServedSynchronizer(Synchronizer):
         counts = dict.fromkeys(self.server.optimizer.counts, 0)
         self.server.load_state_dict({**state, **fresh, **counts})
         self._servers_know = True
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Have the servers' weights, with all that this rank has pushed, for those on which it trains."""
+        own = [weight.copy() for weight in self.weights]
+        theirs = self.server.state_dict()["weights"] if self._servers_know else own
+        for weight, common in zip(self.weights, theirs, strict=True):
+            weight[...] = common.reshape(-1)
+        try:
+            yield
+        finally:
+            for weight, before in zip(self.weights, own, strict=True):
+                weight[...] = before
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

@@ -182,6 +182,18 @@ def check_without_local_updates_gradients_are_one_round_old(comm: gf.Communicato
         require_same(training.weights, now)
 
 
+def check_common_weights(comm: gf.Communicator) -> None:
+    """Ranks train on weights of their own, and evaluate those of the servers."""
+    with trained(comm, "ssd_sgd(k=2, warmup=2)") as training:
+        for step in range(5):
+            own = training.step(step)
+        with training.loop.common_weights():
+            same_everywhere(comm, training.weights)
+            assert not np.array_equal(training.weights, own)
+        require_same(training.weights, own)
+        training.loop.finish()
+
+
 def check_lars(comm: gf.Communicator) -> None:
     """The servers' local rates are those of the core's optimizer; a rate that nobody would use is refused."""
     found = []

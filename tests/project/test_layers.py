@@ -135,6 +135,7 @@ PYTHON_LAYERS["gradientflow.job"] = PYTHON_LAYERS["gradientflow.server_rank"] | 
 }
 PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
     "gradientflow.arguments",
+    "gradientflow.arrays",
     "gradientflow.base_pool",
     "gradientflow.policies",
     "gradientflow.server_optimizers",
