@@ -550,7 +550,7 @@ class Other: ...
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are csc, dense, "),
+        (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are asgd, csc, dense, "),
         (["--strategy", "csc(density=0.1, chunk=3)"], "the arguments of csc are density, chunk_size, "),
         (["--strategy", "csc(density=2)"], "'csc(density=2)': density is above 0 and at most 1, not 2"),
         (["--strategy", "dense(wire='int8')"], "wire is one of float32, float16, bfloat16, not 'int8'"),

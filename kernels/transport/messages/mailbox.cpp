@@ -329,7 +329,9 @@ bool Mailbox::has(const Tags& tags) const {
   return std::any_of(arrived_.begin(), arrived_.end(), [&](const auto& each) { return tags.has(each->envelope_.tag); });
 }
 
-bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline) { return wait_until(deadline, done); }
+bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline) {
+  return wait_until(deadline, [&done] { return done(); });
+}
 
 int Mailbox::losses() const {
   const auto held = lock();
