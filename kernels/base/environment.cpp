@@ -20,8 +20,7 @@ constexpr std::string_view prefix = "GRADIENTFLOW_";
 // Without the prefix: what setup.py and CMake read, which those who build the library may have set still, and what
 // `gradientflow run`, `gradientflow netlab` and the tests set for the processes that they start.
 constexpr std::array<std::string_view, 10> others = {"BUILD_TYPE", "CUDA",      "WERROR", "SANITIZE", "MPICXX",
-                                                    "MPI_PREFIX", "MPI_STAYS", "NETLAB", "SERVERS",
-                                                     "TEST_JOB"};
+                                                     "MPI_PREFIX", "MPI_STAYS", "NETLAB", "SERVERS",  "TEST_JOB"};
 
 // How many characters have to be inserted, left out or replaced to get from one name to the other.
 std::size_t distance(std::string_view from, std::string_view to) {
