@@ -1,7 +1,6 @@
 // gradientflow._core.RunningPolicy: policies of parameter servers. See gradientflow/policies/.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -79,21 +78,6 @@ class OfUser : public policy::Policy {
                                           py::str(error.type().attr("__name__")).cast<std::string>() + ": " + what);
       }
     });
-  }
-
-  // In any thread. At the end of the interpreter, Python before 3.14 ends a thread where it asks for the lock: see
-  // WithoutGil.
-  template <class Work>
-  static auto with_gil(Work work) -> decltype(work()) {
-    std::unique_ptr<py::gil_scoped_acquire> gil;
-    try {
-      gil = std::make_unique<py::gil_scoped_acquire>();
-    } catch (...) {
-      while (true) {
-        pause();
-      }
-    }
-    return work();
   }
 
   std::string name_;

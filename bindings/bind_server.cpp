@@ -2,7 +2,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
@@ -26,21 +25,6 @@ using engine::Communicator;
 using engine::ParameterServer;
 using engine::ServerSettings;
 using SettingsArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
-
-// In any thread. At the end of the interpreter, Python before 3.14 ends a thread where it asks for the lock: see
-// WithoutGil.
-template <class Work>
-auto with_gil(Work work) -> decltype(work()) {
-  std::unique_ptr<py::gil_scoped_acquire> gil;
-  try {
-    gil = std::make_unique<py::gil_scoped_acquire>();
-  } catch (...) {
-    while (true) {
-      pause();
-    }
-  }
-  return work();
-}
 
 // `start(workers)` of a gradientflow.policies.Policy.
 engine::Server::MakePolicy maker_of(const py::object& start, int workers) {

@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <memory>
+
 namespace gradientflow::bindings {
 
 // Gives the lock up for as long as it lives, like pybind11's gil_scoped_release, also in a call_guard. Once the
@@ -28,6 +30,20 @@ class WithoutGil {
  private:
   PyThreadState* state_;
 };
+
+// Does work with the lock, in any thread. At the end of the interpreter the thread stops, as above.
+template <class Work>
+auto with_gil(Work work) -> decltype(work()) {
+  std::unique_ptr<pybind11::gil_scoped_acquire> gil;
+  try {
+    gil = std::make_unique<pybind11::gil_scoped_acquire>();
+  } catch (...) {
+    while (true) {
+      pause();
+    }
+  }
+  return work();
+}
 
 // Runs the handlers of Python's pending signals, which Python does in the main thread only. Throws what they raise. To
 // be called without the lock.

@@ -13,17 +13,15 @@ import numpy.typing as npt
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.memory import array_over, numpy_dtype
 
 from .layout import Layout
+from .places import PlacedSynchronizer
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Kind, Update
 
-_ALIGNMENT = 64  # bytes, at whose multiples gradients begin
 
-
-class ArraySynchronizer(Synchronizer):
+class ArraySynchronizer(PlacedSynchronizer):
     """What to derive from to write a strategy with NumPy arrays and the calls of `comm`. In memory of the host.
 
     A subclass has some of these methods, and may call `comm` in any of them but `begin` and `drop`:
@@ -61,10 +59,6 @@ class ArraySynchronizer(Synchronizer):
     state_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
-        super().__init__(comm, layout, strategy)
-        if layout.device != "cpu":
-            message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
-            raise ArgumentError(message)
         reserved = {"names", "rank", "ranks"}.intersection(self.state_names)
         if isinstance(self.state_names, str) or reserved:
             message = (
@@ -72,18 +66,9 @@ class ArraySynchronizer(Synchronizer):
                 "attributes, other than names, rank and ranks"
             )
             raise ArgumentError(message)
-        itemsizes = [numpy_dtype(dtype).itemsize for dtype, _ in layout.groups]
+        super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._new_communicator()
-        self._memory: list[npt.NDArray[np.uint8]] = []
-        self._offsets: list[list[int]] = []
-        for itemsize, (_, indices) in zip(itemsizes, layout.groups, strict=True):
-            places = [0]
-            for index in indices:
-                nbytes = layout.counts[index] * itemsize
-                places.append(places[-1] + -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
-            self._memory.append(comm.empty(places.pop(), "uint8"))
-            self._offsets.append(places)
         self._lock = threading.RLock()
         self._before: dict[str, Any] | None = None  # what was kept before the iteration
         self._is_ready: list[bool] = []
@@ -100,24 +85,6 @@ class ArraySynchronizer(Synchronizer):
 
     def backward_done(self) -> Kind | None:
         """End the exchange: the gradients are what the step shall use, or the weights are written."""
-
-    # ---- memory --------------------------------------------------------------------------------------------------
-
-    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
-        return self._memory[group]
-
-    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
-        return self._offsets[group]
-
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
-        self._memory[group][...] = 0
-
-    def _arrays(self, group: int) -> Sequence[Any]:
-        dtype, indices = self.layout.groups[group]
-        return [
-            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
-            for offset, index in zip(self._offsets[group], indices, strict=True)
-        ]
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 

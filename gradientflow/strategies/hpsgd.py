@@ -13,14 +13,13 @@ from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
-from gradientflow.memory import array_over, numpy_dtype
 
 from .layout import Layout
+from .places import PlacedSynchronizer, aligned_offsets
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Update
-
-_ALIGNMENT = 64  # bytes
+from .wire import checked_wire
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,10 +48,7 @@ class HPSGD(Strategy):
     takes_momentum = False
 
     def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
-        if wire not in (None, "float32", "float16", "bfloat16"):
-            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
-            raise ArgumentError(message)
-        self.wire = wire
+        self.wire = checked_wire(wire)
         self.algorithm = algorithm
 
     def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
@@ -60,7 +56,7 @@ class HPSGD(Strategy):
         return HPSGDSynchronizer(comm, layout, self)
 
 
-class HPSGDSynchronizer(Synchronizer):
+class HPSGDSynchronizer(PlacedSynchronizer):
     """The trainer's side; the communicator's thread is the synchroniser.
 
     The weights of the model are the replica where this round has one, and otherwise the common weights. While a round
@@ -84,9 +80,6 @@ class HPSGDSynchronizer(Synchronizer):
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:
         super().__init__(comm, layout, strategy)
-        if layout.device != "cpu":
-            message = f"hpsgd works in memory of the host, and the tensors are on CUDA device {layout.device}"
-            raise ArgumentError(message)
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
             if dtype == "float64":
                 message = f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64"
@@ -95,7 +88,7 @@ class HPSGDSynchronizer(Synchronizer):
         # Rounds have a communicator of their own: they may wait for the other ranks for long.
         self._background, self._foreground = _split(comm), _split(comm)
         self.rounds = self.counter = 0
-        places = _places([count * 4 for count in layout.counts])
+        places = aligned_offsets([count * 4 for count in layout.counts])
         self._sums, self._means = (comm.empty(places[-1] // 4, "float32") for _ in range(2))
         self._common: Floats = np.zeros(places[-1] // 4, np.float32)
         self._parts = [
@@ -104,35 +97,12 @@ class HPSGDSynchronizer(Synchronizer):
         self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
         self._handles: tuple[Handle, ...] = ()
         self._has_mean = False  # a round is under way, or done and not applied
-        self._memory: list[npt.NDArray[np.uint8]] = []
-        self._offsets: list[list[int]] = []
-        for dtype, indices in layout.groups:
-            offsets = _places([layout.counts[index] * numpy_dtype(dtype).itemsize for index in indices])
-            self._memory.append(np.zeros(offsets.pop(), np.uint8))
-            self._offsets.append(offsets)
         self._at: list[int | None] = [None] * len(layout)  # where gradients of this iteration are
-        self._own_places = [0] * len(layout)
-        for memory, offsets, (_, indices) in zip(self._memory, self._offsets, layout.groups, strict=True):
-            for index, offset in zip(indices, offsets, strict=True):
-                self._own_places[index] = memory.ctypes.data + offset
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
-    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
-        return self._memory[group]
-
-    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
-        return self._offsets[group]
-
-    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
-        self._memory[group][...] = 0
-
-    def _arrays(self, group: int) -> Sequence[Any]:
-        dtype, indices = self.layout.groups[group]
-        return [
-            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
-            for offset, index in zip(self._offsets[group], indices, strict=True)
-        ]
+    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)  # not touched where gradients are read elsewhere
 
     @property
     def sums(self) -> list[Floats]:
@@ -161,7 +131,7 @@ class HPSGDSynchronizer(Synchronizer):
         if self._at[index] is not None:
             message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
             raise ArgumentError(message)
-        self._at[index] = self._own_places[index] if elsewhere is None else elsewhere
+        self._at[index] = self._addresses[index] if elsewhere is None else elsewhere
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         for index, place in enumerate(self._at):
@@ -378,14 +348,6 @@ def _split(comm: Communicator) -> Communicator:
     part = comm.split(0)
     assert part is not None  # this rank has a color
     return part
-
-
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of so many bytes begin, and the end."""
-    places = [0]
-    for size in sizes:
-        places.append(places[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    return places
 
 
 def _swap(one: Floats, other: Floats) -> None:

@@ -18,6 +18,7 @@ from gradientflow.memory import array_over
 from .arrays import ArraySynchronizer
 from .layout import Layout
 from .strategy import Strategy
+from .wire import checked_wire
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +61,7 @@ class PeriodicStrategy(Strategy):
         self.fragments = whole("fragments", fragments, 1)
         self.delay = whole("delay", delay)
         self.mixing = mixing
-        self.wire = wire
+        self.wire = checked_wire(wire)
         if self.fragments > self.period:
             message = f"fragments is at most period, {self.period}, not {fragments!r}"
             raise ArgumentError(message)
@@ -69,9 +70,6 @@ class PeriodicStrategy(Strategy):
             raise ArgumentError(message)
         if mixing is not None and not 0 <= number("mixing", mixing) < 1:
             message = f"mixing is from 0 to below 1, not {mixing!r}"
-            raise ArgumentError(message)
-        if wire not in (None, "float32", "float16", "bfloat16"):
-            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
             raise ArgumentError(message)
 
     @property

@@ -26,8 +26,7 @@ from .sparsity import Sparsity
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Update
-
-_WIRES = ("float32", "float16", "bfloat16")
+from .wire import WIRES
 
 Pool = GradientPool | SparseGradientPool | TopKGradientPool
 
@@ -50,8 +49,8 @@ class PoolStrategy(Strategy):
         self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
     ) -> None:
         native_threshold(fusion_threshold)
-        if wire not in (None, *_WIRES):
-            message = f"wire is one of {', '.join(_WIRES)}, not {wire!r}"
+        if wire not in (None, *WIRES):
+            message = f"wire is one of {', '.join(WIRES)}, not {wire!r}"
             raise ArgumentTypeError(message)
         self.fusion_threshold = fusion_threshold
         self.wire = wire

@@ -17,21 +17,21 @@ from gradientflow.arguments import whole
 from gradientflow.base_pool import native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError
-from gradientflow.memory import array_over, numpy_dtype
 from gradientflow.parameter_server import ParameterServer, Pull, Push
 from gradientflow.policies import Policy
 from gradientflow.server_optimizers import LARS, Adam, as_server_optimizer
 
 from .explanation import Subject, measure
 from .layout import Layout
+from .places import PlacedSynchronizer
 from .speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Settings, Update
+from .wire import checked_wire
 
 Array = npt.NDArray[np.float32]
 
-_ALIGNMENT = 64  # bytes, at whose multiples gradients begin
 _WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -63,16 +63,13 @@ class ServedStrategy(Strategy):
     ) -> None:
         if fusion_threshold is not None:
             native_threshold(fusion_threshold)
-        if wire not in (None, *_WIDTHS):
-            message = f"wire is float32, float16 or bfloat16, not {wire!r}"
-            raise ArgumentError(message)
         if not isinstance(optimizer, str):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
             raise ArgumentTypeError(message)
         as_server_optimizer(optimizer)
         self.servers = None if servers is None else whole("servers", servers, 1)
         self.optimizer = optimizer
-        self.wire = wire
+        self.wire = checked_wire(wire)
         self.fusion_threshold = fusion_threshold
 
     @property
@@ -135,7 +132,7 @@ class ServedStrategy(Strategy):
         return 0.0
 
 
-class ServedSynchronizer(Synchronizer):
+class ServedSynchronizer(PlacedSynchronizer):
     """A worker of a parameter server: pushes every gradient, and after every push has the servers' weights.
 
     Attributes
@@ -151,31 +148,17 @@ class ServedSynchronizer(Synchronizer):
     keeps_gradients = False  # in their places, until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
-        super().__init__(comm, layout, strategy)
-        if layout.device != "cpu":
-            message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
-            raise ArgumentError(message)
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):
             if dtype not in _WIDTHS:
                 message = f"{strategy.name}: {name} is {dtype}: servers have float32, for gradients of up to 32 bits"
                 raise ArgumentTypeError(message)
+        super().__init__(comm, layout, strategy)
         self._core = load_core().local_updates
-        self._memory: list[npt.NDArray[np.uint8]] = []
-        self._offsets: list[list[int]] = []
         self._is_zero = [True] * len(layout.groups)  # the memory of a dtype
         self._groups = [0] * len(layout)
-        self._addresses = [0] * len(layout)
-        for group, (dtype, indices) in enumerate(layout.groups):
-            places = [0]
+        for group, (_, indices) in enumerate(layout.groups):
             for index in indices:
-                places.append(places[-1] + -(-layout.counts[index] * _WIDTHS[dtype] // _ALIGNMENT) * _ALIGNMENT)
-            memory = comm.empty(places.pop(), "uint8")
-            memory[...] = 0
-            self._memory.append(memory)
-            self._offsets.append(places)
-            for index, place in zip(indices, places, strict=True):
                 self._groups[index] = group
-                self._addresses[index] = memory.ctypes.data + place
         for index, weight in enumerate(layout.weights):
             if layout.dtypes[index] != "float32":  # until there are master weights
                 self.weights[index] = np.zeros(layout.counts[index], np.float32)
@@ -203,23 +186,13 @@ class ServedSynchronizer(Synchronizer):
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
-    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
-        return self._memory[group]
-
-    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
-        return self._offsets[group]
-
     def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
         if not self._is_zero[group]:
             self._memory[group][...] = 0
             self._is_zero[group] = True
 
-    def _arrays(self, group: int) -> Sequence[Any]:
-        dtype, indices = self.layout.groups[group]
-        return [
-            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
-            for offset, index in zip(self._offsets[group], indices, strict=True)
-        ]
+    def _itemsize(self, dtype: str) -> int:
+        return _WIDTHS[dtype]
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
