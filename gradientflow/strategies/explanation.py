@@ -85,16 +85,16 @@ class Explanation:
 
     def __str__(self) -> str:
         """Say it in a few lines."""
-        share = self.elements_sent / self.parameters if self.parameters else 1.0
         lines = [
             f"{self.strategy} on {_number(self.ranks, 'rank')} on {_number(self.nodes, 'node')}, "
             f"{self.parameters:,} parameters:",
-            f"  sent in a step:  {self.elements_sent:,} gradients ({share:.1%}) as {self.wire}; to other nodes "
+            f"  sent in a step:  {self._sent()} as {self.wire}; to other nodes "
             f"{_megabytes(self.bytes_sent)} a rank, dense float32 {_megabytes(self.dense_bytes_sent)}",
             f"  link:            {self.latency_seconds * 1e6:.0f} us, and {self._rate()} of float32 gradients",
             f"  averaging takes: {_milliseconds(self.communication_seconds)} and "
             f"{_milliseconds(self.bookkeeping_seconds)} of bookkeeping, dense float32 "
             f"{_milliseconds(self.dense_communication_seconds)}",
+            *self._extra_lines(),
         ]
         if self.compute_seconds:
             compute = f"of which {_milliseconds(self.compute_seconds)} is computation"
@@ -103,6 +103,14 @@ class Explanation:
                 f"{_milliseconds(self.dense_step_seconds)}, {compute}"
             )
         return "\n".join([*lines, f"  gain to expect:  {self._verdict()}"])
+
+    def _sent(self) -> str:
+        share = self.elements_sent / self.parameters if self.parameters else 1.0
+        return f"{self.elements_sent:,} gradients ({share:.1%})"
+
+    def _extra_lines(self) -> list[str]:
+        """Return what a strategy has to say beside the rest."""
+        return []
 
     def _rate(self) -> str:
         return (

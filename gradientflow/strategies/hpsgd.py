@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,17 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, GradientFlowError
 from gradientflow.handle import Handle
 
+from .exchange_model import ExchangeExplanation
+from .explanation import Explanation, Subject
 from .layout import Layout
+from .link import median_seconds
 from .places import PlacedSynchronizer, aligned_offsets
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 from .update import Update
 from .wire import checked_wire
+
+_MEASURED = 1 << 22  # weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,6 +60,28 @@ class HPSGD(Strategy):
     def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
         """Make replica, sums and what averages them. Collective."""
         return HPSGDSynchronizer(comm, layout, self)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", self.wire, self.algorithm)
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
+        """Predict a step without any waiting: computation, and the update of replica and sums, as measured.
+
+        A round is one allreduce of the sums. It takes as many steps as fit into it, at least one.
+        """
+        replica, sums, gradient = (np.zeros(_MEASURED, np.float32) for _ in range(3))
+        step, place = load_core().local_updates.replica_step, gradient.ctypes.data
+        update = median_seconds(comm, lambda: step(replica, None, sums, place, "float32", 0.1, 1.0, 0.0))
+        update *= found.parameters / _MEASURED
+        round_seconds, step_seconds = found.communication_seconds, found.compute_seconds + update
+        steps = math.ceil(round_seconds / step_seconds) if found.compute_seconds else 1
+        return ExchangeExplanation.of(
+            found,
+            exchange_seconds=round_seconds,
+            period=max(1, steps),
+            hidden_steps=math.inf,
+            bookkeeping_seconds=update,
+        )
 
 
 class HPSGDSynchronizer(PlacedSynchronizer):

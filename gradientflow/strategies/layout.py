@@ -88,6 +88,11 @@ class Layout:
             found.setdefault(dtype, []).append(index)
         return tuple((dtype, tuple(indices)) for dtype, indices in found.items())
 
+    @property
+    def widest(self) -> str:
+        """The dtype of the most bytes, of those that `Strategy.explain` knows: float32 in place of float64."""
+        return "float32" if {"float32", "float64"}.intersection(self.dtypes) else max(self.dtypes, default="float32")
+
     def __len__(self) -> int:
         """Return the number of tensors."""
         return len(self.names)

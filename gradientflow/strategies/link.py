@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,7 +51,7 @@ class Link:
         for count in (_SMALL, large):
             with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
                 times.append(median_seconds(comm, partial(_average, pool)))
-        return cls._fitted(times, large)
+        return cls.fitted(times, _SMALL, large)
 
     @classmethod
     def of_allgather(cls, comm: Communicator) -> Link:
@@ -60,12 +60,13 @@ class Link:
         for count in (_SMALL, _GATHERED):
             entries = np.zeros(count, ENTRY).view(np.int32)
             times.append(median_seconds(comm, partial(comm.allgather, entries)))
-        return cls._fitted(times, _GATHERED)
+        return cls.fitted(times, _SMALL, _GATHERED)
 
     @classmethod
-    def _fitted(cls, times: list[float], large: int) -> Link:
-        slope = max(0.0, (times[1] - times[0]) / (large - _SMALL))
-        return cls(max(0.0, times[0] - slope * _SMALL), slope)
+    def fitted(cls, times: Sequence[float], small: int, large: int) -> Link:
+        """Return latency and time for each element, from the times of two sizes."""
+        slope = max(0.0, (times[1] - times[0]) / (large - small))
+        return cls(max(0.0, times[0] - slope * small), slope)
 
     def seconds(self, elements: float) -> float:
         """Return what a call with so many elements takes; nothing without any."""

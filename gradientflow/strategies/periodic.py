@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,13 +17,18 @@ from gradientflow.handle import Handle
 from gradientflow.memory import array_over
 
 from .arrays import ArraySynchronizer
+from .exchange_model import ExchangeExplanation
+from .explanation import Explanation, Subject
 from .layout import Layout
+from .link import Link, median_seconds
 from .strategy import Strategy
+from .update import Settings
 from .wire import checked_wire
 
 Array = npt.NDArray[Any]
 
 _NOT_DUE = -1
+_SMALL, _LARGE = 1 << 10, 1 << 20  # weights whose exchange is measured
 
 
 class PeriodicStrategy(Strategy):
@@ -80,6 +86,38 @@ class PeriodicStrategy(Strategy):
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
         """Make what counts steps, and exchanges weights. Collective."""
         return PeriodicSynchronizer(comm, layout, self)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", self.wire, "auto")
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
+        """Predict steps of which one in `period` exchanges a fragment, and waits for it unless it is applied later.
+
+        Both what travels and the outer optimizer are measured as they are, on weights of two sizes.
+        """
+        whole_model = copy(self)
+        whole_model.fragments = 1
+        travelling, applying = [], []
+        for count in (_SMALL, _LARGE):
+            probe = whole_model.bind(comm, Layout.of([np.zeros(count, np.float32)]))
+            probe.settings = lambda _: Settings(0.0)
+            travelling.append(median_seconds(comm, probe.exchange_once))
+            applying.append(median_seconds(comm, probe.apply_once))
+            probe.close()
+        each = Link.fitted(travelling, _SMALL, _LARGE).seconds(found.parameters / self.fragments)
+        return ExchangeExplanation.of(
+            found,
+            exchange_seconds=each,
+            period=self.period,
+            parts=self.fragments,
+            hidden_steps=self.delay,
+            bookkeeping_seconds=applying[1] / _LARGE * found.parameters / self.period,
+            **self._travels(comm, found),
+        )
+
+    def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
+        """Return the share of the weights and the bytes that travel in a period, where it is not all of them."""
+        return {}
 
 
 class PeriodicSynchronizer(ArraySynchronizer):
@@ -190,6 +228,16 @@ class PeriodicSynchronizer(ArraySynchronizer):
         handle = self._under_way.pop(fragment, None)
         if handle is not None:  # otherwise it came before the state was saved
             handle.wait()
+
+    def exchange_once(self) -> None:
+        """Exchange a fragment, as it is, to see what that takes. Collective."""
+        self.start(0, self._buffers[0])
+        self.arrive(0)
+
+    def apply_once(self) -> None:
+        """Do what else an exchange takes."""
+        self._measure(0)
+        self._apply(0)
 
     def _measure(self, fragment: int) -> None:
         for index in self._parts[fragment]:

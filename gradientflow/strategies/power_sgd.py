@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,15 @@ from gradientflow.arguments import whole
 from gradientflow.communicator import Communicator
 
 from .arrays import ArraySynchronizer
+from .explanation import Explanation, Subject
 from .layout import Layout
+from .link import Link, median_seconds
+from .sparsity import allreduce_bytes
 from .strategy import Strategy
+
+_SIDE = 1024  # rows and columns of a matrix, where shapes are not known
+_MEASURED = 2048  # rows and columns at most, of the matrix that is measured
+_FLOAT = 4  # bytes
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,6 +54,61 @@ class PowerSGD(Strategy):
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make what approximates gradients. Collective."""
         return _Approximated(comm, layout, self)
+
+    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
+        """Do the same as `explain` for the matrices of a layout. Collective."""
+        found = super().explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
+        return self._of_matrices(comm, found, layout.shapes)
+
+    def explain(self, comm: Communicator, parameters: int, **options: Any) -> Explanation:
+        """Tell what to expect of a model whose parameters are square matrices of 1,024 rows. Collective.
+
+        Two allreduces come one after the other, behind backpropagation: of the left matrices with what travels as it
+        is, and of the right ones. The bookkeeping is three products and a decomposition for each matrix, as measured
+        on some of them.
+
+        Parameters
+        ----------
+        comm, parameters, **options
+            As in `Strategy.explain`.
+        """
+        found = super().explain(comm, parameters, **options)
+        matrices, rest = divmod(found.parameters, _SIDE * _SIDE)
+        shapes = [*[(_SIDE, _SIDE)] * matrices, (rest // _SIDE, _SIDE), (rest % _SIDE,)]
+        return self._of_matrices(comm, found, shapes)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", None, "auto", overlaps=False)
+
+    def _of_matrices(self, comm: Communicator, found: Explanation, shapes: Sequence[tuple[int, ...]]) -> Explanation:
+        sizes = [_matrix(shape, self.rank) for shape in shapes]
+        sent = sum(
+            rank * (rows + columns) if rank else math.prod(shape)
+            for (rows, columns, rank), shape in zip(sizes, shapes, strict=True)
+        )
+        elements = sum(rows * columns for rows, columns, _ in sizes)
+        link = Link(found.latency_seconds, found.seconds_per_byte * _FLOAT)
+        return replace(
+            found,
+            elements_sent=sent,
+            bytes_sent=allreduce_bytes(comm, sent * _FLOAT),
+            communication_seconds=link.seconds(sent) + (link.latency if elements else 0.0),
+            bookkeeping_seconds=self._product_seconds(comm, [each for each in sizes if each[2]]) if elements else 0.0,
+        )
+
+    def _product_seconds(self, comm: Communicator, sizes: list[tuple[int, int, int]]) -> float:
+        """Measure products and decomposition for the largest matrix, and take the others as alike. Collective."""
+        rows, columns, rank = max(sizes)
+        rows, columns = min(rows, _MEASURED), min(columns, _MEASURED)
+        matrix, base = np.ones((rows, columns), np.float32), np.ones((columns, rank), np.float32)
+        gradient = matrix.copy()
+
+        def once() -> None:
+            np.add(matrix, gradient, out=gradient)
+            left = np.linalg.qr(gradient @ base)[0]
+            np.subtract(gradient, left @ (gradient.T @ left).T, out=gradient)
+
+        return median_seconds(comm, once) / (rows * columns) * sum(each[0] * each[1] for each in sizes)
 
 
 class _Approximated(ArraySynchronizer):

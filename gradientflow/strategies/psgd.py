@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from gradientflow.communicator import Communicator
 
 from .arrays import ArraySynchronizer
+from .exchange_model import ExchangeExplanation
+from .explanation import Explanation, Subject
 from .layout import Layout
 from .strategy import Strategy
 
@@ -23,6 +27,13 @@ class PSGD(Strategy):
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make what averages weights in the end. Collective."""
         return _AtTheEnd(comm, layout, self)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", None, "auto")
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
+        """Predict a step that is computation, and nothing else."""
+        return ExchangeExplanation.of(found, exchange_seconds=0.0, period=math.inf, parts=0, hidden_steps=math.inf)
 
 
 class _AtTheEnd(ArraySynchronizer):

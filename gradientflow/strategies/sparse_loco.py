@@ -11,6 +11,7 @@ from gradientflow.arguments import number
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
+from .explanation import Explanation
 from .layout import Layout
 from .periodic import PeriodicStrategy, PeriodicSynchronizer
 
@@ -55,6 +56,10 @@ class SparseLoCo(PeriodicStrategy):
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
         """Make what counts steps, and exchanges weights. Collective."""
         return _Sparse(comm, layout, self)
+
+    def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
+        nbytes = -(-found.parameters // _BLOCK) * BLOCK_BYTES
+        return {"sent": _SENT / _BLOCK, "bytes_sent": float(nbytes * (comm.nodes - 1))}
 
 
 class _Sparse(PeriodicSynchronizer):

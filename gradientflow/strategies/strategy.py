@@ -107,7 +107,24 @@ class Strategy(Description, ABC):
         gradientflow.errors.ArgumentError
             If a number is negative, or the strategy does not say what it sends.
         """
-        return measure(comm, self._subject(parameters, dtype, device), compute_seconds, backward_seconds)
+        found = measure(comm, self._subject(parameters, dtype, device), compute_seconds, backward_seconds)
+        return self._predicted(comm, found)
+
+    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
+        """Do the same as `explain` for the tensors of a layout, whose widest dtype counts. Collective.
+
+        Parameters
+        ----------
+        comm, **times
+            As in `explain`.
+        layout : Layout
+            The tensors.
+        """
+        return self.explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> Explanation:
+        """Return what is to be expected, from what `_subject` has led to: that, by default. Collective."""
+        return found
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         """Return what is to be explained: what the strategy sends of so many parameters."""

@@ -20,6 +20,7 @@ from .layout import Layout
 from .update import Settings, Update
 
 if TYPE_CHECKING:
+    from .explanation import Explanation
     from .strategy import Strategy
 
 
@@ -210,6 +211,16 @@ class Synchronizer(ABC):
     def reports(self) -> tuple[RangeReport, ...]:
         """How each range of gradients went in the last iteration, where that is known."""
         return ()
+
+    def explain(self, **times: float | None) -> Explanation:
+        """Measure the link, and tell what the strategy sends for these tensors, and what to expect. Collective.
+
+        Parameters
+        ----------
+        **times
+            ``compute_seconds`` and ``backward_seconds``, as in `Strategy.explain`.
+        """
+        return self.strategy.explain_layout(self.comm, self.layout, **times)
 
     @property
     def gradients(self) -> tuple[Any, ...]:

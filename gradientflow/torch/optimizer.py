@@ -22,7 +22,7 @@ from gradientflow.training import Loop, LossScale, require_same
 
 from . import checkpoint, devices
 from .fused_step import FusedStep, check_can_step, settings_of_group, why_fused
-from .gradients import ParameterGradients, pool_device
+from .gradients import ParameterGradients
 from .parameters import broadcast_optimizer_state, broadcast_parameters, require_same_values
 from .trained import trained_parameters
 
@@ -411,13 +411,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             ``compute_seconds`` and ``backward_seconds``, as in `gradientflow.strategies.Strategy.explain`.
         """
         self._check_open()
-        trained = list(self._trained().values())
-        parameters = sum(parameter.numel() for parameter in trained)
-        widest = max((parameter.dtype for parameter in trained), key=lambda dtype: dtype.itemsize)
-        dtype = "float32" if widest is torch.float64 else str(widest).removeprefix("torch.")
-        device = pool_device(devices.device_of(trained[0]))
-        explanation: Explanation = self.strategy.explain(self.comm, parameters, dtype=dtype, device=device, **times)
-        return explanation
+        if self._loop is not None:
+            return self._loop.synchronizer.explain(**times)
+        gradients = ParameterGradients(self._trained(), self._settings_of)
+        return self.strategy.explain_layout(self.comm, gradients.layout(), **times)
 
     def __repr__(self) -> str:
         """Return what it is made of."""

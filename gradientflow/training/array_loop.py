@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer, Update, as_strategy
+from gradientflow.strategies import Explanation, Layout, Settings, Strategy, Synchronizer, Update, as_strategy
 
 from .agreement import require_same
 from .loop import Loop
@@ -183,6 +183,16 @@ class ArrayLoop:
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
         self._loop.finish()
+
+    def explain(self, **times: float) -> Explanation:
+        """Measure the link, and tell what the strategy sends for these weights, and what to expect. Collective.
+
+        Parameters
+        ----------
+        **times
+            ``compute_seconds`` and ``backward_seconds``, as in `gradientflow.strategies.Strategy.explain`.
+        """
+        return self._loop.synchronizer.explain(**times)
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Have the weights that the ranks share in a ``with`` block, to evaluate or save them in mid-run.

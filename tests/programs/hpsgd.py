@@ -14,6 +14,7 @@ from support import RANK, SIZE, raises, run_checks
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
 from gradientflow.optimizers import SGD
+from gradientflow.strategies import hpsgd, link
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (300,)]
@@ -231,6 +232,18 @@ def check_wrong_use(comm: gf.Communicator) -> None:
         comm.barrier()
     with raises(ArgumentError, "float64"):
         ArrayLoop(comm, [np.ones(3)], "hpsgd")
+
+
+def check_explain(comm: gf.Communicator) -> None:
+    """A step takes what it computes; a round takes as many as fit into it."""
+    with mock.patch.object(link, "_LARGE", 1 << 14), mock.patch.object(hpsgd, "_MEASURED", 1 << 14):
+        with trained(comm) as (training, _):
+            found: Any = training.explain(compute_seconds=0.01)
+        assert found.parameters == ELEMENTS
+        assert found.step_seconds == 0.01 + found.bookkeeping_seconds > 0.01
+        assert found.period == max(1, np.ceil(found.exchange_seconds / found.step_seconds))
+        assert "nobody waits for it" in str(found)
+        assert "tell compute_seconds" in str(gf.strategies.HPSGD().explain(comm, 1000)) or SIZE == 1
 
 
 run_checks([{}, {"node_size": 1}][:SIZE])
