@@ -3,10 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../kernels/engine/server/parameter_server.hpp"
@@ -25,6 +28,9 @@ using engine::Communicator;
 using engine::ParameterServer;
 using engine::ServerSettings;
 using SettingsArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+// As `engine::Skip`.
+constexpr std::array<std::string_view, 3> skips = {"applied", "skipped", "abandoned"};
 
 // `start(workers)` of a gradientflow.policies.Policy.
 engine::Server::MakePolicy maker_of(const py::object& start, int workers) {
@@ -84,17 +90,19 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
 }
 
-std::uint64_t push(const ParameterServer& server, const SettingsArray& settings, float loss_scale, bool skip) {
+std::uint64_t push(const ParameterServer& server, const SettingsArray& settings, float loss_scale,
+                   const std::string& skip) {
   if (settings.ndim() != 2 || settings.shape(1) != 4) {
     throw Error(ErrorKind::value, "settings are rows of rate, momentum, weight_decay and trust");
   }
+  const auto why = std::find(skips.begin(), skips.end(), skip) - skips.begin();
   std::vector<ServerSettings> rows;
   for (py::ssize_t i = 0; i < settings.shape(0); ++i) {
     const float* const row = settings.data(i, 0);
     rows.push_back({row[0], row[1], row[2], row[3]});
   }
   const WithoutGil release;
-  return server.worker().push(rows, loss_scale, skip);
+  return server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why));
 }
 
 // The arrays of each tensor, one after the other, in one.
@@ -165,7 +173,7 @@ void bind_server(py::module_& module) {
       .def(
           "wait_for_push",
           [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {
-            return self.worker().wait_for_push(number, timeout.value);
+            return skips[static_cast<std::size_t>(self.worker().wait_for_push(number, timeout.value))];
           },
           py::arg("number"), py::arg("timeout"), py::call_guard<WithoutGil>())
       .def(

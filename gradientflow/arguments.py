@@ -11,13 +11,13 @@ from typing import Any
 from .errors import ArgumentError, ArgumentTypeError
 
 
-def whole(name: str, value: Any, least: int = 0) -> int:
+def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
     """Return a whole number that the core can take; NumPy's integers are some, floats are none.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is less than `least`, or 2**63 or more.
+        If it is less than `least` or more than `most`, by default the largest of 64 bits.
     gradientflow.errors.ArgumentTypeError
         If it is something else.
     """
@@ -26,8 +26,9 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     except TypeError as error:
         message = f"{name} is a whole number, not {value!r}"
         raise ArgumentTypeError(message) from error
-    if not least <= found < 2**63:
-        message = f"{name} is {least} or more, and below 2**63, not {found}"
+    if not least <= found <= most:
+        limit = "below 2**63" if most == 2**63 - 1 else f"at most {most}"
+        message = f"{name} is {least} or more, and {limit}, not {found}"
         raise ArgumentError(message)
     return found
 

@@ -28,6 +28,7 @@ from .server_rank import make_native
 Array = npt.NDArray[np.float32]
 
 _FORMAT = 1  # of states
+_SKIPS = ("applied", "skipped", "abandoned")
 
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
 
@@ -95,8 +96,9 @@ class Push:
 
         Returns
         -------
-        {"applied", "skipped"}
-            Whether the push has changed the weights, or was in a round of which a push was to be skipped.
+        {"applied", "skipped", "abandoned"}
+            Whether the push has changed the weights, or was in a round of which a push was to be skipped; "abandoned"
+            where a worker gave it up.
 
         Raises
         ------
@@ -107,7 +109,7 @@ class Push:
         gradientflow.errors.MismatchError
             If the pushes of a round have different settings.
         """
-        return "skipped" if self._native.wait_for_push(self.number, timeout) else "applied"
+        return str(self._native.wait_for_push(self.number, timeout))
 
 
 class Pull:
@@ -313,7 +315,7 @@ class ParameterServer:
         self,
         settings: Any,
         loss_scale: float = 1.0,
-        skip: bool = False,
+        skip: bool | str = False,
         *,
         gradients: Sequence[Any] | None = None,
     ) -> Push:
@@ -325,8 +327,8 @@ class ParameterServer:
             Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
         loss_scale : float, default 1.0
             How many times too large the gradients are; the same in a round.
-        skip : bool, default False
-            The round of this push changes nothing: a gradient is not finite.
+        skip : bool or "abandoned", default False
+            The round of this push changes nothing: a gradient is not finite, or this worker gives the iteration up.
         gradients : sequence of array, optional
             All of them, in place of `ready`.
 
@@ -348,7 +350,11 @@ class ParameterServer:
                     raise ArgumentError(message)
             for index, gradient in enumerate(found):
                 self.ready(index, gradient)
-        return Push(self._native, self._native.push(rows, scale, bool(skip)))
+        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
+        if why not in _SKIPS:
+            message = f"skip is False, True or 'abandoned', not {skip!r}"
+            raise ArgumentError(message)
+        return Push(self._native, self._native.push(rows, scale, why))
 
     def _rows(self, settings: Any) -> Array:
         each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")

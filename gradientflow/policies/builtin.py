@@ -10,6 +10,8 @@ from gradientflow.errors import ArgumentError
 
 from .policy import Policy, RunningPolicy
 
+MOST_AHEAD = 100_000  # pushes: each of them is looked at in a decision
+
 
 class NativePolicy(Policy):
     """One that runs in the core: the name and the settings, in their order, are those of its constructor there."""
@@ -62,7 +64,7 @@ class DSSP(NativePolicy):
     Parameters
     ----------
     low, high : int
-        0 <= low <= high.
+        0 <= low <= high <= 100,000.
     judged : {"fastest", "all"}
         Who is granted iterations: as in the thesis the fastest worker, at its pushes, which then waits until it is
         within `low`; or each one that is ahead, and one that waits again each time that the slowest one pushes.
@@ -77,7 +79,7 @@ class DSSP(NativePolicy):
 
     def __init__(self, low: int, high: int, judged: str = "fastest") -> None:
         self.low = whole("low", low)
-        self.high = whole("high", high, self.low)
+        self.high = whole("high", high, self.low, MOST_AHEAD)
         if judged not in ("fastest", "all"):
             message = f"judged is 'fastest' or 'all', not {judged!r}"
             raise ArgumentError(message)
@@ -100,18 +102,18 @@ class ElasticBSP(NativePolicy):
     Parameters
     ----------
     lookahead : int, default 15
-        Pushes of each worker that are predicted, 1 or more.
+        Pushes of each worker that are predicted, 1 to 100,000.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is less.
+        If it is another number.
     """
 
     name = "elastic_bsp"
 
     def __init__(self, lookahead: int = 15) -> None:
-        self.lookahead = whole("lookahead", lookahead, 1)
+        self.lookahead = whole("lookahead", lookahead, 1, MOST_AHEAD)
 
 
 __all__ = ["ASP", "BSP", "DSSP", "SSP", "ElasticBSP", "NativePolicy"]

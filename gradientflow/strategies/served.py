@@ -249,17 +249,17 @@ class ServedSynchronizer(PlacedSynchronizer):
         push, overflowed = self._pending, self._overflowed
         assert push is not None
         try:
-            skipped = self.is_skipped(push)
+            outcome = self.outcome(push)
         finally:
             self._start_next_iteration()
         self._overflowed = overflowed
-        if skipped and not self.skips_nonfinite:
+        if outcome == "abandoned":
             message = (
                 "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
                 "with the next one"
             )
             raise AbandonedError(message)
-        return Update("skipped" if skipped else "written")
+        return Update("skipped" if outcome == "skipped" else "written")
 
     def after_step(self) -> None:
         """Take the weights of the servers."""
@@ -267,7 +267,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
         if self._begun and self._pending is None:
-            self._push(skip=True)
+            self._push("abandoned")
         self._start_next_iteration()
 
     def finish(self) -> None:
@@ -286,9 +286,9 @@ class ServedSynchronizer(PlacedSynchronizer):
         """Whether weights are asked for behind the push of this iteration."""
         return True
 
-    def is_skipped(self, push: Push) -> bool:
-        """Wait as long as has to be waited before the step, and tell whether there is none."""
-        return push.wait() == "skipped"
+    def outcome(self, push: Push) -> str:
+        """Wait as long as has to be waited before the step, and tell what became of it, as `Push.wait`."""
+        return push.wait()
 
     def begin_afresh(self) -> None:
         """Go on from weights that are the servers'."""
@@ -296,7 +296,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     # ---- servers -------------------------------------------------------------------------------------------------
 
-    def _push(self, skip: bool) -> None:
+    def _push(self, skip: bool | str) -> None:
         self._pending = self.server.push(self._settings, self._scale, skip)
         self.pushes += 1
 

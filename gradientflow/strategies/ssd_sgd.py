@@ -176,19 +176,19 @@ class DelayedSynchronizer(ServedSynchronizer):
         """Whether this is an iteration of the warm-up."""
         return self.pushes <= self.strategy.warmup
 
-    def is_skipped(self, push: Push) -> bool:
+    def outcome(self, push: Push) -> str:
         """Wait for the round in the warm-up; later only where the weights of the last pull are needed.
 
         Rounds in which a gradient was not finite are told then: in the same iteration on all ranks.
         """
         if self.pulls_at_once:
-            return super().is_skipped(push)
+            return super().outcome(push)
         skipped = False
         if self._pull is not None:
             self._see_rounds()
             skipped, self._was_skipped = self._was_skipped, False
         self._unseen.append(push)
-        return skipped and self.skips_nonfinite
+        return "skipped" if skipped else "applied"
 
     def after_step(self) -> None:
         """Take weights that have been pulled, and update them."""

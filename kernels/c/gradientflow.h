@@ -571,6 +571,9 @@ typedef struct gf_parameter_server gf_parameter_server;
 // more than `staleness` pushes ahead of the slowest.
 typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2 } gf_policy;
 
+// Why the round of a push changes nothing, if it does not: a gradient is not finite, or a rank has given up.
+typedef enum gf_skip { GF_SKIP_NO = 0, GF_SKIP_NONFINITE = 1, GF_SKIP_ABANDONED = 2 } gf_skip;
+
 // Begin with GF_PARAMETER_SERVER_OPTIONS_INIT and change what matters; NULL stands for just that. The same on all
 // ranks.
 typedef struct gf_parameter_server_options {
@@ -597,13 +600,13 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
 
 // Ends the push, and gives its number; tensors that are not ready are zeros. `settings` is an array of `number`: one
-// for each tensor, or a single one for all of them; the same in a round, as is `loss_scale`. `skip`: the round changes
-// nothing.
+// for each tensor, or a single one for all of them; the same in a round, as is `loss_scale`. `skip`: a gf_skip, whether
+// and why the round changes nothing.
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 
-// Waits until the policy lets this rank go on after a push; `skipped`, which may be NULL, says whether its round was to
-// be skipped. Waits at most `timeout` seconds, or GF_ERROR_TIMEOUT, and the push goes on; negative: as long as a call
+// Waits until the policy lets this rank go on after a push; `skipped`, which may be NULL, becomes the largest gf_skip
+// of its round. Waits at most `timeout` seconds, or GF_ERROR_TIMEOUT, and the push goes on; negative: as long as a call
 // may take. So do the others that have a timeout.
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
 

@@ -22,6 +22,7 @@ using gradientflow::engine::ParameterServer;
 using gradientflow::engine::Server;
 using gradientflow::engine::ServerSettings;
 using gradientflow::engine::ServerWorker;
+using gradientflow::engine::Skip;
 
 namespace {
 
@@ -42,6 +43,13 @@ Server::MakePolicy maker_of(int policy, std::int64_t staleness, int workers) {
     default:
       throw Error(ErrorKind::value, "there is no gf_policy " + std::to_string(policy));
   }
+}
+
+Skip skip_of(int skip) {
+  if (skip < GF_SKIP_NO || skip > GF_SKIP_ABANDONED) {
+    throw Error(ErrorKind::value, "there is no gf_skip " + std::to_string(skip));
+  }
+  return static_cast<Skip>(skip);
 }
 
 // The elements of the array lie as far apart as the program's struct is large.
@@ -114,15 +122,15 @@ gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_se
                                    float loss_scale, int skip, uint64_t* push) {
   return guarded([&] {
     uint64_t& result = given(push, "push");
-    result = worker_of(server).push(settings_of(settings, number), loss_scale, skip != 0);
+    result = worker_of(server).push(settings_of(settings, number), loss_scale, skip_of(skip));
   });
 }
 
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped) {
   return guarded([&] {
-    const bool was_skipped = worker_of(server).wait_for_push(push, seconds(timeout));
+    const Skip skip = worker_of(server).wait_for_push(push, seconds(timeout));
     if (skipped != nullptr) {
-      *skipped = was_skipped ? 1 : 0;
+      *skipped = static_cast<int>(skip);
     }
   });
 }

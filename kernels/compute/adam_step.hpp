@@ -33,6 +33,7 @@ struct AdamStep {
   float beta_2 = 0.999F;
   float alpha_2 = 0.001F;
   float epsilon = 1e-8F;
+  const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
 };
 void adam_step(const AdamStep& call);
 

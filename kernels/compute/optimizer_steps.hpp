@@ -30,6 +30,7 @@ struct MomentumStep {
   float factor = 0.0F;
   float inner_rate = 1.0F;
   float outer_rate = 1.0F;
+  const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
 };
 void momentum_step(const MomentumStep& call);
 

@@ -369,6 +369,30 @@ def check_iterations_that_are_given_up(comm: gf.Communicator) -> None:
             same_everywhere(comm, training.weights)
 
 
+def check_given_up_under_a_dynamic_loss_scale(comm: gf.Communicator) -> None:
+    """What one rank gives up is no overflow: all keep the same scale."""
+    for words in ("ssgd", DELAYED):
+        with trained(comm, words, loss_scale="dynamic") as training:
+            scale = training.loop.loss_scale
+            assert scale is not None
+            before = scale.value
+            for step in range(12):
+                training.compute(step)
+                if step in (1, 6) and RANK == SIZE - 1:
+                    training.loop.abandon()
+                    continue
+                try:
+                    training.loop.wait()
+                except AbandonedError:
+                    assert words == "ssgd" or step == 1, step
+                    training.loop.abandon()
+                else:
+                    training.optimizer.step()
+            assert (scale.value, scale.overflows) == (before, 0), (words, scale.value)
+            training.loop.finish()
+            same_everywhere(comm, training.weights)
+
+
 def check_what_does_not_fit(comm: gf.Communicator) -> None:
     with raises(MismatchError, "different tensors"):
         ArrayLoop(

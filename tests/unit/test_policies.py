@@ -103,6 +103,8 @@ def test_a_policy_of_a_file_is_named_by_it(tmp_path: Path) -> None:
         ("dssp(3, 2)", "high is 3 or more"),
         ("dssp(3, 4, 'both')", "judged is 'fastest' or 'all', not 'both'"),
         ("elastic_bsp(0)", "lookahead is 1 or more"),
+        ("elastic_bsp(1000000000000)", "at most 100000"),
+        ("dssp(0, 1000000000000)", "at most 100000"),
         ("", "is no policy in words"),
         (3, "the policy is a int: what is needed is a gradientflow.policies.Policy, or its words"),
         (BSP, "the policy is a BSP"),

@@ -10,6 +10,7 @@ namespace {
 
 // The memory of a call, from its first element on.
 struct AdamMemory {
+  const std::byte* before;
   std::byte* weight;
   std::byte* parameter;
   const std::byte* gradient;
@@ -22,7 +23,7 @@ template <class Gradient, class Parameter>
   std::byte* const weight = memory.weight + i * sizeof(float);
   std::byte* const mean = memory.mean + i * sizeof(float);
   std::byte* const mean_square = memory.mean_square + i * sizeof(float);
-  const Floats old_weight = load<Floats>(weight);
+  const Floats old_weight = load<Floats>(memory.before + i * sizeof(float));
   const Floats g = Gradient::load_ordered(memory.gradient + i * Gradient::size) * call.gradient_scale +
                    call.weight_decay * old_weight;
   const Floats new_mean = same_nan(call.beta_1 * load<Floats>(mean) + call.alpha_1 * g);
@@ -38,21 +39,25 @@ template <class Gradient, class Parameter>
 template <class Gradient, class Parameter>
 void adam_step(const AdamStep& step) {
   const AdamStep call = step;  // which no store can change
-  const AdamMemory memory{reinterpret_cast<std::byte*>(call.weight), static_cast<std::byte*>(call.parameter),
-                          static_cast<const std::byte*>(call.gradient), reinterpret_cast<std::byte*>(call.mean),
+  const AdamMemory memory{reinterpret_cast<const std::byte*>(call.before == nullptr ? call.weight : call.before),
+                          reinterpret_cast<std::byte*>(call.weight),
+                          static_cast<std::byte*>(call.parameter),
+                          static_cast<const std::byte*>(call.gradient),
+                          reinterpret_cast<std::byte*>(call.mean),
                           reinterpret_cast<std::byte*>(call.mean_square)};
   std::size_t i = 0;
   for (; call.count - i >= lanes; i += lanes) {
     adam_at<Gradient, Parameter>(call, memory, i);
   }
   if (const std::size_t rest = call.count - i; rest != 0) {
-    PaddedRow<sizeof(float)> weight(memory.weight, i, rest);
+    const PaddedRow<sizeof(float)> before(memory.before, i, rest);
+    PaddedRow<sizeof(float)> weight;
     PaddedRow<sizeof(float)> parameter;
     const PaddedRow<Gradient::size> gradient(memory.gradient, i, rest);
     PaddedRow<sizeof(float)> mean(memory.mean, i, rest);
     PaddedRow<sizeof(float)> mean_square(memory.mean_square, i, rest);
-    adam_at<Gradient, Parameter>(call, {weight.bytes, parameter.bytes, gradient.bytes, mean.bytes, mean_square.bytes},
-                                 0);
+    adam_at<Gradient, Parameter>(
+        call, {before.bytes, weight.bytes, parameter.bytes, gradient.bytes, mean.bytes, mean_square.bytes}, 0);
     weight.save(memory.weight, i, rest);
     mean.save(memory.mean, i, rest);
     mean_square.save(memory.mean_square, i, rest);

@@ -24,13 +24,14 @@ struct Rates {
 
 // Blocks of `width` vectors from element `begin` on, as long as they end by `end`. Returns where it stopped.
 template <class Gradient, class Parameter, bool has_momentum, std::size_t width>
-inline std::size_t step_blocks(std::byte* weight, std::byte* parameter, const std::byte* gradient, std::byte* momentum,
-                               std::size_t begin, std::size_t end, const Rates& rates) {
+inline std::size_t step_blocks(const std::byte* before, std::byte* weight, std::byte* parameter,
+                               const std::byte* gradient, std::byte* momentum, std::size_t begin, std::size_t end,
+                               const Rates& rates) {
   std::size_t i = begin;
   for (; end - i >= width * lanes; i += width * lanes) {
     for (std::size_t v = 0; v < width; ++v) {
       const std::size_t at = i + v * lanes;
-      const Floats old_weight = load<Floats>(weight + at * sizeof(float));
+      const Floats old_weight = load<Floats>(before + at * sizeof(float));
       const Floats direction = Gradient::load_ordered(gradient + at * Gradient::size) * rates.gradient_scale +
                                rates.weight_decay * old_weight;
       Floats step = rates.inner * direction;
@@ -50,24 +51,25 @@ template <class Gradient, class Parameter, bool has_momentum>
 inline void step(const MomentumStep& call) {
   const Rates rates{call.gradient_scale, call.weight_decay, call.factor, call.inner_rate, call.outer_rate};
   auto* const weight = reinterpret_cast<std::byte*>(call.weight);
+  const auto* const before = call.before == nullptr ? weight : reinterpret_cast<const std::byte*>(call.before);
   auto* const parameter = static_cast<std::byte*>(call.parameter);
   const auto* const gradient = static_cast<const std::byte*>(call.gradient);
   auto* const momentum = reinterpret_cast<std::byte*>(call.momentum);
   constexpr auto blocks_of_four = step_blocks<Gradient, Parameter, has_momentum, 4>;
   constexpr auto vectors = step_blocks<Gradient, Parameter, has_momentum, 1>;
-  std::size_t i = blocks_of_four(weight, parameter, gradient, momentum, 0, call.count, rates);
-  i = vectors(weight, parameter, gradient, momentum, i, call.count, rates);
+  std::size_t i = blocks_of_four(before, weight, parameter, gradient, momentum, 0, call.count, rates);
+  i = vectors(before, weight, parameter, gradient, momentum, i, call.count, rates);
   if (const std::size_t rest = call.count - i; rest != 0) {
     std::byte padded_weight[vector_bytes] = {};
     std::byte padded_parameter[vector_bytes];
     std::byte padded_gradient[vector_bytes] = {};
     std::byte padded_momentum[vector_bytes] = {};
-    std::memcpy(padded_weight, weight + i * sizeof(float), rest * sizeof(float));
+    std::memcpy(padded_weight, before + i * sizeof(float), rest * sizeof(float));
     std::memcpy(padded_gradient, gradient + i * Gradient::size, rest * Gradient::size);
     if constexpr (has_momentum) {
       std::memcpy(padded_momentum, momentum + i * sizeof(float), rest * sizeof(float));
     }
-    vectors(padded_weight, padded_parameter, padded_gradient, padded_momentum, 0, lanes, rates);
+    vectors(padded_weight, padded_weight, padded_parameter, padded_gradient, padded_momentum, 0, lanes, rates);
     std::memcpy(weight + i * sizeof(float), padded_weight, rest * sizeof(float));
     if constexpr (Parameter::size != 0) {
       std::memcpy(parameter + i * Parameter::size, padded_parameter, rest * Parameter::size);

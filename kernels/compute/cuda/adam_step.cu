@@ -21,22 +21,24 @@ struct AdamBody {
   };
 
   AdamStep call;
+  const float* before;
   const Stored* gradient;
   std::uint16_t* parameter;
 
   __device__ explicit AdamBody(const AdamStep& step)
       : call(step),
+        before(step.before == nullptr ? step.weight : step.before),
         gradient(static_cast<const Stored*>(step.gradient)),
         parameter(static_cast<std::uint16_t*>(step.parameter)) {}
 
   __device__ bool is_aligned() const {
-    return cuda::is_aligned<width>(call.weight) && cuda::is_aligned<width>(gradient) &&
-           cuda::is_aligned<width>(call.mean) && cuda::is_aligned<width>(call.mean_square) &&
-           cuda::is_aligned<width>(parameter);
+    return cuda::is_aligned<width>(call.weight) && cuda::is_aligned<width>(before) &&
+           cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(call.mean) &&
+           cuda::is_aligned<width>(call.mean_square) && cuda::is_aligned<width>(parameter);
   }
   template <int n>
   __device__ Elements<n> load(std::size_t i) const {
-    return {cuda::load<n>(call.weight + i), cuda::load<n>(gradient + i), cuda::load<n>(call.mean + i),
+    return {cuda::load<n>(before + i), cuda::load<n>(gradient + i), cuda::load<n>(call.mean + i),
             cuda::load<n>(call.mean_square + i)};
   }
   template <int n>

@@ -17,21 +17,24 @@ struct StepBody {
   };
 
   MomentumStep call;
+  const float* before;
   const Stored* gradient;
   std::uint16_t* parameter;
 
   __device__ explicit StepBody(const MomentumStep& step)
       : call(step),
+        before(step.before == nullptr ? step.weight : step.before),
         gradient(static_cast<const Stored*>(step.gradient)),
         parameter(static_cast<std::uint16_t*>(step.parameter)) {}
 
   __device__ bool is_aligned() const {
-    return cuda::is_aligned<width>(call.weight) && cuda::is_aligned<width>(gradient) &&
-           cuda::is_aligned<width>(call.momentum) && cuda::is_aligned<width>(parameter);
+    return cuda::is_aligned<width>(call.weight) && cuda::is_aligned<width>(before) &&
+           cuda::is_aligned<width>(gradient) && cuda::is_aligned<width>(call.momentum) &&
+           cuda::is_aligned<width>(parameter);
   }
   template <int n>
   __device__ Elements<n> load(std::size_t i) const {
-    return {cuda::load<n>(call.weight + i), cuda::load<n>(gradient + i),
+    return {cuda::load<n>(before + i), cuda::load<n>(gradient + i),
             call.momentum == nullptr ? Pack<float, n>{} : cuda::load<n>(call.momentum + i)};
   }
   template <int n>

@@ -36,6 +36,9 @@ struct ServerOptimizer {
   [[nodiscard]] bool is_adam() const { return name == "adam"; }
 };
 
+// Whether the round of a push changes nothing, and why not. The larger one holds where pushes differ.
+enum class Skip : std::uint8_t { no, nonfinite, abandoned };
+
 enum class NoteKind : std::uint32_t {
   // to a server
   push,      // skip; scale: the loss scale; the settings of each tensor, where they are not the last ones
@@ -48,14 +51,15 @@ enum class NoteKind : std::uint32_t {
   report,    // number: of what, is wanted; or, to a worker, its numbers
   norms,     // from another server, see ServerShard::norms
   // to a worker
-  release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped
+  release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped, as pairs of
+            // number and Skip
   answer,   // number: of the server; version: what in node memory answers the pull
   failure,  // number: the kind of error; its text
 };
 
 struct Note {
   NoteKind kind = NoteKind::push;
-  bool skip = false;
+  Skip skip = Skip::no;
   bool exact = false;
   std::uint64_t number = 0;
   std::uint64_t pushes = 0;

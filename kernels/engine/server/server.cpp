@@ -21,11 +21,11 @@ constexpr std::size_t most_events = std::size_t{1} << 20;  // that are kept
 
 }  // namespace
 
-Server::Server(Shared& shared, std::size_t number, MakePolicy make_policy)
+Server::Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy)
     : shared_(shared),
       number_(number),
       make_policy_(std::move(make_policy)),
-      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer,
+      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer, threads,
              [this](int of) { return !shared_.mailbox->loss_of(of, "a copy"); }),
       workers_(static_cast<std::size_t>(shared.roles.workers)) {
   if (leads()) {
@@ -144,6 +144,7 @@ void Server::load(const ReceivedNote& received) {
   }
   letter->check();
   shard_.load(received.note.number, data);
+  ++changes_;
   if (received.note.number == 0) {
     has_weights_ = true;
     for (int w = 0; w < shared_.roles.workers; ++w) {
@@ -282,10 +283,10 @@ void Server::carry_out(const Decision& decision) {
 
 Server::Round Server::gather(const std::vector<int>& workers) {
   const Push& first = worker(workers.front()).pushes.front();
-  Round round{{}, false, 1.0F / first.scale, first.settings};
+  Round round{{}, Skip::no, 1.0F / first.scale, first.settings};
   for (const int w : workers) {
     const Worker& of = worker(w);
-    round.skip = round.skip || of.pushes.front().skip;
+    round.skip = std::max(round.skip, of.pushes.front().skip);
     round.contributions.push_back(is_here(w) ? Contribution{shared_.memory.slot(w, of.applied + 1), true}
                                              : Contribution{of.received.get(), false});
   }
@@ -296,7 +297,7 @@ Server::Round Server::gather(const std::vector<int>& workers) {
 bool Server::has_norms(const Round& round) {
   const bool is_local = std::any_of(round.settings->begin(), round.settings->end(),
                                     [](const ServerSettings& each) { return each.trust != 0.0F; });
-  if (!is_local || round.skip) {
+  if (!is_local || round.skip != Skip::no) {
     return true;
   }
   auto& norms = norms_[rounds_ + 1];
@@ -344,15 +345,16 @@ void Server::apply_round(const std::vector<int>& workers) {
   const Round round = gather(workers);
   const std::vector<float> rates = rates_of(round);
   ++rounds_;
-  if (!round.skip) {
+  if (round.skip == Skip::no) {
     shard_.apply(round.contributions, *round.settings, rates, round.scale);
+    ++changes_;
   }
   for (const int w : workers) {
     Worker& of = worker(w);
     of.pushes.pop_front();
     ++of.applied;
-    if (round.skip) {
-      of.skipped.push_back(of.applied);
+    if (round.skip != Skip::no) {
+      of.skipped.insert(of.skipped.end(), {of.applied, static_cast<std::uint64_t>(round.skip)});
     }
     if (is_here(w)) {
       shared_.memory.word(number_, w).applied.store(of.applied, std::memory_order_release);
@@ -508,15 +510,23 @@ void Server::answer(int number, const ReceivedNote& pull) {
               {.kind = NoteKind::answer, .number = number_, .version = shard_.version()});
     return;
   }
-  Worker& of = worker(number);
-  const std::size_t bytes = shard_.size() * (pull.note.exact ? sizeof(float) : size_of(shared_.wire));
-  const void* const source = pull.note.exact ? static_cast<const void*>(shard_.weights()) : shard_.travelling();
-  if (of.answer == nullptr || of.answer.use_count() > 1 || of.answer_bytes < bytes) {
-    of.answer = std::make_shared_for_overwrite<std::byte[]>(bytes);
-    of.answer_bytes = bytes;
+  const Copy& copy = copy_for_others(pull.note.exact);
+  static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), copy.values.get(), copy.bytes, copy.values));
+}
+
+// One for all workers that pull the same weights. What is still on its way is not written to.
+const Server::Copy& Server::copy_for_others(bool exact) {
+  Copy& copy = copies_[exact ? 1 : 0];
+  if (copy.values == nullptr || copy.changes != changes_) {
+    copy.bytes = shard_.size() * (exact ? sizeof(float) : size_of(shared_.wire));
+    if (copy.values == nullptr || copy.values.use_count() > 1) {
+      copy.values = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(copy.bytes, 1));
+    }
+    std::memcpy(copy.values.get(), exact ? static_cast<const void*>(shard_.weights()) : shard_.travelling(),
+                copy.bytes);
+    copy.changes = changes_;
   }
-  std::memcpy(of.answer.get(), source, bytes);
-  static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), of.answer.get(), bytes, of.answer));
+  return copy;
 }
 
 void Server::send_array(int number, std::size_t array) {

@@ -9,6 +9,7 @@
 // waits. So nobody can fill the server's memory.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -59,8 +60,9 @@ class Server {
     ServerMemory memory;
   };
 
-  // `make_policy`: asked by server 0, for each beginning; of policies that answer as policy::Checked wants it.
-  Server(Shared& shared, std::size_t number, MakePolicy make_policy);
+  // `threads`: that update weights together. `make_policy`: asked by server 0, for each beginning; of policies that
+  // answer as policy::Checked wants it.
+  Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy);
 
   // Serves until all workers have closed, or `stop` is called. `attend` is called several times a second, and may
   // throw. Throws what it failed with, after it has told the workers.
@@ -72,7 +74,7 @@ class Server {
   using Settings = std::shared_ptr<const std::vector<ServerSettings>>;
 
   struct Push {
-    bool skip;
+    Skip skip;
     float scale;
     Settings settings;
   };
@@ -81,13 +83,11 @@ class Server {
     std::deque<Push> pushes;             // that are whole and not applied
     std::uint64_t applied = 0;           // how many pushes
     std::uint64_t released = 0;          // up to which push it may go on
-    std::vector<std::uint64_t> skipped;  // since the last release
+    std::vector<std::uint64_t> skipped;  // since the last release, as pairs of number and Skip
     Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // the last ones
     std::shared_ptr<std::byte[]> received;                                      // of a worker of another node: its push
     std::vector<std::shared_ptr<transport::Letter>> parts;  // of which these are the pieces, under way
-    std::shared_ptr<std::byte[]> answer;                    // the last one, perhaps on its way
-    std::size_t answer_bytes = 0;
-    std::vector<ReceivedNote> pulls;  // that wait
+    std::vector<ReceivedNote> pulls;                        // that wait
     bool departed = false;
     bool closed = false;
     // For the report:
@@ -120,7 +120,7 @@ class Server {
   void carry_out(const Decision& decision);
   struct Round {
     std::vector<Contribution> contributions;
-    bool skip = false;
+    Skip skip = Skip::no;
     float scale = 1.0F;
     Settings settings;
   };
@@ -138,6 +138,12 @@ class Server {
   void end_epoch();
   void answer_pulls(int number);
   void answer(int number, const ReceivedNote& pull);
+  struct Copy {
+    std::shared_ptr<std::byte[]> values;
+    std::size_t bytes = 0;
+    std::uint64_t changes = 0;  // what changes_ was
+  };
+  [[nodiscard]] const Copy& copy_for_others(bool exact);
   void send_array(int number, std::size_t array);
   void check_farewells() const;
   [[nodiscard]] static bool says_bye(const Worker& of);
@@ -153,6 +159,8 @@ class Server {
   std::deque<Decision> decisions_;
   std::uint64_t rounds_ = 0;
   std::map<std::uint64_t, std::map<std::size_t, std::vector<double>>> norms_;  // by round, then by server
+  std::array<Copy, 2> copies_;  // of the weights as they travel and as they are, for workers of other nodes
+  std::uint64_t changes_ = 0;   // of the weights
   std::uint64_t ends_ = 0;
   std::uint64_t barriers_ = 0;  // at which all workers that are left could go on
   std::vector<double> trace_;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t cached_bytes = 256 * kib;  // what a block of all that takes part in an update may have
 constexpr std::size_t least_block = 1024;        // elements
+constexpr std::size_t worth_sharing = 1 << 17;   // elements of a shard: an update of fewer ends before a thread wakes
 
 constexpr std::uint64_t lease_word(ServerWord::Phase phase, std::size_t version) {
   return static_cast<std::uint64_t>(phase) + 8 * version;
@@ -24,7 +25,7 @@ constexpr std::uint64_t lease_word(ServerWord::Phase phase, std::size_t version)
 }  // namespace
 
 ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers,
-                         DType wire, const ServerOptimizer& optimizer, IsAlive is_alive)
+                         DType wire, const ServerOptimizer& optimizer, std::size_t threads, IsAlive is_alive)
     : layout_(&layout),
       memory_(&memory),
       server_(server),
@@ -32,10 +33,12 @@ ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory,
       wire_(wire),
       is_alive_(std::move(is_alive)),
       exact_(static_cast<std::size_t>(workers), false),
-      optimizer_(optimizer) {}
+      optimizer_(optimizer),
+      scratch_(threads),
+      team_(threads) {}
 
 // Block by block, so that the weights, the optimizer's state and the mean of a block stay in the caches from one kernel
-// to the next. The step works in place: the present weights are copied to the next version first.
+// to the next.
 void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                         std::span<const float> rates, float scale) {
   const std::size_t next = free_version();
@@ -43,25 +46,43 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
   const float* const present = this->weights();
   const bool rounds = wire_ != DType::float32;
   ++updates_;
-  choose_block(round.size());
-  for (const TensorPart& part : layout_->parts_of_server(server_)) {
-    const ServerSettings& setting = settings[part.tensor];
-    for (std::size_t s = 0; s < states() && (optimizer_.is_adam() || setting.momentum != 0.0F); ++s) {
+  make_scratch(round.size());
+  const auto& parts = layout_->parts_of_server(server_);
+  for (const TensorPart& part : parts) {
+    for (std::size_t s = 0; s < states() && (optimizer_.is_adam() || settings[part.tensor].momentum != 0.0F); ++s) {
       state_[s].resize(size());
     }
-    for (std::size_t begin = 0; begin < part.count; begin += mean_.size()) {
-      const std::size_t count = std::min(mean_.size(), part.count - begin);
+  }
+  const auto update = [&](const TensorPart& part, std::size_t from, std::size_t to, Scratch& scratch) {
+    for (std::size_t begin = from; begin < to; begin += block_) {
+      const ServerSettings& setting = settings[part.tensor];
+      const std::size_t count = std::min(block_, to - begin);
       const std::size_t at = part.shard + begin;
-      const void* const gradient = mean_of(round, part, begin, count);
-      std::memcpy(weights + at, present + at, count * sizeof(float));
-      const Block block{weights + at, rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
-                        gradient, at, count};
+      const void* const gradient = mean_of(round, part, begin, count, scratch);
+      const Block block{
+          present + at, weights + at, rounds ? memory_->travelling(server_, next) + at * size_of(wire_) : nullptr,
+          gradient,     at,           count};
       if (optimizer_.is_adam()) {
         step_adam(block, mean_dtype(round), setting, scale);
       } else {
         step_momentum(block, mean_dtype(round), setting, rates[part.tensor], scale);
       }
     }
+  };
+  // Every thread has an equal piece of the shard.
+  const auto update_piece = [&](std::size_t piece, std::size_t pieces) {
+    const std::size_t first = size() * piece / pieces / least_block * least_block;
+    const std::size_t end = piece + 1 == pieces ? size() : size() * (piece + 1) / pieces / least_block * least_block;
+    for (const TensorPart& part : parts) {
+      const std::size_t from = std::clamp(first, part.shard, part.shard + part.count) - part.shard;
+      const std::size_t to = std::clamp(end, part.shard, part.shard + part.count) - part.shard;
+      update(part, from, to, scratch_[piece]);
+    }
+  };
+  if (size() < worth_sharing) {
+    update_piece(0, 1);
+  } else {
+    team_.run(update_piece);
   }
   version_ = next;
 }
@@ -78,7 +99,8 @@ void ServerShard::step_momentum(const Block& block, DType gradient, const Server
                           .gradient_scale = scale,
                           .weight_decay = setting.weight_decay,
                           .factor = setting.momentum,
-                          .inner_rate = rate});
+                          .inner_rate = rate,
+                          .before = block.before});
 }
 
 // The bias of the first updates is corrected in float64, as PyTorch does.
@@ -102,39 +124,44 @@ void ServerShard::step_adam(const Block& block, DType gradient, const ServerSett
                       .alpha_1 = static_cast<float>(1.0 - optimizer_.beta_1),
                       .beta_2 = static_cast<float>(optimizer_.beta_2),
                       .alpha_2 = static_cast<float>(1.0 - optimizer_.beta_2),
-                      .epsilon = static_cast<float>(optimizer_.epsilon)});
+                      .epsilon = static_cast<float>(optimizer_.epsilon),
+                      .before = block.before});
 }
 
 std::vector<double> ServerShard::norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                                        float scale) {
   std::vector<double> sums(2 * layout_->tensors());
-  choose_block(round.size());
+  make_scratch(round.size());
   for (const TensorPart& part : layout_->parts_of_server(server_)) {
     if (settings[part.tensor].trust == 0.0F) {
       continue;
     }
     sums[2 * part.tensor] += compute::sum_of_squares(weights() + part.shard, DType::float32, part.count);
-    for (std::size_t begin = 0; begin < part.count; begin += mean_.size()) {
-      const std::size_t count = std::min(mean_.size(), part.count - begin);
+    for (std::size_t begin = 0; begin < part.count; begin += block_) {
+      const std::size_t count = std::min(block_, part.count - begin);
       sums[2 * part.tensor + 1] +=
-          compute::sum_of_squares(mean_of(round, part, begin, count), mean_dtype(round), count, scale);
+          compute::sum_of_squares(mean_of(round, part, begin, count, scratch_[0]), mean_dtype(round), count, scale);
     }
   }
   return sums;
 }
 
-void ServerShard::choose_block(std::size_t round) {
-  mean_.resize(std::max(least_block, cached_bytes / sizeof(float) / (round + 3 + states()) / 64 * 64));
+void ServerShard::make_scratch(std::size_t round) {
+  block_ = std::max(least_block, cached_bytes / sizeof(float) / (round + 3 + states()) / 64 * 64);
+  for (Scratch& scratch : scratch_) {
+    scratch.mean.resize(block_);
+    scratch.widened.resize(wire_ == DType::float32 ? 0 : block_ * round);
+  }
 }
 
 // What a single worker has pushed is read where it lies.
 const void* ServerShard::mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
-                                 std::size_t count) {
+                                 std::size_t count, Scratch& scratch) {
   if (round.size() == 1) {
     return address_in(round[0], part, begin);
   }
-  average(round, part, begin, count);
-  return mean_.data();
+  average(round, part, begin, count, scratch);
+  return scratch.mean.data();
 }
 
 const std::byte* ServerShard::address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const {
@@ -143,20 +170,18 @@ const std::byte* ServerShard::address_in(const Contribution& of, const TensorPar
 
 // Of `count` elements of a part, from `begin` on, in float32, in the order of the round.
 void ServerShard::average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
-                          std::size_t count) {
-  const std::size_t block = mean_.size();
+                          std::size_t count, Scratch& scratch) {
   std::vector<const void*> sources;
-  widened_.resize(wire_ == DType::float32 ? 0 : block * round.size());
   for (std::size_t i = 0; i < round.size(); ++i) {
     const std::byte* const source = address_in(round[i], part, begin);
     if (wire_ != DType::float32) {
-      compute::cast(widened_.data() + i * block, DType::float32, source, wire_, count, 1.0F);
-      sources.push_back(widened_.data() + i * block);
+      compute::cast(scratch.widened.data() + i * block_, DType::float32, source, wire_, count, 1.0F);
+      sources.push_back(scratch.widened.data() + i * block_);
     } else {
       sources.push_back(source);
     }
   }
-  void* const mean = mean_.data();
+  void* const mean = scratch.mean.data();
   compute::reduce({&mean, 1}, sources, count,
                   {.dtype = DType::float32, .op = ReduceOp::mean, .divisor = static_cast<int>(round.size())});
 }

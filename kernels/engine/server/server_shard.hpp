@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "../../base/team.hpp"
 #include "notes.hpp"
 #include "server_memory.hpp"
 
@@ -23,8 +24,9 @@ class ServerShard {
  public:
   using IsAlive = std::function<bool(int worker)>;
 
+  // `threads`: that make an update together.
   ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
-              const ServerOptimizer& optimizer, IsAlive is_alive);
+              const ServerOptimizer& optimizer, std::size_t threads, IsAlive is_alive);
 
   // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
   // `rates`: of each tensor.
@@ -51,6 +53,7 @@ class ServerShard {
 
  private:
   struct Block {  // of a part, in which an update is made
+    const float* before;
     float* weights;
     void* travelling;  // nullptr where the weights travel as they are
     const void* gradient;
@@ -61,9 +64,13 @@ class ServerShard {
   [[nodiscard]] std::size_t states() const { return optimizer_.is_adam() ? 2 : 1; }
   void step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate, float scale);
   void step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale);
-  void choose_block(std::size_t round);
+  struct Scratch {               // of one thread
+    std::vector<float> mean;     // of a block
+    std::vector<float> widened;  // of a block, what each worker has pushed, as float32
+  };
+  void make_scratch(std::size_t round);
   [[nodiscard]] const void* mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
-                                    std::size_t count);
+                                    std::size_t count, Scratch& scratch);
   [[nodiscard]] DType mean_dtype(std::span<const Contribution> round) const {
     return round.size() == 1 ? wire_ : DType::float32;
   }
@@ -71,7 +78,8 @@ class ServerShard {
   void free_of_leases(std::size_t version);
   [[nodiscard]] bool has_reader(std::size_t version) const;
   [[nodiscard]] const std::byte* address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const;
-  void average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin, std::size_t count);
+  void average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin, std::size_t count,
+               Scratch& scratch);
 
   const ServerLayout* layout_;
   const ServerMemory* memory_;
@@ -84,8 +92,9 @@ class ServerShard {
   ServerOptimizer optimizer_;
   std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty as long as there is none
   std::uint64_t updates_ = 0;                // since the first one; of Adam
-  std::vector<float> mean_;                  // of a block
-  std::vector<float> widened_;               // of a block, what each worker has pushed, as float32
+  std::size_t block_ = 0;                    // elements
+  std::vector<Scratch> scratch_;             // of each thread
+  Team team_;
 };
 
 }  // namespace gradientflow::engine

@@ -67,7 +67,9 @@ void ServerWorker::take_notes() {
       released_ = note.pushes;
       round_ = note.round;
       const auto skipped = received->payload_as<std::uint64_t>();
-      skipped_.insert(skipped.begin(), skipped.end());
+      for (std::size_t at = 0; at < skipped.size(); at += 2) {
+        skipped_[skipped[at]] = static_cast<Skip>(skipped[at + 1]);
+      }
     } else if (note.kind == NoteKind::answer) {
       versions_[note.number] = note.version;
       ++answers_;
@@ -220,7 +222,7 @@ void ServerWorker::send_ranges() {
   }
 }
 
-std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, bool skip) {
+std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip) {
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
@@ -279,13 +281,14 @@ void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const
   send_note(*shared_.mailbox, shared_.roles.servers[server], shared_.tags.to_server, note, payload);
 }
 
-bool ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
+Skip ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
   return naming_the_missing([&] {
     Lock lock(mutex_);
     if (released_ < push) {
       wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
     }
-    return skipped_.contains(push);
+    const auto found = skipped_.find(push);
+    return found == skipped_.end() ? Skip::no : found->second;
   });
 }
 

@@ -11,10 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,10 +36,10 @@ class ServerWorker {
   void ready(std::size_t tensor, const void* gradient, DType dtype);
 
   // Ends the push; what is not ready is zeros. Returns its number. `settings`: of each tensor, or one for all.
-  std::uint64_t push(std::span<const ServerSettings> settings, float loss_scale, bool skip);
+  std::uint64_t push(std::span<const ServerSettings> settings, float loss_scale, Skip skip);
 
-  // Waits until the policy lets this worker go on after a push. Returns whether the push was skipped.
-  bool wait_for_push(std::uint64_t push, Seconds timeout);
+  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped.
+  Skip wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
   // Asks for the weights that include all pushes so far; `exact`: in float32 whatever the wire. It ends the pull
@@ -114,7 +114,7 @@ class ServerWorker {
   std::vector<ServerSettings> settings_;  // the last ones
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
-  std::set<std::uint64_t> skipped_;
+  std::map<std::uint64_t, Skip> skipped_;
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;
