@@ -69,6 +69,12 @@ void bind_gradient_pool(py::module_& module) {
       .def_property_readonly("iteration", &GradientPool::iteration)
       .def_property_readonly("closed", &GradientPool::closed)
       .def_property_readonly("segment", [](const GradientPool& pool) { return segment_of(pool.memory()); })
+      .def(
+          "regroup",
+          [](GradientPool& pool, std::optional<std::size_t> fusion_threshold, const Wire& wire) {
+            pool.regroup(fusion_threshold, dtype_of(wire));
+          },
+          py::arg("fusion_threshold"), py::arg("wire"), py::call_guard<WithoutGil>())
       .def("take_over_means", &GradientPool::take_over_means, py::arg("other"))
       .def_property_readonly("extra", &extra_of<GradientPool>)
       .def("update", [](const GradientPool& pool) { return BoundUpdate{pool.update(), segment_of(pool.memory())}; })

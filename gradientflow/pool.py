@@ -138,10 +138,36 @@ class GradientPool(BasePool):
                 whole("extra", extra, 0),
             )
         )
+        self._take_ranges()
+
+    def _take_ranges(self) -> None:
         self.fusion_threshold: int | float = threshold_from(self._native.fusion_threshold)
         self.ranges: tuple[PoolRange, ...] = tuple(
             PoolRange(range(first, end), offset, nbytes) for first, end, offset, nbytes in self._native.ranges
         )
+
+    def regroup(self, fusion_threshold: float | str = "auto", wire: str | None = None) -> None:
+        """Put tensors together by another threshold, and let them travel as another wire, from now on.
+
+        Between iterations, with the same arguments on all ranks. The tensors stay in their places.
+
+        Parameters
+        ----------
+        fusion_threshold, wire
+            As of the class.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If a tensor is ready already.
+        gradientflow.errors.ArgumentTypeError
+            If wire does not fit the dtype.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+        """
+        self._native.regroup(native_threshold(fusion_threshold), wire)
+        self.wire = wire
+        self._take_ranges()
 
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.

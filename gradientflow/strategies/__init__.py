@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from .arrays import ArraySynchronizer
 from .asgd import ASGD
+from .auto import Auto, AutoExplanation
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
 from .dssp import DSSP
 from .elastic_bsp import ElasticBSP
+from .exchange_model import ExchangeExplanation
 from .explanation import Explanation
 from .hpsgd import HPSGD
 from .lags import LAGS
@@ -46,9 +48,12 @@ __all__ = [
     "SSGD",
     "SSP",
     "ArraySynchronizer",
+    "Auto",
+    "AutoExplanation",
     "Dense",
     "DiLoCo",
     "ElasticBSP",
+    "ExchangeExplanation",
     "Explanation",
     "LayerMonitor",
     "Layout",

@@ -8,6 +8,7 @@ from typing import Any
 from gradientflow.description import Words
 
 from .asgd import ASGD
+from .auto import Auto
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
@@ -29,8 +30,8 @@ from .strategy import Strategy
 from .top_k import TopK
 
 _STRATEGIES = (
-    *(ASGD, CSC, Dense, DGC, DiLoCo, DSSP, ElasticBSP, HPSGD, LAGS, LocalSGD, PowerSGD, PSGD, RandomK, SLGS),
-    *(SparseLoCo, SSDSGD, SSGD, SSP, TopK),
+    *(ASGD, Auto, CSC, Dense, DGC, DiLoCo, DSSP, ElasticBSP, HPSGD, LAGS, LocalSGD, PowerSGD, PSGD, RandomK),
+    *(SLGS, SparseLoCo, SSDSGD, SSGD, SSP, TopK),
 )
 _WORDS: Words[Strategy] = Words(Strategy, "strategy", _STRATEGIES)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name

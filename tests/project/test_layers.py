@@ -335,7 +335,7 @@ KINDS_OF_STRATEGY = {"CSC", "ChunkSynchronizer", "Dense", "PoolStrategy", "PoolS
     "TopKGradientPool",
 }
 
-NAMES_OF_STRATEGIES = set(BY_NAME)
+NAMES_OF_STRATEGIES = set(BY_NAME) - {"auto"}  # which is the default of many other settings
 
 
 def names_in(tree: ast.AST) -> set[str]:

@@ -32,7 +32,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
     : progress_(progress_of(communicator, options)),
       dtype_(dtype),
       options_(options),
-      fusion_threshold_(options.fusion_threshold.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes)),
+      fusion_threshold_(threshold_of(options.fusion_threshold)),
       extra_(options.extra, 0.0),
       tensors_(counts.size() + (extra_lie_behind() ? 1 : 0)),
       active_(tensors_),
@@ -132,6 +132,23 @@ void GradientPool::limit(std::size_t tensors) {
     lay_out_ranges();
     make_calls();
   }
+}
+
+std::size_t GradientPool::threshold_of(std::optional<std::size_t> given) const {
+  return given.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes);
+}
+
+void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire) {
+  check_open();
+  const std::lock_guard not_reducing(reducing_);
+  const std::lock_guard lock(mutex_);
+  if (ready_.count() > 0) {
+    throw Error(ErrorKind::value, "a pool is regrouped between iterations, not after a tensor is ready: wait first");
+  }
+  options_.wire = wire ? collective::rounding_wire(*wire, dtype_) : wire;
+  fusion_threshold_ = threshold_of(fusion_threshold);
+  lay_out_ranges();
+  make_calls();
 }
 
 // The extra numbers, to where they are averaged.

@@ -77,6 +77,10 @@ class GradientPool {
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
+  // From the next iteration on ranges are laid out by another threshold, and travel as `wire`; the same on all ranks.
+  // Between iterations; what the tensors hold stays. Throws Error(value) once a tensor is ready.
+  void regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire);
+
   // Tensor `tensor` is final for this iteration; on a device, once what is in the stream now is done. From any thread.
   // Throws Error(value) for an index out of range, or said twice in one iteration.
   void ready(std::size_t tensor, Stream stream = nullptr);
@@ -126,6 +130,7 @@ class GradientPool {
   enum class Progress { thread, caller, in_wait };
 
   [[nodiscard]] static Progress progress_of(const Communicator& communicator, const Options& options);
+  [[nodiscard]] std::size_t threshold_of(std::optional<std::size_t> given) const;
   [[nodiscard]] bool extra_lie_behind() const { return !extra_.empty() && !options_.device; }
   void write_extra();
   void read_extra();

@@ -1,0 +1,423 @@
+"""The choice among the strategies without loss of accuracy, made from what a few steps have shown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import whole
+from gradientflow.base_pool import native_threshold
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.pool import GradientPool
+
+from .csc import CSC
+from .dense import Dense
+from .diloco import DiLoCo
+from .explanation import Explanation
+from .hpsgd import HPSGD
+from .lags import LAGS
+from .layout import Layout
+from .link import Link
+from .local_sgd import LocalSGD
+from .places import aligned_offsets
+from .pooled import PoolStrategy, PoolSynchronizer
+from .power_sgd import PowerSGD
+from .sparse_loco import SparseLoCo
+from .ssd_sgd import SSDSGD
+from .strategy import Strategy
+from .synchronizer import Synchronizer
+from .update import Update
+
+_THRESHOLDS = ("64KiB", "256KiB", "1MiB", "4MiB", "auto", "inf")
+_LOSSY = (CSC, LAGS, PowerSGD, HPSGD, LocalSGD, DiLoCo, SparseLoCo, SSDSGD)
+_LARGE = 1 << 18  # elements of the allreduce that is measured
+_SETTLING = 2  # iterations that are not representative
+_PROMISING = 0.01  # of a step with dense: what has to be saved, as predicted
+_WORTH_IT = 0.99  # of a step with dense: what it has to take at most, as tried out
+
+logger = logging.getLogger("gradientflow")
+
+Times = npt.NDArray[np.float64]
+
+
+class Auto(PoolStrategy):
+    """Dense communication, fused and rounded as is fastest here: measured, predicted, and tried out.
+
+    It begins as `Dense`. After `steps` iterations all ranks measure the link, and know when each layer's gradient is
+    ready; from both they predict what every fusion threshold would take, and each wire that is allowed. The best one
+    takes turns with `Dense` for twice as many iterations, and stays if its steps were indeed shorter. All ranks take
+    the same.
+
+    Parameters
+    ----------
+    allow : sequence of {"float16", "bfloat16"}, default ()
+        What gradients of float32 may be rounded to between nodes.
+    steps : int, default 10
+        Iterations that are measured, 2 or more.
+    algorithm : str, default "auto"
+        As in `gradientflow.GradientPool`.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a wire is none of these, or `steps` is below 2.
+    """
+
+    name = "auto"
+    pool = GradientPool
+    averages = True
+    alone_is_identity = True
+
+    def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, algorithm: str = "auto") -> None:
+        super().__init__(algorithm=algorithm)
+        self.allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        for wire in self.allow:
+            if wire not in ("float16", "bfloat16"):
+                message = f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}"
+                raise ArgumentError(message)
+        self.steps = whole("steps", steps, 2)
+
+    @property
+    def warmup(self) -> int:  # type: ignore[override]
+        """Iterations after which the choice is made."""
+        return 2 * _SETTLING + 3 * self.steps
+
+    def bind(self, comm: Communicator, layout: Layout) -> AutoSynchronizer:
+        """Make gradient pools, one for each dtype. Collective."""
+        return AutoSynchronizer(comm, layout, self)
+
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return how pools fuse tensors until the choice is made."""
+        return {"fusion_threshold": self.fusion_threshold}
+
+    def dense(self, threshold: str = "auto", wire: str | None = None) -> Dense:
+        """Return what there is to choose from."""
+        return Dense(fusion_threshold=threshold, wire=wire, algorithm=self.algorithm)
+
+    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> AutoExplanation:
+        """Tell what the wires that are allowed would take, and the methods with loss. Collective."""
+        wires = [None, *(self.allow if comm.nodes > 1 else ())]
+        found = [self.dense(wire=wire).explain_layout(comm, layout, **times) for wire in wires]
+        best = min(range(len(found)), key=lambda i: found[i].step_seconds)
+        return AutoExplanation.of(found[best], repr(self.dense(wire=wires[best])), "", comm, layout, times)
+
+    def explain(self, comm: Communicator, parameters: int, **options: Any) -> AutoExplanation:
+        """Do the same for one tensor of so many parameters. Collective.
+
+        Parameters
+        ----------
+        comm, parameters, **options
+            As in `Strategy.explain`.
+        """
+        dtype, device = options.pop("dtype", "float32"), options.pop("device", "cpu")
+        layout = Layout(("parameters",), ((whole("parameters", parameters),),), (dtype,), device)
+        return self.explain_layout(comm, layout, **options)
+
+
+@dataclass(frozen=True)
+class AutoExplanation(Explanation):
+    """What was chosen and why, and what the methods that lose accuracy would gain over it.
+
+    Attributes
+    ----------
+    choice : str
+        The strategy that was chosen, in words.
+    why : str
+        A sentence; empty before it is known.
+    lossy : tuple of (str, float)
+        Strategies with loss, in words, and how many times as many steps a second each predicts.
+    """
+
+    choice: str = "dense"
+    why: str = ""
+    lossy: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        found: Explanation,
+        choice: str,
+        why: str,
+        comm: Communicator,
+        layout: Layout,
+        times: Mapping[str, float | None],
+    ) -> AutoExplanation:
+        """Ask the strategies with loss as well. Collective."""
+        # On a device there are only those whose gradients lie in pools.
+        kinds: tuple[type[Strategy], ...] = _LOSSY if comm.size > 1 else ()
+        those = [each() for each in kinds if layout.device == "cpu" or issubclass(each, PoolStrategy)]
+        steps = [(repr(each), each.explain_layout(comm, layout, **times).step_seconds) for each in those]
+        gains = [(words, found.step_seconds / seconds if seconds > 0 else 1.0) for words, seconds in steps]
+        known = {each.name: getattr(found, each.name) for each in fields(Explanation)}
+        return cls(**known | {"strategy": "auto"}, choice=choice, why=why, lossy=tuple(gains))
+
+    def _extra_lines(self) -> list[str]:
+        gains = ", ".join(f"{words} {gain:.2f}" for words, gain in sorted(self.lossy, key=lambda each: -each[1]))
+        chosen = f"  chosen:          {self.choice}"
+        lossy = f"  with some loss:  {gains} times as many steps a second, each by its own model"
+        return [f"{chosen}; {self.why}" if self.why else chosen, *([lossy] if self.ranks > 1 else [])]
+
+
+class AutoSynchronizer(PoolSynchronizer):
+    """Gradient pools that are regrouped once it is known what is fastest.
+
+    Attributes
+    ----------
+    choice : Dense or None
+        What was chosen; None as long as that is not known.
+    why : str
+        Why, in a sentence.
+    compute_seconds, backward_seconds : float or None
+        What a step took without what was waited for, and what from the first gradient to the last; as measured.
+    """
+
+    strategy: Auto
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Auto) -> None:
+        super().__init__(comm, layout, strategy)
+        self._measure_anew()
+
+    def _measure_anew(self) -> None:
+        self.choice: Dense | None = None
+        self.why = ""
+        self.compute_seconds: float | None = None
+        self.backward_seconds: float | None = None
+        self._dense = self._now = self.strategy.dense()
+        self._best: Dense | None = None  # what is tried out
+        self._iteration = 0
+        self._begun: float | None = None  # when the iteration began, with which
+        self._before = self._now
+        self._flushed = 0.0
+        self._moments: Times = np.full(len(self.layout), np.nan)
+        self._steps: dict[Dense, list[float]] = {}
+        self._ready_after: list[Times] = []  # the first gradient, by iteration
+        self._waited = 0.0  # in the last iteration
+        self._computing: list[float] = []  # and copying and stepping
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note how long the last iteration took."""
+        super().begin()
+        if self.choice is None:
+            now = time.perf_counter()
+            if self._begun is not None and self._iteration > _SETTLING:
+                self._steps.setdefault(self._before, []).append(now - self._begun)
+                self._computing.append(now - self._begun - self._waited)
+            self._begun, self._before = now, self._now
+            self._moments[:] = np.nan
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if self.choice is None:
+            self._moments[index] = time.perf_counter()
+        super().ready(index, stream, elsewhere)
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        self._flushed = time.perf_counter()
+        super().flush(stream)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        update = super().wait(stream)
+        if self.choice is None and self._best is None and self._begun is not None:
+            moments = np.where(np.isnan(self._moments), self._flushed, self._moments)
+            self._ready_after.append(moments - moments.min(initial=np.inf))
+            self._waited = time.perf_counter() - self._flushed
+        return update
+
+    def after_step(self) -> None:
+        """Measure, predict, try out and choose when it is time for that."""
+        super().after_step()
+        if self.choice is not None:
+            return
+        self._iteration += 1
+        steps = self.strategy.steps
+        if self._iteration == _SETTLING + steps:
+            self._predict()
+        elif self._best is not None:
+            if self._iteration < self.strategy.warmup - 1:
+                self._use(self._best if self._now == self._dense else self._dense)
+            else:
+                self._decide()
+
+    # ---- the choice ----------------------------------------------------------------------------------------------
+
+    def _predict(self) -> None:
+        """Choose what is tried out, from the link and when gradients are ready."""
+        ready = np.median(np.array(self._ready_after[_SETTLING:]), axis=0)
+        self.comm.allreduce(ready, "max")
+        own = np.array([np.median(self._steps[self._dense]), np.median(self._computing)])
+        step, self.compute_seconds = self.comm.allreduce(own, "mean").tolist()
+        self.backward_seconds = float(ready.max(initial=0.0))
+        wires = [None, *(self.strategy.allow if self.comm.nodes > 1 and "float32" in self.layout.dtypes else ())]
+        links = {wire: self._links(wire) for wire in wires}
+        those = [self.strategy.dense(threshold, wire) for wire in wires for threshold in _THRESHOLDS]
+        usual = int(self.pools[0]._native.fusion_threshold)  # that of "auto"
+        exposed = np.array([self._exposed(ready, each, usual, links[each.wire]) for each in those])
+        self.comm.broadcast(exposed)
+        best = those[int(exposed.argmin())]
+        saved = float(exposed[those.index(self._dense)] - exposed.min())
+        if saved <= _PROMISING * step:
+            hidden = self._milliseconds(float(exposed[those.index(self._dense)]))
+            self._choose(self._dense, f"no threshold promises more: {hidden} of communication would not hide")
+        else:
+            self._saved = saved
+            self._best = best
+            self._use(best)
+
+    def _exposed(self, ready: Times, dense: Dense, usual: int, links: Mapping[str, Link]) -> float:
+        threshold = native_threshold(dense.fusion_threshold)
+        return exposed_seconds(self.layout, ready, usual if threshold is None else threshold, links)
+
+    def _links(self, wire: str | None) -> dict[str, Link]:
+        """Measure an allreduce of each dtype, at most as large as its gradients. Collective."""
+        return {
+            dtype: Link.of_allreduce(
+                self.comm,
+                dtype,
+                self.strategy.dense(wire=wire).wire_of(dtype),
+                self.strategy.algorithm,
+                self.layout.device,
+                large=_LARGE,
+            )
+            for dtype, _ in self.layout.groups
+        }
+
+    def _decide(self) -> None:
+        """Choose what was tried out if its steps were shorter."""
+        assert self._best is not None
+        medians = np.array([np.median(self._steps[each][-self.strategy.steps :]) for each in (self._dense, self._best)])
+        self.comm.allreduce(medians, "mean")
+        self.comm.broadcast(medians)
+        dense, best = medians.tolist()
+        promised = f"{self._milliseconds(self._saved)} less were predicted"
+        steps = f"a step took {self._milliseconds(dense)} with dense and {self._milliseconds(best)} with {self._best}"
+        self._choose(self._best if best <= _WORTH_IT * dense else self._dense, f"{steps}; {promised}")
+
+    def _choose(self, choice: Dense, why: str) -> None:
+        self.choice, self.why = choice, why
+        self._use(choice)
+        if self.comm.rank == 0:
+            logger.info(
+                "auto has chosen %s after %d iterations: %s; explain() tells what methods with loss would gain",
+                choice,
+                self._iteration,
+                why,
+            )
+
+    def _use(self, dense: Dense) -> None:
+        if dense != self._now:
+            for pool in self.pools:
+                pool.regroup(dense.fusion_threshold, dense.wire_of(pool.dtype))
+        self._now = dense
+
+    @staticmethod
+    def _milliseconds(seconds: float) -> str:
+        return f"{1e3 * seconds:.2f} ms"
+
+    # ---- what is to be known -------------------------------------------------------------------------------------
+
+    def explain(self, **times: float | None) -> AutoExplanation:
+        """Tell what was chosen and why, and what methods with loss would gain, with the times measured. Collective.
+
+        Parameters
+        ----------
+        **times
+            As in `Synchronizer.explain`; by default as measured.
+        """
+        known = {"compute_seconds": self.compute_seconds, "backward_seconds": self.backward_seconds}
+        times = {**(known if self.choice is not None else {}), **times}
+        why = self.why or f"which is measured until iteration {self.strategy.warmup}"
+        found = self._now.explain_layout(self.comm, self.layout, **times)
+        return AutoExplanation.of(found, repr(self._now), why, self.comm, self.layout, times)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the choice, and for how many ranks it was made."""
+        return {
+            "choice": None if self.choice is None else [self.choice.fusion_threshold, self.choice.wire],
+            "why": self.why,
+            "ranks": self.comm.size,
+            "nodes": self.comm.nodes,
+            "compute_seconds": self.compute_seconds,
+            "backward_seconds": self.backward_seconds,
+        }
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the same: other ranks choose anew."""
+        return self.state_dict()
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless it has a choice."""
+        if state and not set(self.state_dict()) <= set(state):
+            message = "this is not the state of auto: it has no choice"
+            raise ArgumentError(message)
+        if state and state["choice"] is not None:
+            threshold, wire = state["choice"]
+            native_threshold(threshold)
+            self.strategy.dense(threshold, wire)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with the choice of a state; without one, or with that of other ranks, choose anew."""
+        dense = self._dense
+        self._use(dense)
+        self._measure_anew()
+        if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
+            self._take(state, self.strategy.dense(*state["choice"]))
+
+    def _take(self, state: Mapping[str, Any], choice: Dense) -> None:
+        self.compute_seconds, self.backward_seconds = state["compute_seconds"], state["backward_seconds"]
+        self.choice, self.why = choice, state["why"]
+        self._use(choice)
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Say the choice."""
+        return {"the choice": str(state.get("choice"))}
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the choice of another one of the same tensors."""
+        assert isinstance(other, AutoSynchronizer)
+        super().take_over(other)
+        if other.choice is not None and set(other.layout.names) == set(self.layout.names):
+            self._take(other.state_dict(), other.choice)
+
+
+def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping[str, Link]) -> float:
+    """Return how long after the last gradient the last mean is there, as predicted.
+
+    A range is sent once all of its tensors and all ranges before it are ready, and what was due earlier has been sent.
+
+    Parameters
+    ----------
+    layout : Layout
+        The tensors.
+    ready : numpy.ndarray
+        When each gradient is, in seconds.
+    threshold : int
+        Bytes of a range, at least.
+    links : mapping of str to Link
+        What an allreduce takes, by dtype.
+    """
+    due: list[tuple[float, float]] = []
+    for dtype, indices in layout.groups:
+        width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+        sizes = np.diff(aligned_offsets([layout.counts[index] * width for index in indices])).tolist()
+        moment = 0.0
+        for begin, end in load_core().fuse(sizes, threshold):
+            moment = max(moment, *(float(ready[index]) for index in indices[begin:end]))
+            due.append((moment, links[dtype].seconds(sum(sizes[begin:end]) / width)))
+    sent = 0.0
+    for moment, seconds in sorted(due):
+        sent = max(sent, moment) + seconds
+    return max(0.0, sent - float(ready.max(initial=0.0)))
+
+
+__all__ = ["Auto", "AutoExplanation", "AutoSynchronizer", "exposed_seconds"]

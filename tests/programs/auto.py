@@ -1,0 +1,246 @@
+"""The choice that auto makes: the same on all ranks, of what is allowed, kept in states; what it says about it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from support import RANK, SIZE, raises, run_checks
+
+import gradientflow as gf
+import gradientflow.torch as gft
+from gradientflow.errors import ArgumentError, MismatchError
+from gradientflow.optimizers import SGD
+from gradientflow.strategies import Auto, Dense, auto, link, parse_strategy, periodic, sparsity, speed_model
+from gradientflow.training import ArrayLoop
+
+torch.set_num_threads(1)
+
+SHAPES = [(40,), (30, 200), (0,), (1,), (5000,)]
+STEPS = 2
+WARMUP = Auto(steps=STEPS).warmup - 1  # of which one is for finding out the order
+
+
+def words(**options: Any) -> Auto:
+    return Auto(steps=STEPS, **options)
+
+
+@contextmanager
+def trained(comm: gf.Communicator, strategy: Any, dtype: Any = np.float32) -> Iterator[tuple[ArrayLoop, SGD]]:
+    with ArrayLoop(comm, [np.full(shape, 0.5, dtype) for shape in SHAPES], strategy) as training:
+        yield training, SGD(training, training.weights, lr=0.125, momentum=0.5)
+
+
+def step(training: ArrayLoop, optimizer: SGD, number: int) -> None:
+    random = np.random.default_rng([RANK, number])
+    for index, gradient in enumerate(training.gradients):
+        gradient[...] = random.integers(-8, 9, SHAPES[index])  # whole numbers: sums are exact in any order
+        training.ready(index)
+    training.wait()
+    optimizer.step()
+
+
+def flat(arrays: Any) -> Any:
+    return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in arrays])
+
+
+def chosen(training: ArrayLoop) -> Any:
+    synchronizer: Any = training.synchronizer
+    return synchronizer.choice
+
+
+@contextmanager
+def preferring(wanted: Callable[[Dense], bool], accept: bool = True) -> Iterator[None]:
+    """Predict most for a choice, on rank 0 alone: the other ranks find the opposite. Then accept it, or do not."""
+    predicted = auto.AutoSynchronizer._exposed
+
+    def other(self: Any, ready: Any, dense: Dense, usual: int, links: Any) -> float:
+        assert predicted(self, ready, dense, usual, links) >= 0
+        return 1.0 if wanted(dense) == (RANK == 0) else 100.0
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(auto.AutoSynchronizer, "_exposed", other))
+        stack.enter_context(mock.patch.object(auto, "_WORTH_IT", 1e9 if accept else -1e9))
+        stack.enter_context(mock.patch.object(auto, "_PROMISING", 0.0))
+        yield
+
+
+def is_one_range(dense: Dense) -> bool:
+    return dense.fusion_threshold == "inf"
+
+
+def check_it_trains_as_dense_does(comm: gf.Communicator) -> None:
+    """With a choice that differs, arrays that are held, and whatever ranks find by themselves."""
+    for accept in (True, False):
+        with preferring(is_one_range, accept), trained(comm, words()) as (training, optimizer):
+            held = training.gradients
+            with trained(comm, "dense") as (other, stepper):
+                for number in range(WARMUP + 3):
+                    assert (chosen(training) is None) == (number < WARMUP)
+                    step(training, optimizer, number)
+                    step(other, stepper, number)
+                    assert np.array_equal(flat(training.weights), flat(other.weights)), number
+            assert all(mine is before for mine, before in zip(training.gradients, held, strict=True))
+            assert is_one_range(chosen(training)) == accept
+            (pool,) = training.synchronizer.pools  # type: ignore[attr-defined]
+            assert (len(pool.ranges) == 1) == (accept or pool.fusion_threshold > pool.nbytes)
+            why = training.synchronizer.why  # type: ignore[attr-defined]
+            assert ("ms with dense(fusion_threshold='inf')" in why) == (comm.size > 0)
+
+
+def check_nothing_promises_more(comm: gf.Communicator) -> None:
+    """The first choice is dense, at once where no prediction is better."""
+    with mock.patch.object(auto, "exposed_seconds", return_value=1.0), trained(comm, words()) as (training, optimizer):
+        for number in range(WARMUP):
+            step(training, optimizer, number)
+            assert (chosen(training) is None) == (number + 1 < 2 + STEPS)
+        assert chosen(training) == Dense()
+        assert "no threshold promises more" in training.synchronizer.why  # type: ignore[attr-defined]
+
+
+def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
+    for allow in ((), ("float16",)):
+        with preferring(lambda dense: dense.wire == "float16"), trained(comm, words(allow=allow)) as (each, optimizer):
+            for number in range(WARMUP):
+                step(each, optimizer, number)
+            assert (chosen(each).wire == "float16") == (allow != () and comm.nodes > 1)
+    with raises(ArgumentError, "allow is a sequence of the wires float16 and bfloat16, not ('int8',)"):
+        Auto(allow=("int8",))
+    with raises(ArgumentError, "steps is 2 or more"):
+        Auto(steps=1)
+    assert parse_strategy("auto(allow='bfloat16')") == Auto(("bfloat16",))
+
+
+def check_states(comm: gf.Communicator) -> None:
+    """The choice is part of a state, for as many ranks; before there is one, and for others, it is made anew."""
+    with preferring(is_one_range), trained(comm, words()) as (training, optimizer):
+        step(training, optimizer, 0)
+        early = copy.deepcopy(training.state_dict())
+        for number in range(1, WARMUP):
+            step(training, optimizer, number)
+        state = copy.deepcopy(training.state_dict())
+        assert training.consolidated_state_dict() == state
+        with trained(comm, words()) as (other, stepper):
+            other.load_state_dict(state)
+            assert is_one_range(chosen(other))
+            assert len(other.synchronizer.pools[0].ranges) == 1  # type: ignore[attr-defined]
+            step(other, stepper, 1)
+            other.load_state_dict(early)
+            assert chosen(other) is None
+            state["synchronizer"]["ranks"] += 1
+            other.load_state_dict(state)
+            assert chosen(other) is None
+            for number in range(WARMUP):
+                step(other, stepper, number)
+            assert is_one_range(chosen(other))
+            del state["synchronizer"]["choice"]
+            with raises(ArgumentError, "this is not the state of auto"):
+                other.load_state_dict(state)
+
+
+def check_predictions(_: gf.Communicator) -> None:
+    """Two ranges by hand: the second one waits for the first to be sent, or for its gradient."""
+    layout = gf.strategies.Layout(("c", "b", "a"), ((16,), (16,), (32,)), ("float32",) * 3)
+    ready = np.array([0.0, 1.0, 3.0])
+    links = {"float32": link.Link(1.0, 0.0625)}
+    assert auto.exposed_seconds(layout, ready, 0, links) == 4.0  # sent at 2, at 4, and at 7
+    assert auto.exposed_seconds(layout, ready, 128, links) == 4.0  # at 4 and at 7
+    assert auto.exposed_seconds(layout, ready, 1 << 40, links) == 5.0  # all at 3
+    links = {"float32": link.Link(4.0, 0.0)}
+    assert auto.exposed_seconds(layout, ready, 0, links) == 9.0
+    assert auto.exposed_seconds(layout, ready, 1 << 40, links) == 4.0
+
+
+def check_explain(comm: gf.Communicator) -> None:
+    small = {
+        periodic: ("_LARGE",),
+        link: ("_LARGE",),
+        sparsity: ("_LARGE",),
+        speed_model: ("_LARGE",),
+    }
+    with ExitStack() as stack:
+        for module, names in small.items():
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, 1 << 14))
+        stack.enter_context(mock.patch.object(link, "_GATHERED", 1 << 12))
+        stack.enter_context(preferring(is_one_range))
+        with trained(comm, words()) as (training, optimizer):
+            assert f"which is measured until iteration {WARMUP + 1}" in str(training.explain(compute_seconds=0.01))
+            for number in range(WARMUP):
+                step(training, optimizer, number)
+            found: Any = training.explain()
+        assert found.strategy == "auto"
+        assert found.choice == "dense(fusion_threshold='inf')"
+        assert found.compute_seconds > 0
+        assert found.why in str(found)
+        names = {each.partition("(")[0] for each, _ in found.lossy}
+        everything = {"csc", "lags", "powersgd", "hpsgd", "local_sgd", "diloco", "sparse_loco", "ssd_sgd"}
+        assert names == (everything if SIZE > 1 else set())
+        assert all(gain > 0 and name in str(found) for name, gain in found.lossy)
+        assert Auto(("float16",)).explain(comm, 1000).choice in ("dense", "dense(wire='float16')")
+
+
+def check_a_model_that_changes(comm: gf.Communicator) -> None:
+    """In PyTorch: the order is learned, parameters are added, and states go along."""
+    if SIZE == 1:
+        return
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
+    model[0].requires_grad_(False)
+    sgd = torch.optim.SGD([*model[1].parameters(), *model[2].parameters()], lr=0.01)
+    with preferring(is_one_range), gft.DistributedOptimizer(sgd, model, comm, strategy=words()) as optimizer:
+
+        def train(steps: int) -> None:
+            for number in range(steps):
+                optimizer.zero_grad()
+                model(torch.full((2, 8), 1.0 + RANK + number)).square().mean().backward()
+                optimizer.step()
+
+        train(WARMUP + 2)
+        synchronizer: Any = optimizer.synchronizer
+        assert is_one_range(synchronizer.choice)
+        state = copy.deepcopy(optimizer.state_dict())
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+        synchronizer = optimizer.synchronizer
+        assert synchronizer.choice is None
+        train(WARMUP + 1)
+        assert is_one_range(synchronizer.choice)
+        with raises(ArgumentError, "has"):  # of another model
+            optimizer.load_state_dict(state)
+        state = copy.deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(sgd.state_dict())
+        assert synchronizer.choice is None
+        optimizer.load_state_dict(state)
+        assert is_one_range(synchronizer.choice)
+        train(1)
+        mine = torch.cat([each.detach().reshape(-1) for each in model.parameters()]).numpy()
+        assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
+
+
+def check_pools_are_regrouped(comm: gf.Communicator) -> None:
+    with gf.GradientPool(comm, [100, 200, 300]) as pool:
+        for threshold, ranges in ((0, 3), ("inf", 1), (1200, 2), ("auto", 1)):
+            pool.regroup(threshold, "float16" if threshold == "inf" else None)
+            assert len(pool.ranges) == ranges, threshold
+            for index, view in enumerate(pool.views):
+                view[...] = RANK + index
+            pool.ready(0)
+            with raises(ArgumentError, "a pool is regrouped between iterations"):
+                pool.regroup(0)
+            pool.ready()
+            pool.wait()
+            assert all((view == (SIZE - 1) / 2 + index).all() for index, view in enumerate(pool.views))
+            assert len(pool.reports) == ranges
+        if SIZE > 1 and comm.nodes > 1:
+            pool.regroup(0 if RANK else "inf")
+            with raises(MismatchError, ""):
+                pool.ready()
+                pool.wait()
+
+
+run_checks([{}, {"node_size": 1}][:SIZE])
