@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -95,8 +95,8 @@ class Words(Generic[Kind]):
         self.base, self.noun = base, noun
         self.by_name: Mapping[str, type[Kind]] = {each.name: each for each in known}
 
-    def parse_all(self, text: str) -> list[Kind]:
-        """Return those that a text names, separated by semicolons.
+    def parse_all(self, text: str, groups: Mapping[str, Callable[[], Sequence[Kind]]] | None = None) -> list[Kind]:
+        """Return those that a text names, separated by semicolons; words of `groups` stand for several.
 
         Raises
         ------
@@ -104,7 +104,9 @@ class Words(Generic[Kind]):
             If it names none, or one that there is not, or gives arguments that it does not take.
         """
         items = [item.strip() for item in _ITEM.findall(self._text(text))]
-        found = [self.parse(item) for item in items if item]
+        found: list[Kind] = []
+        for item in filter(None, items):
+            found += groups[item]() if groups and item in groups else [self.parse(item)]
         if not found:
             message = f"{text!r} names no {self.noun}: it is {self.FORMS}"
             raise ArgumentError(message)

@@ -123,10 +123,12 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("as accurate\nafter s", _seconds_to_accuracy(results)),
         ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
     ]
+    models = len({result.model for result in results})
     return [
         name("model", "model", repeats=False),
         name("contestant", lambda result: result.entry.contestant),
         name("setting", lambda result: result.entry.setting),
+        name("optimizer", "optimizer", shown=len({(result.model, result.optimizer) for result in results}) > models),
         *(_known(heading, text, results) for heading, text in texts),
     ]
 
@@ -169,5 +171,5 @@ LAYOUT = Layout(
     _columns,
     lambda result: result.model,
     _legend,
-    ("backward", "reported", "p95", "least", "accuracy", "speed-up"),
+    ("optimizer", "backward", "reported", "p95", "least", "accuracy", "speed-up"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradientflow.policies import as_stragglers
-from gradientflow.strategies import Strategy, parse_strategies
+from gradientflow.strategies import parse_strategies
 
 from ..core.command import Bench, option, plot
 from ..core.plan import WIRES, parse_thresholds
@@ -19,14 +19,11 @@ from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, Tr
 from .plot import draw
 
 
-def _plan(**options: Any) -> TrainPlan:
-    plan = TrainPlan(**options)
+def _plan(strategies: tuple[str, ...] = (), **options: Any) -> TrainPlan:
+    named = parse_strategies(";".join(strategies), options.get("steps", TrainPlan.steps)) if strategies else ()
+    plan = TrainPlan(strategies=tuple(dict.fromkeys(named)), **options)
     check_packages()
     return plan
-
-
-def _strategies(texts: tuple[str, ...]) -> tuple[Strategy, ...]:
-    return tuple(dict.fromkeys(parse_strategies(";".join(texts)))) if texts else ()
 
 
 def _numbers(name: str, field: str, default: str, help: str) -> click.Option:
@@ -49,9 +46,9 @@ TRAIN = Bench(
         option(
             "--strategy strategies",
             None,
-            "ours, separated by semicolons or repeated: NAME, NAME(ARGUMENT=VALUE, ...), FILE.py:CLASS(...)  "
+            "ours, separated by semicolons or repeated: NAME, NAME(ARGUMENT=VALUE, ...), FILE.py:CLASS(...), or all  "
             f"[default: {STRATEGIES}; with --ladder: {ON_THE_LADDER}]",
-            _strategies,
+            None,
             multiple=True,
             metavar="WORDS",
         ),

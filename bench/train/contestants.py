@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed
 
-MOMENTUM = 0.9
 _LEAST_POWERSGD_ITERATION = 2  # from which on it compresses; PyTorch allows no earlier one
 
 
@@ -63,8 +62,7 @@ class Contestant:
         self.entry = entry
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
-        momentum = MOMENTUM if entry.strategy is None or entry.strategy.takes_momentum else 0.0
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, momentum)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, entry.momentum)
         if entry.strategy is not None:
             import gradientflow.torch as gft
 

@@ -19,6 +19,7 @@ from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
 STRATEGIES = "dense; dense(wire='float16')"  # where none are named
 ON_THE_LADDER = "csc(density=0.1)"  # the same, with the ladder
+MOMENTUM = 0.9
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
 OURS = "gradientflow"
 CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
@@ -78,6 +79,11 @@ class Entry:
         return _whole(self.strategy and self.strategy.period, 1)
 
     @property
+    def momentum(self) -> float:
+        """Of the optimizer: none where the strategy takes none."""
+        return MOMENTUM if self.strategy is None or self.strategy.takes_momentum else 0.0
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The arguments of the strategy."""
         return {} if self.strategy is None else self.strategy.settings
@@ -85,7 +91,16 @@ class Entry:
     @property
     def runs_free(self) -> bool:
         """Whether ranks need not make the same number of steps: servers decide by a policy who waits for whom."""
-        return getattr(self.strategy, "policy", None) is not None
+        return self._policy is not None
+
+    @property
+    def keeps_step(self) -> bool:
+        """Whether ranks can wait for each other before every step."""
+        return self._policy is None or bool(getattr(self._policy, "keeps_step", False))
+
+    @property
+    def _policy(self) -> object:
+        return getattr(self.strategy, "policy", None)
 
     @property
     def sent_dtype(self) -> str | None:

@@ -284,6 +284,8 @@ class TrainResult:
         One for each seed.
     wrong : int
         Wrong elements of checked gradients, and ranks that ended with parameters of their own.
+    learning_rate : float
+        Of the optimizer.
     """
 
     model: str
@@ -296,6 +298,13 @@ class TrainResult:
     figures: Figures | None
     runs: list[Run]
     wrong: int
+    learning_rate: float = 0.0
+
+    @property
+    def optimizer(self) -> str:
+        """What makes the steps, or tells the servers how."""
+        momentum = f", momentum={self.entry.momentum:g}" if self.entry.momentum else ""
+        return f"SGD(lr={self.learning_rate:g}{momentum})"
 
     def record(self) -> dict[str, Any]:
         """Give what a result file holds of it."""
@@ -308,6 +317,7 @@ class TrainResult:
             "strategy": None if entry.strategy is None else entry.strategy.name,
             "settings": None if entry.strategy is None else _settings(entry.settings),
             "approximation_rank": entry.approximation_rank,
+            "optimizer": self.optimizer,
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "ranks": self.ranks,
             "nodes": self.nodes,

@@ -246,7 +246,8 @@ class TrainSession(Session[str, Any, TrainResult]):
             link_seconds = hosts.link_seconds(case, entry.sent_dtype)
         link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
         return TrainResult(
-            task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong
+            *(task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong),
+            plan.learning_rate or task.learning_rate,
         )
 
 
@@ -322,6 +323,7 @@ class _Course:
             untimed = 0  # a period is timed without gaps, or what happens once in it would count too little or too much
         pace = None if contestant.entry.contestant in (SINGLE, SINGLE_ACCUMULATED) else self._pace
         is_free = self.is_free(contestant)
+        finishes = is_free or not contestant.entry.keeps_step
         times: list[tuple[int, int, int]] = []
         bookkeeping, waited, before = [], [], 0
         self._comm.barrier()
@@ -331,7 +333,7 @@ class _Course:
             while time.perf_counter() < end if is_free else len(times) < wanted:
                 step = first + len(times)
                 shards = self._shards(contestant.entry, step)
-                if pace is None:
+                if pace is None and contestant.entry.keeps_step:
                     self._comm.barrier()  # otherwise ranks wait for others only where they have to
                 if len(times) == untimed:
                     before = self._traffic.sent()
@@ -344,7 +346,7 @@ class _Course:
                     waited.append(sum(times[-1]) / 1e9 - pace.seconds(step))
                 bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
             finishing = time.perf_counter_ns()
-            if is_free:
+            if finishes:
                 contestant.finish()  # until then ranks would wait for those that have made their last step
             finishing = time.perf_counter_ns() - finishing
             self._comm.barrier()
@@ -357,7 +359,7 @@ class _Course:
             np.array(times[untimed:], np.int64).reshape(-1, 3),
             np.array(bookkeeping[untimed:]),
             len(times),
-            (sum(map(sum, times)) + finishing * is_free) / 1e9,
+            (sum(map(sum, times)) + finishing * finishes) / 1e9,
             sent,
             contestant.bytes_reported(),
             sum(waited[untimed:]) if waited else None,

@@ -27,12 +27,14 @@ class BSP(NativePolicy):
     """Bulk synchronous parallel: one push of every worker is applied together, and all wait for it."""
 
     name = "bsp"
+    keeps_step = True
 
 
 class ASP(NativePolicy):
     """Asynchronous parallel: each push is applied as it comes, and nobody waits."""
 
     name = "asp"
+    keeps_step = True
 
 
 class SSP(NativePolicy):
@@ -50,6 +52,7 @@ class SSP(NativePolicy):
     """
 
     name = "ssp"
+    keeps_step = True
 
     def __init__(self, staleness: int) -> None:
         self.staleness = whole("staleness", staleness)
@@ -76,6 +79,7 @@ class DSSP(NativePolicy):
     """
 
     name = "dssp"
+    keeps_step = True
 
     def __init__(self, low: int, high: int, judged: str = "fastest") -> None:
         self.low = whole("low", low)

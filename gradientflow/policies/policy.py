@@ -67,7 +67,12 @@ class Policy(Description, ABC):
     ----------
     name : str
         In words; by default the name of the class.
+    keeps_step : bool
+        Whether workers may make their steps all at once, as with a barrier before each: none ever waits until another
+        one is further than itself. Benchmarks have such a barrier only then.
     """
+
+    keeps_step: bool = False
 
     @abstractmethod
     def start(self, workers: int) -> RunningPolicy:

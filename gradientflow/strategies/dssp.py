@@ -35,6 +35,11 @@ class DSSP(ServedStrategy):
         policy = policies.DSSP(low, high, judged)
         self.low, self.high, self.judged = policy.low, policy.high, policy.judged
 
+    @classmethod
+    def typical(cls, steps: int) -> DSSP:
+        """Return one with the range of the paper."""
+        return cls(3, 15)
+
     @property
     def policy(self) -> policies.Policy:
         """The policy of this name."""

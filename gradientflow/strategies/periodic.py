@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -77,6 +78,11 @@ class PeriodicStrategy(Strategy):
         if mixing is not None and not 0 <= number("mixing", mixing) < 1:
             message = f"mixing is from 0 to below 1, not {mixing!r}"
             raise ArgumentError(message)
+
+    @classmethod
+    def typical(cls, steps: int) -> Strategy:
+        """Return one that exchanges weights at least four times."""
+        return cls(min(inspect.signature(cls).parameters["period"].default, max(1, steps // 4)))
 
     @property
     def own_share(self) -> float:

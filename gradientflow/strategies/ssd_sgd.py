@@ -116,6 +116,12 @@ class SSDSGD(ServedStrategy):
         self.decay = decay
         self.epsilon = epsilon
 
+    @classmethod
+    def typical(cls, steps: int) -> SSDSGD:
+        """Return one that is warm after at most a quarter of the steps."""
+        k = min(5, max(1, steps // 4))
+        return cls(k, min(500, k * max(1, steps // (4 * k))))
+
     @property
     def period(self) -> int:  # type: ignore[override]
         """Iterations from one pull to the next."""

@@ -32,6 +32,11 @@ class SSP(ServedStrategy):
         super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
         self.staleness = policies.SSP(staleness).staleness
 
+    @classmethod
+    def typical(cls, steps: int) -> SSP:
+        """Return one with the staleness that papers begin with."""
+        return cls(3)
+
     @property
     def policy(self) -> policies.Policy:
         """The policy of this name."""

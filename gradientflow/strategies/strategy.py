@@ -63,6 +63,11 @@ class Strategy(Description, ABC):
     period: int = 1
     follows_order: bool = False
 
+    @classmethod
+    def typical(cls, steps: int) -> Strategy:
+        """Return one with arguments that suit training of about so many steps, for comparisons of all strategies."""
+        return cls()
+
     @abstractmethod
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make what synchronises the ranks with these tensors. Collective: the same strategy and layout on all ranks.

@@ -37,20 +37,23 @@ _WORDS: Words[Strategy] = Words(Strategy, "strategy", _STRATEGIES)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
 
 
-def parse_strategies(text: str) -> list[Strategy]:
+def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
     """Return the strategies that a text names, separated by semicolons.
 
     Parameters
     ----------
     text : str
-        For example ``"dense; csc(density=0.1, warmup=20); mine.py:SignSGD(scale=0.01)"``. Values are literals.
+        For example ``"dense; csc(density=0.1, warmup=20); mine.py:SignSGD(scale=0.01)"``. Values are literals. ``all``
+        stands for every strategy of the library, as `Strategy.typical` makes it.
+    steps : int
+        For ``all``: the length of the training.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If it names none, or one that there is not, or gives arguments that it does not take.
     """
-    return _WORDS.parse_all(text)
+    return _WORDS.parse_all(text, {"all": lambda: [kind.typical(steps) for kind in BY_NAME.values()]})
 
 
 def parse_strategy(text: str) -> Strategy:

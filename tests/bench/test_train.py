@@ -45,10 +45,13 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import CSC, Dense, parse_strategies
+from gradientflow.strategies.words import BY_NAME
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 RESULT_FIELDS = [
-    *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "overlaps"),
+    *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
+    "overlaps",
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
@@ -100,14 +103,29 @@ def test_every_strategy_is_a_contestant() -> None:
     ]
 
 
+@pytest.mark.parametrize("steps", [1, 8, 40, 4000])
+def test_all_stands_for_every_strategy_of_the_library_as_it_suits_so_many_steps(steps: int) -> None:
+    found = parse_strategies(f"all; {SIGN}; dense", steps)
+    assert {each.name for each in found} == {*BY_NAME, "SignSGD"}
+    plan = TrainPlan(strategies=tuple(dict.fromkeys(found)), steps=steps)
+    assert plan.contestants == CONTESTANTS
+    assert len(plan.entries) == 1 + len(BY_NAME) + 1 + len(CONTESTANTS) - 1
+    assert all(max(entry.period, 2 * entry.warmup - 20) <= steps for entry in plan.entries)
+    if steps == 4000:  # the arguments that they have by default
+        usual = [each for each in found if each.name not in ("SignSGD", "ssp", "dssp")]
+        assert usual == [type(each)() for each in usual]
+
+
+def test_a_barrier_before_each_step_goes_with_ranks_that_wait_for_no_later_step() -> None:
+    found = {str(entry.strategy): entry.keeps_step for entry in named("all", steps=1000).entries}
+    assert [name for name, keeps_step in found.items() if not keeps_step] == ["elastic_bsp"]
+
+
 def test_strategies_go_with_precisions() -> None:
     plan = named("dense; dense(wire='float16')", precisions=("float32", "bfloat16"))
     assert [(entry.setting, entry.sent_dtype) for entry in plan.entries[1:]] == [
         *(("dense", "float32"), ("dense, bfloat16 model", "bfloat16"), ("dense(wire='float16')", "float16"))
     ]
-
-
-SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 
 
 @pytest.mark.parametrize(
@@ -532,6 +550,42 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
         *((None, None), ("dense", 3), ("SignSGD", 1), ("csc", 8), (None, None))
     ]
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
+
+
+OWN_POLICY = """
+from gradientflow.policies import Answer, Policy
+from gradientflow.strategies import ServedStrategy
+class Ahead(Policy):  # worker 0 goes on once worker 1 is further than itself, or has left
+    def start(self, workers): return Running()
+class Running:
+    pushes, left = [0, 0], False
+    def __init__(self): self.pushes, self.waits = [0, 0], False
+    def pushed(self, worker, seconds):
+        self.pushes[worker] += 1
+        self.waits |= worker == 0
+        return Answer([[worker]], [worker] * worker + self.release())
+    def departed(self, worker, seconds):
+        self.left |= worker == 1
+        return Answer([], self.release())
+    def release(self):
+        free = self.waits and (self.left or self.pushes[1] > self.pushes[0])
+        self.waits &= not free
+        return [0] * free
+class Mine(ServedStrategy):
+    @property
+    def policy(self): return Ahead()
+"""
+
+
+def test_ranks_that_wait_for_later_steps_of_others_are_not_held_back(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_POLICY)
+    options = ["--model", "cnn", "--contestants", "gradientflow", "--steps", "2", "--batch", "4"]
+    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options, "--strategy", f"{path}:Mine"])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 BAD_STRATEGIES = """
