@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../kernels/engine/server/parameter_server.hpp"
@@ -90,8 +91,9 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
 }
 
-std::uint64_t push(const ParameterServer& server, const SettingsArray& settings, float loss_scale,
-                   const std::string& skip) {
+// Gives the numbers of the push and of the pull, 0 without one.
+std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
+                                             float loss_scale, const std::string& skip, std::optional<bool> pull) {
   if (settings.ndim() != 2 || settings.shape(1) != 4) {
     throw Error(ErrorKind::value, "settings are rows of rate, momentum, weight_decay and trust");
   }
@@ -101,8 +103,11 @@ std::uint64_t push(const ParameterServer& server, const SettingsArray& settings,
     const float* const row = settings.data(i, 0);
     rows.push_back({row[0], row[1], row[2], row[3]});
   }
+  using WithPull = engine::ServerWorker::WithPull;
+  const WithPull with_pull = !pull ? WithPull::no : *pull ? WithPull::exact : WithPull::rounded;
   const WithoutGil release;
-  return server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why));
+  const auto pushed = server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why), with_pull);
+  return {pushed.push, pushed.pull};
 }
 
 // The arrays of each tensor, one after the other, in one.
@@ -169,7 +174,7 @@ void bind_server(py::module_& module) {
             self.worker().ready(tensor, pointer(address), dtype_from_name(dtype));
           },
           py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>())
-      .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"))
+      .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"))
       .def(
           "wait_for_push",
           [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {

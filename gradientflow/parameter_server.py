@@ -337,8 +337,56 @@ class ParameterServer:
         Push
             To be waited for, or not.
         """
+        return Push(self._native, self._push(settings, loss_scale, skip, gradients, None)[0])
+
+    def push_pull(
+        self,
+        settings: Any,
+        loss_scale: float = 1.0,
+        skip: bool | str = False,
+        *,
+        gradients: Sequence[Any] | None = None,
+        exact: bool = False,
+    ) -> tuple[Push, Pull]:
+        """Push and pull in one, by one message for each server.
+
+        The weights are those of the moment at which the policy lets this worker go on: nobody's later pushes are in
+        them, so all workers that go on together have the same.
+
+        Parameters
+        ----------
+        settings, loss_scale, skip, gradients
+            As for `push`.
+        exact
+            As for `pull`.
+
+        Returns
+        -------
+        tuple of Push and Pull
+            Both to be waited for, or not.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the last pull is still under way.
+        """
+        push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
+        return Push(self._native, push), Pull(self._native, pull, len(self.shapes))
+
+    def _push(
+        self,
+        settings: Any,
+        loss_scale: float,
+        skip: bool | str,
+        gradients: Sequence[Any] | None,
+        pull: bool | None,
+    ) -> tuple[int, int]:
         rows = self._rows(settings)
         scale = number("loss_scale", loss_scale)
+        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
+        if why not in _SKIPS:
+            message = f"skip is False, True or 'abandoned', not {skip!r}"
+            raise ArgumentError(message)
         if gradients is not None:
             found = sequence("gradients", gradients, "arrays")
             if len(found) != len(self.shapes):
@@ -350,11 +398,8 @@ class ParameterServer:
                     raise ArgumentError(message)
             for index, gradient in enumerate(found):
                 self.ready(index, gradient)
-        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
-        if why not in _SKIPS:
-            message = f"skip is False, True or 'abandoned', not {skip!r}"
-            raise ArgumentError(message)
-        return Push(self._native, self._native.push(rows, scale, why))
+        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull)
+        return numbers
 
     def _rows(self, settings: Any) -> Array:
         each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")

@@ -102,8 +102,9 @@ def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> S
     server = gf.ParameterServer(comm, [weights], policy="bsp", optimizer="sgd", servers=servers, wire=wire)
 
     def call() -> None:
-        server.push(_SETTINGS, gradients=[gradient])
-        server.pull_into([weights])
+        _, pull = server.push_pull(_SETTINGS, gradients=[gradient])
+        pull.wait()
+        pull.take_all([weights])
 
     return ServerContestant(OURS, wire, gradient, weights, mean, call, server.close)
 

@@ -239,9 +239,12 @@ class ServedSynchronizer(PlacedSynchronizer):
         for index, is_ready in enumerate(self._is_ready):
             if not is_ready:
                 self.ready(index, stream)
-        self._push(self._overflowed)
-        if self.pulls_at_once:
-            self._begin_pull()
+        self.pushes += 1
+        if self.pulls_with(self.pushes):
+            self._end_pull()
+            self._pending, self._pull = self.server.push_pull(self._settings, self._scale, self._overflowed)
+        else:
+            self._pending = self.server.push(self._settings, self._scale, self._overflowed)
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         if self._pending is None:
@@ -267,7 +270,8 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
         if self._begun and self._pending is None:
-            self._push("abandoned")
+            self.pushes += 1
+            self.server.push(self._settings, self._scale, "abandoned")
         self._start_next_iteration()
 
     def finish(self) -> None:
@@ -281,9 +285,8 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     # ---- what a strategy may do otherwise ------------------------------------------------------------------------
 
-    @property
-    def pulls_at_once(self) -> bool:
-        """Whether weights are asked for behind the push of this iteration."""
+    def pulls_with(self, push: int) -> bool:
+        """Whether weights are asked for along with a push."""
         return True
 
     def outcome(self, push: Push) -> str:
@@ -295,10 +298,6 @@ class ServedSynchronizer(PlacedSynchronizer):
         self.pushes = 0
 
     # ---- servers -------------------------------------------------------------------------------------------------
-
-    def _push(self, skip: bool | str) -> None:
-        self._pending = self.server.push(self._settings, self._scale, skip)
-        self.pushes += 1
 
     def _begin_pull(self) -> None:
         self._end_pull()

@@ -177,17 +177,16 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    @property
-    def pulls_at_once(self) -> bool:
-        """Whether this is an iteration of the warm-up."""
-        return self.pushes <= self.strategy.warmup
+    def pulls_with(self, push: int) -> bool:
+        """Whether a push is one of the warm-up."""
+        return push <= self.strategy.warmup
 
     def outcome(self, push: Push) -> str:
         """Wait for the round in the warm-up; later only where the weights of the last pull are needed.
 
         Rounds in which a gradient was not finite are told then: in the same iteration on all ranks.
         """
-        if self.pulls_at_once:
+        if self.pulls_with(self.pushes):
             return super().outcome(push)
         skipped = False
         if self._pull is not None:
@@ -198,7 +197,7 @@ class DelayedSynchronizer(ServedSynchronizer):
 
     def after_step(self) -> None:
         """Take weights that have been pulled, and update them."""
-        if self.pulls_at_once:
+        if self.pulls_with(self.pushes):
             super().after_step()
             return
         has_pulled = self._pull is not None
@@ -216,7 +215,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         """Give up the iteration: its round changes nothing."""
         was_begun, push = self._begun, self._pending
         super().abandon(stream)
-        if was_begun and push is None and not self.pulls_at_once:
+        if was_begun and push is None and not self.pulls_with(self.pushes):
             self._pull_if_due()
 
     def begin_afresh(self) -> None:

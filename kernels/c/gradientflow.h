@@ -605,6 +605,11 @@ gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, 
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 
+// A push and a pull (see gf_parameter_server_pull) in one: its weights are those of the moment at which this rank may
+// go on, with nobody's later pushes.
+gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
+                                        float loss_scale, int skip, int exact, uint64_t* push, uint64_t* pull);
+
 // Waits until the policy lets this rank go on after a push; `skipped`, which may be NULL, becomes the largest gf_skip
 // of its round. Waits at most `timeout` seconds, or GF_ERROR_TIMEOUT, and the push goes on; negative: as long as a call
 // may take. So do the others that have a timeout.

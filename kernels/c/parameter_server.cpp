@@ -122,7 +122,20 @@ gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_se
                                    float loss_scale, int skip, uint64_t* push) {
   return guarded([&] {
     uint64_t& result = given(push, "push");
-    result = worker_of(server).push(settings_of(settings, number), loss_scale, skip_of(skip));
+    result = worker_of(server).push(settings_of(settings, number), loss_scale, skip_of(skip)).push;
+  });
+}
+
+gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
+                                        float loss_scale, int skip, int exact, uint64_t* push, uint64_t* pull) {
+  return guarded([&] {
+    uint64_t& pushed = given(push, "push");
+    uint64_t& pulled = given(pull, "pull");
+    const auto numbers =
+        worker_of(server).push(settings_of(settings, number), loss_scale, skip_of(skip),
+                               exact != 0 ? ServerWorker::WithPull::exact : ServerWorker::WithPull::rounded);
+    pushed = numbers.push;
+    pulled = numbers.pull;
   });
 }
 

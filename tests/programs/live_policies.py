@@ -82,6 +82,36 @@ def check_live_policies(comm: gf.Communicator) -> None:
         assert changed == train(comm, words) or words == own  # by the core alone; rounds of 2 depend on the timing
 
 
+def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
+    """Who goes on first cannot change what the others pull along with their pushes."""
+    lengths = MODEL.lengths(RANK, PUSHES) * 0.002
+    weights = [np.zeros(1000, np.float32), np.zeros((SIZE, 40), np.float32)]
+    pulled = []
+    with gf.ParameterServer(comm, weights, "elastic_bsp(4)") as server:
+        for length in lengths:
+            time.sleep(length)
+            gradients = [np.full_like(each, RANK + 1) for each in weights]
+            push, pull = server.push_pull(Settings(1.0, 0.0, 0.0, 0.0), gradients=gradients)
+            assert push.wait(60) == "applied"
+            pull.wait(60)
+            pull.take_all(weights)
+            pulled.append(float(weights[0][0]))
+            assert all((each == pulled[-1]).all() for each in weights), "parts of several versions"
+        server.finish(weights, 60)
+        trace = server.trace(60) if RANK == 0 else None
+    everything = comm.mpi.gather(pulled)
+    if trace is None or everything is None:
+        return
+    pushes, barriers = [0] * SIZE, 0
+    for event in trace.events:
+        pushes[event.worker] += event.kind == "push"
+        if len(event.answer.go_on) >= SIZE and set(event.answer.go_on) == set(range(SIZE)):
+            barriers += 1
+            values = {everything[worker][pushes[worker] - 1] for worker in range(SIZE)}
+            assert len(values) == 1, (barriers, values)
+    assert barriers > 0
+
+
 def check_an_answer_that_cannot_be(comm: gf.Communicator) -> None:
     class Wrong(Recording):
         def start(self, workers: int) -> Any:

@@ -41,7 +41,8 @@ enum class Skip : std::uint8_t { no, nonfinite, abandoned };
 
 enum class NoteKind : std::uint32_t {
   // to a server
-  push,      // skip; scale: the loss scale; the settings of each tensor, where they are not the last ones
+  push,      // skip; scale: the loss scale; the settings of each tensor, where they are not the last ones. Where number
+             // is not 0 it is a pull, too
   pull,      // number; exact; pushes: up to which the worker may have to go on first; round: which end it is to follow
   depart,    // the worker pushes no more until the end
   bye,       // the worker has closed

@@ -95,6 +95,10 @@ void Server::take(ReceivedNote received) {
   const int source = received.source;
   switch (received.note.kind) {
     case NoteKind::push:
+      if (received.note.number > 0) {
+        worker(source).pulls.push_back({.source = source, .note = received.note, .payload = {}});
+      }
+      [[fallthrough]];
     case NoteKind::depart:
     case NoteKind::bye:
       worker(source).notes.push_back(std::move(received));

@@ -222,10 +222,7 @@ void ServerWorker::send_ranges() {
   }
 }
 
-std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip) {
-  Lock lock(mutex_);
-  check_usable();
-  check_not_finishing();
+void ServerWorker::check_settings(std::span<const ServerSettings> settings) const {
   const std::size_t tensors = shared_.layout.tensors();
   if (settings.size() != tensors && settings.size() != 1) {
     throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
@@ -248,11 +245,31 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
     throw Error(ErrorKind::value,
                 "the settings have a momentum, and the optimizer 'adam' takes none: its own is beta1");
   }
+}
+
+ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
+                                        WithPull with_pull) {
+  Lock lock(mutex_);
+  check_usable();
+  check_not_finishing();
+  check_settings(settings);
   if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
     throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));
   }
+  if (with_pull != WithPull::no) {
+    take_notes();
+    check_no_pull();
+  }
   await_slot(lock);
   copied_.wait(lock, [this] { return copying_ == 0; });
+  Note note{.kind = NoteKind::push, .skip = skip, .scale = loss_scale};
+  if (with_pull != WithPull::no) {
+    expect_answers(with_pull == WithPull::exact);
+    note.exact = exact_;
+    note.number = pulls_;
+    note.pushes = pushes_ + 1;
+  }
+  const std::size_t tensors = shared_.layout.tensors();
   for (std::size_t i = 0; i < tensors; ++i) {
     if (!ready_.has(i)) {
       std::memset(slot_of_tensor(i), 0, shared_.layout.counts()[i] * size_of(shared_.wire));
@@ -265,8 +282,7 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
   const bool differ = pushes_ == 0 || all != settings_;
   settings_ = std::move(all);
   for (std::size_t k = 0; k < servers(); ++k) {
-    send_to((static_cast<std::size_t>(rank()) + k) % servers(),
-            {.kind = NoteKind::push, .skip = skip, .scale = loss_scale},
+    send_to((static_cast<std::size_t>(rank()) + k) % servers(), note,
             differ ? std::as_bytes(std::span(settings_)) : std::span<const std::byte>{});
   }
   ready_.forget();
@@ -274,7 +290,7 @@ std::uint64_t ServerWorker::push(std::span<const ServerSettings> settings, float
     left_[r] = shared_.layout.ranges()[r].end - shared_.layout.ranges()[r].begin;
   }
   sent_ = 0;
-  return ++pushes_;
+  return {++pushes_, note.number};
 }
 
 void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const std::byte> payload) {
@@ -342,11 +358,21 @@ std::uint64_t ServerWorker::pull(bool exact) {
   return begin_pull(exact, 0);
 }
 
-std::uint64_t ServerWorker::begin_pull(bool exact, std::uint64_t end) {
+void ServerWorker::check_no_pull() const {
   if (answers_ < awaited_ || !have_ended(answers_under_way_)) {
     throw Error(ErrorKind::value, "pull " + std::to_string(pulls_) + " of rank " + std::to_string(rank()) +
                                       " is still under way: wait for it before the next");
   }
+}
+
+std::uint64_t ServerWorker::begin_pull(bool exact, std::uint64_t end) {
+  expect_answers(exact);
+  ask_all({.kind = NoteKind::pull, .exact = exact, .number = pulls_, .pushes = end > 0 ? 0 : pushes_, .round = end});
+  return pulls_;
+}
+
+void ServerWorker::expect_answers(bool exact) {
+  check_no_pull();
   const std::lock_guard nobody_takes(taking_);
   give_back_leases();
   exact_ = exact;
@@ -363,8 +389,6 @@ std::uint64_t ServerWorker::begin_pull(bool exact, std::uint64_t end) {
     }
   }
   ++pulls_;
-  ask_all({.kind = NoteKind::pull, .exact = exact, .number = pulls_, .pushes = end > 0 ? 0 : pushes_, .round = end});
-  return pulls_;
 }
 
 void ServerWorker::ask_all(const Note& note) {

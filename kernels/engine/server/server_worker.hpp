@@ -35,8 +35,15 @@ class ServerWorker {
   // tensor, or it is ready already.
   void ready(std::size_t tensor, const void* gradient, DType dtype);
 
-  // Ends the push; what is not ready is zeros. Returns its number. `settings`: of each tensor, or one for all.
-  std::uint64_t push(std::span<const ServerSettings> settings, float loss_scale, Skip skip);
+  // Ends the push; what is not ready is zeros. `settings`: of each tensor, or one for all. `with_pull`: as `pull`,
+  // asked for along with the push. So its weights are those of the moment at which this worker may go on, and nobody's
+  // later pushes are in them.
+  struct Pushed {
+    std::uint64_t push;
+    std::uint64_t pull;  // 0: without
+  };
+  enum class WithPull { no, rounded, exact };
+  Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no);
 
   // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped.
   Skip wait_for_push(std::uint64_t push, Seconds timeout);
@@ -91,6 +98,9 @@ class ServerWorker {
   void send_ranges();
   void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});
   void ask_all(const Note& note);
+  void check_settings(std::span<const ServerSettings> settings) const;
+  void check_no_pull() const;
+  void expect_answers(bool exact);
   std::uint64_t begin_pull(bool exact, std::uint64_t end);
   void check_pull(std::uint64_t pull) const;
   void give_back_leases();
