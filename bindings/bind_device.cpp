@@ -15,6 +15,7 @@
 #include "bindings.hpp"
 #include "dlpack.hpp"
 #include "gil.hpp"
+#include "tensor.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -73,6 +74,86 @@ void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   const cuda::OwnedEvent event;
   cuda::runtime().record(event.get(), pointer(earlier));
   cuda::runtime().wait(pointer(later), event.get());
+}
+
+// What of a CopyStream has been done, once it has happened.
+class Mark {
+ public:
+  Mark(int device, cuda::OwnedEvent event) : device_(device), event_(std::move(event)) {}
+
+  [[nodiscard]] bool happened() const {
+    const cuda::UseDevice use(device_);
+    return cuda::runtime().happened(event_.get());
+  }
+  void wait() const { cuda::runtime().synchronize_event(event_.get()); }
+
+ private:
+  int device_;
+  cuda::OwnedEvent event_;
+};
+
+// Copies between a device and memory of the host, in a stream of their own: beside what the device computes.
+class CopyStream {
+ public:
+  explicit CopyStream(int device)
+      : device_(device), stream_([device] {
+          const cuda::UseDevice use(device);
+          return std::make_unique<cuda::OwnedStream>();
+        }()) {}
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+  ~CopyStream() {
+    try {
+      wait();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a device that has failed copies nothing more
+    }
+  }
+
+  // What is copied from now on is behind what is in `stream` now.
+  void follow(std::uintptr_t stream) const { order(device_, stream, own()); }
+  // What is put into `stream` from now on is behind what has been copied until now.
+  void hold(std::uintptr_t stream) const { order(device_, own(), stream); }
+
+  // Waits only where memory of the host is not pinned.
+  void copy(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) const {
+    if (bytes > 0) {
+      const cuda::UseDevice use(device_);
+      cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream_->get());
+    }
+  }
+
+  [[nodiscard]] std::unique_ptr<Mark> mark() const {
+    const cuda::UseDevice use(device_);
+    cuda::OwnedEvent event;
+    cuda::runtime().record(event.get(), stream_->get());
+    return std::make_unique<Mark>(device_, std::move(event));
+  }
+
+  void wait() const { cuda::runtime().synchronize(stream_->get()); }
+
+ private:
+  [[nodiscard]] std::uintptr_t own() const { return reinterpret_cast<std::uintptr_t>(stream_->get()); }
+
+  int device_;
+  std::unique_ptr<cuda::OwnedStream> stream_;
+};
+
+// Nothing where the system does not let so much be pinned: copies are slower, and as right.
+std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
+  try {
+    return bytes > 0 ? std::make_unique<cuda::Pinned>(pointer(address), bytes) : nullptr;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// (address, dtype) of an array on a device.
+std::pair<std::uintptr_t, std::string> place_of(const py::object& array) {
+  const TensorView view = view_tensor(array, Access::write, "the array");
+  if (!view.placement) {
+    throw Error(ErrorKind::type, "the array is in memory of the host, and not on a device");
+  }
+  return {reinterpret_cast<std::uintptr_t>(view.data), std::string(name_of(view.dtype))};
 }
 
 // A DLPack tensor, and what keeps its memory.
@@ -159,6 +240,28 @@ void bind_device(py::module_& module) {
       "of", [](std::uintptr_t address) { return cuda::runtime().facts(pointer(address)).device; }, py::arg("address"),
       "The device that has this memory.");
   submodule.def("current", [] { return cuda::runtime().device(); }, "The calling thread's device.");
+  submodule.def("place_of", &place_of, py::arg("array"), "Address and dtype of an array on a device.");
+  submodule.def(
+      "clear",
+      [](int device, std::uintptr_t address, std::size_t bytes, std::uintptr_t stream) {
+        const cuda::UseDevice use(device);
+        cuda::runtime().clear(pointer(address), bytes, pointer(stream));
+      },
+      py::arg("device"), py::arg("address"), py::arg("bytes"), py::arg("stream"));
+  const py::class_<cuda::Pinned> pinned(submodule, "Pinned");
+  submodule.def("pin", &pin, py::arg("address"), py::arg("bytes"),
+                "Pin memory of the host for as long as what is returned lives; None where that cannot be.");
+  py::class_<Mark>(submodule, "Mark")
+      .def_property_readonly("happened", &Mark::happened)
+      .def("wait", &Mark::wait, py::call_guard<WithoutGil>());
+  py::class_<CopyStream>(submodule, "CopyStream")
+      .def(py::init<int>(), py::arg("device"))
+      .def("follow", &CopyStream::follow, py::arg("stream"))
+      .def("hold", &CopyStream::hold, py::arg("stream"))
+      .def("copy", &CopyStream::copy, py::arg("destination"), py::arg("source"), py::arg("bytes"),
+           py::call_guard<WithoutGil>())
+      .def("mark", &CopyStream::mark)
+      .def("wait", &CopyStream::wait, py::call_guard<WithoutGil>());
   submodule.def("to_dlpack", &to_dlpack, py::arg("owner"), py::arg("address"), py::arg("shape"), py::arg("dtype"),
                 py::arg("device"));
 }

@@ -51,6 +51,7 @@ class HPSGD(Strategy):
     name = "hpsgd"
     gradients = "consumed"
     writes_weights = True
+    works_on_host = True
     takes_momentum = False
 
     def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:

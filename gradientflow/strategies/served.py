@@ -51,6 +51,7 @@ class ServedStrategy(Strategy):
     step = "core"
     rate_in_momentum = True
     writes_weights = True
+    works_on_host = True
     waits: bool = True  # for the servers, in every step
 
     def __init__(

@@ -37,6 +37,9 @@ class Strategy(Description, ABC):
         Whether the core's step changes every weight, or only those of gradients that were sent.
     writes_weights : bool
         Whether weights are written outside of the step.
+    works_on_host : bool
+        Whether it knows memory of the host alone, takes each gradient once, and writes the weights itself. On a CUDA
+        device gradients are then copied down to it, and weights up.
     alone_is_identity : bool
         Whether with one rank it changes nothing, so that it can be left out.
     averages : bool
@@ -57,6 +60,7 @@ class Strategy(Description, ABC):
     takes_momentum: bool = True
     everywhere: bool = True
     writes_weights: bool = False
+    works_on_host: bool = False
     alone_is_identity: bool = False
     averages: bool = False
     warmup: int = 0

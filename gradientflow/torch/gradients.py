@@ -272,7 +272,7 @@ def _weights(parameter: torch.Tensor) -> Any:
     """Return the elements of a parameter in their place, in a row: as NumPy has them, where it knows the dtype."""
     flat = parameter.detach().as_strided((parameter.numel(),), (1,))
     if not devices.is_on_host(flat):
-        return flat
+        return devices.shared(flat)
     if flat.dtype is not torch.bfloat16:
         return flat.numpy()
     try:

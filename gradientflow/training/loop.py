@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import numpy as np
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, CommunicationError, GradientFlowError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
+from gradientflow.strategies.staged import bind
 
 from .agreement import raise_together, require_same
 from .loss_scale import LossScale
@@ -126,7 +127,8 @@ class Loop:
         synchronizer: Any = None
         error: Exception | None = None
         try:
-            synchronizer = self.strategy.bind(self.comm, layout)
+            with self.tensors.default_stream():
+                synchronizer = bind(self.strategy, self.comm, layout)
             if not isinstance(synchronizer, Synchronizer):
                 message = f"bind of {self.strategy.name} returned a {type(synchronizer).__name__}, not a Synchronizer"
                 raise ArgumentError(message)
@@ -330,9 +332,15 @@ class Loop:
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Have the weights that the ranks share in a ``with`` block, where a rank trains on weights of its own."""
-        with self.synchronizer.common_weights():
+        common = self.synchronizer.common_weights()
+        with self.tensors.default_stream():
+            common.__enter__()
+        try:
             self._round()
             yield
+        finally:
+            with self.tensors.default_stream():
+                common.__exit__(None, None, None)
         self._round()
 
     def _round(self) -> None:
@@ -346,8 +354,10 @@ class Loop:
 
     def _let_write(self, moment: Callable[[], object]) -> None:
         """Let the strategy write weights, and round master weights. If it fails, the other ranks have to be told."""
+        writes = self.tensors.default_stream() if self.strategy.writes_weights else nullcontext()
         try:
-            moment()
+            with writes:
+                moment()
         except BaseException:
             self._is_failed = self.synchronizer.exchange_failed = True
             raise

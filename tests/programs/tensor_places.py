@@ -23,6 +23,7 @@ from gradientflow.base_pool import BasePool
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import link, sparsity
+from gradientflow.strategies.staged import StagedSynchronizer
 from gradientflow.top_k_pool import TopKGradientPool
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
@@ -30,6 +31,7 @@ from gradientflow.torch.parameters import is_lazy
 
 PLACE = os.environ.get("TENSORS_ON", "host")
 DEVICE = torch.device("cpu") if PLACE == "host" else torch.device("cuda", 0)
+PLACED = DEVICE if PLACE == "cuda" else torch.device("cpu")  # where PyTorch has the tensors
 
 _MOMENTS = "wait", "abandon", "zero", "set_residuals", "take_back", "load_state_dict"
 
@@ -183,6 +185,7 @@ def _emulate() -> None:
         (TopKGradientPool, _MOMENTS),
         (FusedStep, ("step",)),
         (_Weights, ("numbers",)),
+        (StagedSynchronizer, ("zero", "_give_weights")),
     ):
         for name in names:
             setattr(owner, name, _waiting(getattr(owner, name)))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support import RANK, SIZE, WORLD, communicator, raises, run_checks, say
-from tensor_places import DEVICE, PLACE, address_of, left_on_host, on_host
+from tensor_places import DEVICE, PLACE, PLACED, address_of, left_on_host, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +32,6 @@ torch.set_num_threads(1)
 Tensor = torch.Tensor
 
 IS_REAL = PLACE == "cuda"
-PLACED = DEVICE if IS_REAL else torch.device("cpu")  # where PyTorch has the tensors
 
 
 class Net(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from support import RANK, SIZE, raises, run_checks
+from tensor_places import PLACE, PLACED
 
 import gradientflow as gf
 import gradientflow.torch as gft
@@ -15,15 +16,17 @@ from gradientflow.errors import ArgumentError, ClosedError
 torch.set_num_threads(1)
 
 OWN = ("hpsgd", "local_sgd(period=2)", "diloco(period=2)", "psgd")
+if PLACE != "host":
+    OWN = OWN[:1]  # the others know memory of the host alone
 
 
 def same_everywhere(comm: gf.Communicator, model: torch.nn.Module) -> None:
-    mine = torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).numpy()
+    mine = torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).cpu().numpy()
     assert (comm.allgather(mine).reshape(SIZE, -1) == mine).all()
 
 
 def half(comm: gf.Communicator, words: str, value: float) -> tuple[torch.nn.Module, Any]:
-    model = torch.nn.Linear(8, 4, bias=False).half()
+    model = torch.nn.Linear(8, 4, bias=False).to(PLACED, torch.half)
     torch.nn.init.constant_(model.weight, value)
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)
     return model, gft.DistributedOptimizer(sgd, model, comm, strategy=words, fused=True)
@@ -32,7 +35,7 @@ def half(comm: gf.Communicator, words: str, value: float) -> tuple[torch.nn.Modu
 def step(model: torch.nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     parameter = next(iter(model.parameters()))
-    model(torch.ones(2, parameter.shape[1], dtype=parameter.dtype)).float().mean().backward()
+    model(torch.ones(2, parameter.shape[1], dtype=parameter.dtype, device=PLACED)).float().mean().backward()
     optimizer.step()
 
 
@@ -59,14 +62,35 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
         optimizer.close()
 
 
+def check_hpsgd_loses_nothing(comm: gf.Communicator) -> None:
+    """Gradients are whole numbers, so that their sum is exact whenever a round takes them."""
+    model = torch.nn.Linear(64, 1, bias=False).to(PLACED)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model, comm, strategy="hpsgd")
+    total = torch.zeros(64)
+    for number in range(12):
+        batches = [torch.arange(64.0) % (3 + number) * SIZE + 2 * rank for rank in range(SIZE)]
+        total += sum(batches)
+        optimizer.zero_grad()
+        model(batches[RANK].to(PLACED)).sum().backward()
+        optimizer.step()
+        own = model.weight.detach().clone()
+        with optimizer.common_weights():
+            assert optimizer.synchronizer.counter or torch.equal(model.weight, own)
+        assert torch.equal(model.weight, own)
+    optimizer.finish()
+    assert torch.equal(model.weight.detach().cpu()[0], -0.5 * total / SIZE)
+    optimizer.close()
+
+
 def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
     """Too early, it changes nothing; where the strategy does not take it, the optimizer ends."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(PLACED)
     model[0].requires_grad_(False)
     optimizer = gft.DistributedOptimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model, comm, strategy="hpsgd")
     for number in range(3):
         optimizer.zero_grad()
-        model(torch.full((4, 4), 1.0 + RANK + number)).square().mean().backward()
+        model(torch.full((4, 4), 1.0 + RANK + number, device=PLACED)).square().mean().backward()
         optimizer.step()
     model[0].requires_grad_(True)
     with raises(ArgumentError, "a change of the model comes after finish"):
@@ -74,7 +98,7 @@ def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
     model[0].requires_grad_(False)
     optimizer.finish()
     same_everywhere(comm, model)
-    wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=PLACED))
     model.register_parameter("wide", wide)
     with raises(ArgumentError, "float64"):
         optimizer.add_param_group({"params": [wide]})
@@ -89,14 +113,14 @@ def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
         message = "on purpose"
         raise RuntimeError(message)
 
-    for words in ("psgd", "local_sgd(period=100)", "hpsgd"):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    for words in OWN:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(PLACED)
         optimizer = gft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, comm, strategy=words)
         for number in range(4):
             again = RANK == 0 and number == 1
             while True:
                 optimizer.zero_grad()
-                hidden = model[0](torch.ones(2, 4))
+                hidden = model[0](torch.ones(2, 4, device=PLACED))
                 if not again:
                     break
                 again = False

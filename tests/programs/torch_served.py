@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from support import RANK, SIZE, WORLD, raises, run_checks
+from tensor_places import PLACE, PLACED
 from torch import nn
 from workers_reference import Floats, Servers, ssd_sgd
 
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError
+from gradientflow.strategies.staged import StagedSynchronizer
 
 torch.set_num_threads(1)
 
@@ -36,30 +38,31 @@ class Net(nn.Module):
 
 def net(dtype: torch.dtype = torch.float32) -> Net:
     torch.manual_seed(7)
-    return Net().to(dtype)
+    return Net().to(PLACED, dtype)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank)).to(PLACED)
     dtype = next(model.parameters()).dtype
     return (model(x.to(dtype)).float() - x[:, :5].sin()).square().mean()
 
 
 def flat(model: nn.Module) -> Floats:
-    return torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).numpy().copy()
+    return torch.cat([each.detach().float().reshape(-1) for each in model.parameters()]).cpu().numpy().copy()
 
 
 def gradient_of(rank: int, step: int, weights: Floats) -> Floats:
     model = net()
-    nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), model.parameters())
+    nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()).to(PLACED), model.parameters())
     loss_of(model, rank, step).backward()
-    return torch.cat([each.grad.reshape(-1) for each in model.parameters() if each.grad is not None]).numpy()
+    return torch.cat([each.grad.reshape(-1) for each in model.parameters() if each.grad is not None]).cpu().numpy()
 
 
 @contextmanager
 def trained(comm: gf.Communicator, words: str, model: nn.Module, **options: Any) -> Iterator[gft.DistributedOptimizer]:
     inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
     with gft.DistributedOptimizer(inner, model, comm, strategy=words, **options) as optimizer:
+        assert isinstance(optimizer.synchronizer, StagedSynchronizer) == (PLACE != "host")
         yield optimizer
 
 
@@ -118,7 +121,7 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
         assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
         model.last.requires_grad_(True)
         optimizer.zero_grad()
-        model.first(torch.ones(1, 6)).sum().backward()
+        model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
         optimizer.step()
         same_everywhere(model)
 

@@ -1,0 +1,313 @@
+"""Tensors of a CUDA device for synchronizers that work in memory of the host: gradients come down, weights go up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow import device
+from gradientflow._location import load_core
+from gradientflow.base_pool import RangeReport
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+
+from .layout import Layout
+from .places import aligned_offsets
+from .strategy import Strategy
+from .synchronizer import Synchronizer
+from .update import Update
+
+_DEFAULT_STREAM = 0
+_PAGE = 4096  # bytes
+
+
+def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer:
+    """Bind a strategy; on a CUDA device one that works in memory of the host is staged. Collective."""
+    if layout.device != "cpu" and strategy.works_on_host:
+        return StagedSynchronizer(comm, layout, strategy)
+    return strategy.bind(comm, layout)
+
+
+def _of_host(name: str) -> Any:
+    """Return a property that is that of the synchronizer on the host."""
+    return property(lambda self: getattr(self.host, name), lambda self, value: setattr(self.host, name, value))
+
+
+class StagedSynchronizer(Synchronizer):
+    """Stands between tensors of a device and a synchronizer on the host.
+
+    Gradients are copied to the places of that one, which are pinned, in a stream of their own: behind the stream of
+    `ready`, and beside what it goes on computing. They are handed over in the order of `ready`, by whatever call finds
+    them there; `flush` waits for the last ones. Weights are copied up when they may have been written.
+
+    The weights of the host are those that count: they are taken from the device before the first iteration, after
+    `finish`, and when a state is loaded. Weights of the device that are changed in between are overwritten.
+
+    Outside of `ready`, `flush` and `wait` the order is that of the default stream.
+
+    Attributes
+    ----------
+    host : Synchronizer
+        What does the work.
+    """
+
+    settings = _of_host("settings")
+    numbers = _of_host("numbers")
+    loss_scale = _of_host("loss_scale")
+    skips_nonfinite = _of_host("skips_nonfinite")
+    exchange_failed = _of_host("exchange_failed")
+    residuals = _of_host("residuals")
+    decay = _of_host("decay")
+    bookkeeping_seconds = _of_host("bookkeeping_seconds")
+
+    host: Any
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # not those of the base
+        self.comm, self.layout, self.strategy = comm, layout, strategy
+        self.weights = list(layout.weights)
+        self._core = load_core().device
+        self._device = device.device_number(layout.device)
+        self._copies = self._core.CopyStream(self._device)
+        self._memory: list[device.DeviceArray] = []
+        self._pins: list[Any] = []
+        offsets = aligned_offsets([4 * count for count in layout.counts])
+        mirror = _pages(offsets[-1])
+        self._pin(mirror)
+        self._mirrors = [
+            mirror[begin : begin + 4 * count].view(np.float32)
+            for begin, count in zip(offsets[:-1], layout.counts, strict=True)
+        ]
+        self._take_weights(_DEFAULT_STREAM)
+        self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
+        try:
+            self._lay_out()
+        except BaseException:
+            self.host.close(orderly=False)
+            raise
+        self._takes_weights = True  # before they are needed next
+        self._begun = self._flushed = False
+        self._queue: deque[tuple[int, Any]] = deque()  # gradients on their way to the host
+        self._is_ready: set[int] = set()
+
+    def _lay_out(self) -> None:
+        """Make places on the device for the gradients, as there are on the host."""
+        self._down = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
+        for index, mirror in enumerate(self._mirrors):
+            self.host.weights[index] = mirror  # also of those of 16 bits, which have master weights
+        for group, (dtype, indices) in enumerate(self.layout.groups):
+            below, offsets = self.host.memory(group), self.host.offsets(group)
+            above = device.empty(below.nbytes, "uint8", self._device)
+            self._pin(below)
+            self._memory.append(above)
+            for index, offset in zip(indices, offsets, strict=True):
+                nbytes = self.layout.counts[index] * (2 if "16" in dtype else 4)
+                self._down[index] = below.ctypes.data + offset, above._address + offset, nbytes
+
+    def _pin(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._pins.append(self._core.pin(memory.ctypes.data, memory.nbytes))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the synchronizer on the host has beyond the contract."""
+        if name == "host":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.host, name)
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, group: int) -> device.DeviceArray:  # noqa: D102
+        return self._memory[group]
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return self.host.offsets(group)  # type: ignore[no-any-return]
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        memory = self._memory[group]
+        self._core.clear(self._device, memory._address, memory.nbytes, stream or _DEFAULT_STREAM)
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        dtype, indices = self.layout.groups[group]
+        return [
+            device.DeviceArray(self._memory[group]._owner, offset, self.layout.shapes[index], dtype, self._device)
+            for offset, index in zip(self.offsets(group), indices, strict=True)
+        ]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:  # noqa: D102
+        self.host.check_settings()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if index in self._is_ready:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        self._begin(stream)
+        self._is_ready.add(index)
+        self._copies.follow(stream or _DEFAULT_STREAM)
+        self._copies.copy(*self._down[index])
+        self._queue.append((index, self._copies.mark()))
+        while self._queue and self._queue[0][1].happened:
+            self._hand_over()
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        self._begin(stream)
+        for index in range(len(self.layout)):
+            if index not in self._is_ready:
+                self.ready(index, stream)
+        while self._queue:
+            self._queue[0][1].wait()
+            self._hand_over()
+        self._flushed = True
+        self.host.flush()
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        if not self._flushed:
+            self.flush(stream)
+        self._end()
+        return self.host.wait()  # type: ignore[no-any-return]
+
+    def drop(self, stream: Any = None) -> None:  # noqa: D102
+        self.host.drop()
+
+    def after_step(self) -> None:  # noqa: D102
+        with self._giving_weights():
+            self.host.after_step()
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        self._copies.wait()
+        self._end()
+        self.host.abandon()
+
+    def finish(self) -> None:  # noqa: D102
+        self._take_weights_if_needed(_DEFAULT_STREAM)
+        with self._giving_weights():
+            self.host.finish()
+        self._takes_weights = True
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        try:
+            self._copies.wait()
+        finally:
+            self._pins.clear()
+            self.host.close(orderly)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:  # noqa: D102
+        self._take_weights_if_needed(_DEFAULT_STREAM)
+        with self._giving_weights(), self.host.common_weights():
+            self._give_weights()
+            yield
+
+    def _begin(self, stream: Any) -> None:
+        """Begin the iteration on the host, which may need weights: so they come down in the stream of a gradient."""
+        if not self._begun:
+            self._take_weights_if_needed(stream or _DEFAULT_STREAM)
+            self._begun = True
+            self.host.begin()
+
+    def _hand_over(self) -> None:
+        index, _ = self._queue.popleft()
+        self.host.ready(index)
+
+    def _end(self) -> None:
+        self._queue.clear()
+        self._is_ready.clear()
+        self._begun = self._flushed = False
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+
+    def _take_weights_if_needed(self, stream: int) -> None:
+        if not self._takes_weights:
+            return
+        for name, weight in zip(self.layout.names, self.weights, strict=True):
+            _, dtype = self._core.place_of(weight)
+            if dtype != "float32":
+                message = (
+                    f"{self.strategy.name} makes steps on float32, and {name} is {dtype}: use master weights, which "
+                    "the optimizers of the core have"
+                )
+                raise ArgumentError(message)
+        self._take_weights(stream)
+        self._takes_weights = False
+
+    def _take_weights(self, stream: int) -> None:
+        """Copy the weights to the host, behind what is in the stream; those of 16 bits as float32."""
+        places = [self._core.place_of(weight) for weight in self.weights]
+        rounded = [
+            np.empty(0 if dtype == "float32" else count, np.uint16)
+            for (_, dtype), count in zip(places, self.layout.counts, strict=True)
+        ]
+        self._copies.follow(stream)
+        for (address, dtype), mirror, bits in zip(places, self._mirrors, rounded, strict=True):
+            below: npt.NDArray[Any] = mirror if dtype == "float32" else bits
+            self._copies.copy(below.ctypes.data, address, below.nbytes)
+        self._copies.wait()
+        for (_, dtype), mirror, bits in zip(places, self._mirrors, rounded, strict=True):
+            if dtype == "float16":
+                mirror[...] = bits.view(np.float16)
+            elif dtype == "bfloat16":
+                mirror.view(np.uint32)[...] = bits.astype(np.uint32) << 16
+
+    @contextmanager
+    def _giving_weights(self) -> Iterator[None]:
+        """Copy weights to the device after what may write them, also where that fails."""
+        try:
+            yield
+        finally:
+            self._give_weights()
+
+    def _give_weights(self) -> None:
+        """Copy the weights to the device, in the order of the default stream."""
+        self._copies.follow(_DEFAULT_STREAM)
+        for weight, mirror in zip(self.weights, self._mirrors, strict=True):
+            address, dtype = self._core.place_of(weight)
+            if dtype == "float32":
+                self._copies.copy(address, mirror.ctypes.data, mirror.nbytes)
+        self._copies.hold(_DEFAULT_STREAM)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self.host.state_dict()  # type: ignore[no-any-return]
+
+    def consolidated_state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self.host.consolidated_state_dict()  # type: ignore[no-any-return]
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.host.check_state_dict(state)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: D102
+        self._take_weights(_DEFAULT_STREAM)
+        with self._giving_weights():
+            self.host.load_state_dict(state)
+        self._takes_weights = True
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:  # noqa: D102
+        return self.host.summary(state)  # type: ignore[no-any-return]
+
+    def check_change(self) -> None:  # noqa: D102
+        self.host.check_change()
+
+    def take_over(self, other: Synchronizer) -> None:  # noqa: D102
+        assert isinstance(other, StagedSynchronizer)
+        self.host.take_over(other.host)
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
+        return self.host.reports  # type: ignore[no-any-return]
+
+
+def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return memory that is zero, and shares no page with other memory: so it can be pinned."""
+    whole = -(-nbytes // _PAGE) * _PAGE
+    memory = np.zeros(whole + _PAGE, np.uint8)
+    begin = -memory.ctypes.data % _PAGE
+    return memory[begin : begin + whole]
+
+
+__all__ = ["StagedSynchronizer", "bind"]
