@@ -47,6 +47,14 @@ static void rounds(gf_communicator* communicator) {
   OK(gf_parameter_server_wait_pull(server, pull, -1));
   expect_weights(server, pull, -0.5F * (float)(size - 1));  // the mean of 2 * rank, at a rate of 0.5
   gf_step_settings settings = GF_STEP_SETTINGS_INIT;
+  uint64_t number;
+  REFUSED(gf_parameter_server_push_pull(server, &settings, 1, 1, 3, 0, &number, &pull), GF_ERROR_VALUE, "gf_skip 3");
+  OK(gf_parameter_server_push_pull(server, &settings, 1, 1, rank == 0 ? GF_SKIP_ABANDONED : GF_SKIP_NO, 1, &number,
+                                   &pull));
+  OK(gf_parameter_server_wait_push(server, number, 30, &skipped));
+  REQUIRE(skipped == GF_SKIP_ABANDONED);
+  OK(gf_parameter_server_wait_pull(server, pull, 30));
+  expect_weights(server, pull, -0.5F * (float)(size - 1));
   REFUSED(gf_parameter_server_push(server, &settings, 2, 1, 0, &pull), GF_ERROR_VALUE, "settings");
   settings.trust = 1;
   REFUSED(gf_parameter_server_push(server, &settings, 1, 1, 0, &pull), GF_ERROR_VALUE, "lars");
