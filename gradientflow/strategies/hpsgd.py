@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,8 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
         self._handles: tuple[Handle, ...] = ()
         self._has_mean = False  # a round is under way, or done and not applied
-        self._at: list[int | None] = [None] * len(layout)  # where gradients of this iteration are
+        self._at: list[int | None] = [None] * len(layout)  # where gradients of this iteration are, of those that are
+        self._left_behind: bytes | None = None  # of the weights, to tell whether somebody else has written them
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -153,8 +155,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 raise ArgumentError(message)
 
     def begin(self) -> None:
-        """Look at what the optimizer has now."""
+        """Look at what the optimizer has now, and whether the weights are those that were left there."""
         self.check_settings()
+        if self._weights_were_written():
+            raise self._written()
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._at[index] is not None:
@@ -162,16 +166,12 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         self._at[index] = self._addresses[index] if elsewhere is None else elsewhere
 
-    def flush(self, stream: Any = None) -> None:  # noqa: D102
-        for index, place in enumerate(self._at):
-            if place is None:
-                self.ready(index)
+    def flush(self, stream: Any = None) -> None:
+        """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
 
     def wait(self, stream: Any = None) -> Update:
         """Train on the replica, or start a round if the last one is done. Waits for nobody."""
-        self.flush()
-        places = [place or 0 for place in self._at]
-        self._at = [None] * len(places)
+        places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and not self._are_finite(places):
             return Update("skipped")
         if self.round_is_running():
@@ -179,6 +179,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         else:
             self._end_round(places)
             self._start_round()
+        self._left_behind = self._glance()
         return Update("written")
 
     def abandon(self, stream: Any = None) -> None:
@@ -186,17 +187,49 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._at = [None] * len(self._at)
 
     def finish(self) -> None:
-        """Make the rounds that this rank is behind, and one more for what is left, on all ranks. Collective."""
+        """Make the rounds that this rank is behind, and one more for what is left, on all ranks. Collective.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On all ranks, if somebody else has written the weights of one while gradients are under way.
+        """
         self.abandon()
-        most = self._most_rounds()
+        rounds, were_written, _ = self._meet()
+        if were_written.any():
+            raise self._written(int(were_written.argmax()))
+        self._drain(int(rounds.max()))
+
+    def _drain(self, most: int) -> None:
         while self.rounds <= most:  # the last one is for what is left
             self._end_round()
             self._start_round()
         self._end_round()
 
-    def _most_rounds(self) -> int:
-        """Return how many rounds the rank has started that has started the most. Collective."""
-        return int(self._foreground.allreduce(np.array([self.rounds]), "max")[0])
+    def _meet(self) -> npt.NDArray[np.int64]:
+        """Return of all ranks the rounds they have started, whose weights were written, and who is under way."""
+        mine = [self.rounds, self._weights_were_written(), self._is_under_way]
+        everyone = self._foreground.allgather(np.array(mine, np.int64))
+        return np.asarray(everyone.reshape(-1, len(mine)).T)
+
+    def _weights_were_written(self) -> bool:
+        """Tell whether weights are others than they were left, while that would be lost or differ between ranks."""
+        return self._is_under_way and self._left_behind is not None and self._glance() != self._left_behind
+
+    def _glance(self) -> bytes:
+        """Return the first and the last weight of each tensor: to load weights changes some of them."""
+        return np.concatenate(self._ends).tobytes() if self._ends else b""
+
+    @cached_property
+    def _ends(self) -> list[Floats]:
+        return [weight[:: max(1, len(weight) - 1)] for weight in self.weights if len(weight)]
+
+    def _written(self, rank: int | None = None) -> ArgumentError:
+        where = f" of rank {rank}" if rank is not None else ""
+        return ArgumentError(
+            f"the weights{where} were changed while gradients are under way, which would undo it: change them after "
+            "finish(); or load them, and then a state of the optimizer, which drops what is under way"
+        )
 
     def close(self, orderly: bool = True) -> None:
         """Give back the communicators.
@@ -221,10 +254,14 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     # ---- rounds --------------------------------------------------------------------------------------------------
 
-    def _train(self, places: Sequence[int]) -> None:
+    def _train(self, places: Sequence[int | None]) -> None:
         """Make a step on the replica; the first one of a round keeps the common weights."""
         for index, place in enumerate(places):
             settings, part = self.settings(index), self._parts[index]
+            if place is None:
+                if self.counter == 0:
+                    self._common[part] = self._weight(index)
+                continue
             self._steps.replica_step(
                 self._weight(index),
                 self._common[part] if self.counter == 0 else None,
@@ -237,20 +274,21 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             )
         self.counter += 1
 
-    def _end_round(self, places: Sequence[int] | None = None) -> None:
+    def _end_round(self, places: Sequence[int | None] | None = None) -> None:
         """Apply what the last round has brought, drop the replica, and add gradients, if there are some."""
         self._wait_for_round()
         for index, part in enumerate(self._parts):
+            place = None if places is None else places[index]
             self._steps.round_step(
                 self._weight(index),
                 self._common[part] if self.counter else None,
                 self._means[part] if self._has_mean else None,
                 float(self._rates[index]),
                 self._sums[part],
-                0 if places is None else places[index],
+                place or 0,
                 self.layout.dtypes[index],
                 1 / self.loss_scale,
-                self.settings(index).weight_decay if places is not None else 0.0,
+                self.settings(index).weight_decay if place is not None else 0.0,
             )
         self.counter = 0
         self._has_mean = False
@@ -296,10 +334,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         return weight  # type: ignore[no-any-return]
 
-    def _are_finite(self, places: Sequence[int]) -> bool:
+    def _are_finite(self, places: Sequence[int | None]) -> bool:
         count = self._steps.count_nonfinite
         triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
-        return not any(count(place, dtype, elements) for place, dtype, elements in triples)
+        return not any(count(place, dtype, elements) for place, dtype, elements in triples if place is not None)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -340,14 +378,24 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Forget what has added up, and go on from a state. Collective."""
+        """Go on from a state. Collective.
+
+        Where weights were loaded before, what is under way is dropped; a rank that has loaded none takes those of one
+        that has. Otherwise it is applied as by `finish`.
+        """
         self.abandon()
-        most = self._most_rounds()
+        rounds, were_written, are_under_way = self._meet()
+        most = int(rounds.max())
+        if are_under_way.any() and not were_written.any():
+            self._drain(most)
         while self.rounds < most:
             self._wait_for_round()
             self._start_round()
         self._wait_for_round()
         self._forget()
+        if were_written.any() and not were_written.all():
+            for index in range(len(self.layout)):
+                self._foreground.broadcast(self._weight(index), int(were_written.argmax()))
         self.rounds = 0 if state is None else int(state["rounds"])
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
@@ -365,8 +413,17 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self.rounds = other.rounds
 
     @property
+    def has_state(self) -> bool:
+        """The number of rounds, also where it cannot be told yet."""
+        return True
+
+    @property
+    def _is_under_way(self) -> bool:
+        return self._has_mean or self.counter > 0
+
+    @property
     def _is_busy(self) -> bool:
-        return self._has_mean or self.counter > 0 or bool(self._sums.any())
+        return self._is_under_way or bool(self._sums.any())
 
 
 def _busy(what: str) -> ArgumentError:

@@ -190,9 +190,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def finish(self) -> None:
         """Apply what is under way, and go on from the mean of the weights."""
-        for fragment, due in enumerate(self.due):
-            if due != _NOT_DUE:
-                self._apply(fragment)
+        self._apply_all()
         for part, buffer in zip(self._parts, self._buffers, strict=True):
             for index in part:
                 self.differences[index][...] = self.weights[index]
@@ -282,9 +280,19 @@ class PeriodicSynchronizer(ArraySynchronizer):
         super().load_state_dict(state)
 
     def take_over(self, other: Any) -> None:
-        """Take the same of another one, once what is under way there has arrived."""
+        """Take the same of another one, once what is under way there has arrived.
+
+        Between other tensors, whose fragments are others, that is applied at once.
+        """
         other._wait_for_all()
+        if set(other.layout.names) != set(self.layout.names):
+            other._apply_all()
         super().take_over(other)
+
+    def _apply_all(self) -> None:
+        for fragment, due in enumerate(self.due):
+            if due != _NOT_DUE:
+                self._apply(fragment)
 
     def _wait_for_all(self) -> None:
         for fragment in list(self._under_way):

@@ -170,6 +170,11 @@ class Synchronizer(ABC):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps something beside the weights."""
+        return bool(self.state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         """Return what it keeps beside the weights: this rank's own. Between iterations; does not communicate."""
         return {}

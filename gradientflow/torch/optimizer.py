@@ -242,7 +242,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._fused_step is not None:
             self._check_open()
         own = self._own_state(state_dict)
-        if self._loop is None or not self._loop.synchronizer.state_dict():
+        if self._loop is None or not self._loop.synchronizer.has_state:
             self._check_state(state_dict, own)
         else:
             error = None

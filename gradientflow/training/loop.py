@@ -206,6 +206,8 @@ class Loop:
             for index in range(len(self.layout)):
                 if index not in final:
                     self.used[index] = self.tensors.collect(index, self.used[index])
+                    if self.used[index]:
+                        self.synchronizer.ready(index, self.tensors.stream)
             self._write_status()
         self.synchronizer.flush(self.tensors.stream)
         self.flushed = True

@@ -210,6 +210,71 @@ def check_states(comm: gf.Communicator) -> None:
             assert np.array_equal(flat(training.weights), flat(other.weights))
 
 
+def check_weights_that_are_written(comm: gf.Communicator) -> None:
+    """While gradients are under way it is an error, on all ranks in finish(); to load a state afterwards helps."""
+    with trained(comm) as (training, optimizer):
+        synchronizer: Any = training.synchronizer
+        state = training.state_dict()
+        for has_replica in (False, True):
+            step(training, optimizer, 0)
+            if has_replica:
+                with mock.patch.object(synchronizer, "round_is_running", return_value=True):
+                    step(training, optimizer, 1)
+            if RANK == SIZE - 1:
+                for weight in training.weights:
+                    weight[...] = 3
+                training.gradients[0][...] = 0
+                with raises(ArgumentError, "the weights were changed while gradients are under way"):
+                    training.ready(0)
+            with raises(ArgumentError, f"the weights of rank {SIZE - 1} were changed while gradients are under way"):
+                training.finish()
+            training.load_state_dict(state)
+            assert all((weight == 3).all() for weight in training.weights)  # of the rank that has loaded some
+            step(training, optimizer, 2)
+            training.finish()
+            total = sum(flat(gradients_of(rank, 2)) for rank in range(SIZE))
+            assert np.array_equal(flat(training.weights), 3 - RATE * total / SIZE)
+            for weight in training.weights:
+                weight[...] = 1  # now it may be done
+
+
+def check_a_state_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
+    """Without weights: what is under way is applied as by finish()."""
+    with trained(comm) as (training, optimizer):
+        state = training.state_dict()
+        synchronizer: Any = training.synchronizer
+        for number in range(5):
+            with mock.patch.object(synchronizer, "round_is_running", return_value=bool((number + RANK) % 2)):
+                step(training, optimizer, number)
+        training.load_state_dict(state)
+        same_everywhere(comm, training.weights)
+        total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(5))
+        assert np.array_equal(flat(training.weights), 1 - RATE * total / SIZE)
+        assert synchronizer.rounds == 0
+
+
+def check_weights_without_gradient(comm: gf.Communicator) -> None:
+    """They do not decay, on the replica and in rounds; and get what other ranks have for them."""
+    with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], "hpsgd") as training:
+        optimizer = SGD(training, training.weights, lr=RATE, weight_decay=0.5)
+        synchronizer: Any = training.synchronizer
+        for number in range(4):
+            with mock.patch.object(synchronizer, "round_is_running", return_value=bool(number % 2)):
+                training.gradients[0][...] = 0
+                training.ready(0)
+                if RANK == 0:
+                    training.gradients[2][...] = SIZE
+                    training.ready(2)
+                training.wait()
+                optimizer.step()
+            assert (training.weights[4] == 1).all()
+            assert (training.weights[0] < 1).all() or number == 0
+        training.finish()
+        same_everywhere(comm, training.weights)
+        assert (training.weights[4] == 1).all()
+        assert (training.weights[2] < 1 - 3 * RATE).all()
+
+
 def check_wrong_use(comm: gf.Communicator) -> None:
     weights = [np.ones(3, np.float32)]
     with ArrayLoop(comm, weights, "hpsgd") as training:

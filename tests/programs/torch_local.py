@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest import mock
 
 import torch
 from support import RANK, SIZE, raises, run_checks
@@ -104,6 +105,84 @@ def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
         optimizer.add_param_group({"params": [wide]})
     with raises(ClosedError, ""):
         optimizer.step()
+
+
+def check_parameters_without_gradient(comm: gf.Communicator) -> None:
+    """They do not decay, in rounds and on replicas, as in PyTorch; one that is set by hand counts."""
+    names = ("used", "unused", "by_hand", "at_first")
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3)) for name in names})
+    sgd = torch.optim.SGD(model.parameters(), lr=0.125, weight_decay=0.5)
+    with gft.DistributedOptimizer(sgd, model, comm, strategy="hpsgd") as optimizer:
+        for number in range(4):
+            optimizer.zero_grad(set_to_none=number != 1)
+            model["by_hand"].grad = torch.full((3,), 2.0)
+            those = ("used", "at_first") if number == 0 else ("used",)
+            with mock.patch.object(optimizer.synchronizer, "round_is_running", return_value=number % 2 == 1):
+                sum(0 * model[name].sum() for name in those).backward()
+                optimizer.step()
+            assert (model["unused"] == 1).all()
+        optimizer.finish()
+        decay = 0.125 * 0.5
+        assert (model["unused"] == 1).all()
+        assert torch.allclose(model["used"], torch.tensor((1 - decay) ** 4), atol=0.02)
+        assert torch.allclose(model["at_first"], torch.tensor((1 - decay) ** 2), atol=0.02)  # zeros in the second step
+        assert (model["by_hand"] < 1 - 4 * 0.125 * 2).all()
+
+
+def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
+    """Of a model and then of its optimizer: what is under way is dropped."""
+    model = torch.nn.Linear(8, 4, bias=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
+    loaded = {"weight": torch.full((4, 8), 5.0)}
+    with gft.DistributedOptimizer(sgd, model, comm, strategy="hpsgd") as optimizer:
+        start = copy.deepcopy(optimizer.state_dict())
+        for _ in range(3):
+            step(model, optimizer)
+        model.load_state_dict(loaded)
+        with raises(ArgumentError, "the weights were changed while gradients are under way"):
+            step(model, optimizer)
+        optimizer.load_state_dict(start)
+        assert torch.equal(model.weight, loaded["weight"])
+        for _ in range(3):
+            step(model, optimizer)
+        optimizer.load_state_dict(sgd.state_dict())  # of the optimizer alone: what is under way is applied
+        same_everywhere(comm, model)
+        assert abs(model.weight.mean() - 5) < 0.05
+
+
+def check_fragments_that_change(comm: gf.Communicator) -> None:
+    """What travels in a fragment when parameters are added is applied once, to the tensors that it was measured of."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(4)])
+    for layer in (0, 2):
+        model[layer].requires_grad_(False)
+    sgd = torch.optim.SGD([*model[1].parameters(), *model[3].parameters()], lr=0.1)
+    strategy = "diloco(period=4, outer_rate=1.0, outer_momentum=0.0, fragments=2, delay=3, mixing=0.5)"
+    with gft.DistributedOptimizer(sgd, model, comm, strategy=strategy) as optimizer:
+
+        def train(steps: int) -> None:
+            for number in range(steps):
+                optimizer.zero_grad()
+                model(torch.full((2, 4), 1.0 + RANK + number)).square().mean().backward()
+                optimizer.step()
+
+        train(4)
+        before: Any = optimizer.synchronizer
+        (part, _), due = before._parts, before.due
+        assert (part, due) == ([0], [7, 5])
+        before._wait_for_all()
+        common = {name: each.copy() for name, each in zip(before.layout.names, before.common, strict=True)}
+        means = {name: each.copy() for name, each in zip(before.layout.names, before.differences, strict=True)}
+        for layer in (0, 2):
+            model[layer].requires_grad_(True)
+        optimizer.add_param_group({"params": [*model[0].parameters(), *model[2].parameters()]})
+        after: Any = optimizer.synchronizer
+        there = dict(zip(after.layout.names, after.common, strict=True))
+        for name, each in common.items():
+            assert abs(there[name] - (each - means[name])).max() < 1e-6, name
+        assert after.due == [-1, -1]
+        train(9)
+        optimizer.finish()
+        same_everywhere(comm, model)
 
 
 def check_a_backward_pass_that_fails_on_one_rank(comm: gf.Communicator) -> None:
