@@ -462,7 +462,7 @@ class ParameterServer:
     def statistics(self, timeout: float | None = None) -> Statistics:
         """Ask server 0 how it has gone so far. Not collective."""
         numbers = iter(self._native.statistics(timeout))
-        rounds, barriers, ends = (int(next(numbers)) for _ in range(3))
+        rounds, ends, barriers = (int(next(numbers)) for _ in range(3))
         workers = []
         for _ in range(self._comm.size):
             pushes, waited, pairs = int(next(numbers)), next(numbers), int(next(numbers))

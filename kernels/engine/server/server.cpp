@@ -17,7 +17,6 @@ using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
 constexpr auto last_words = 200ms;
-constexpr std::size_t most_events = std::size_t{1} << 20;  // that are kept
 
 }  // namespace
 
@@ -27,7 +26,8 @@ Server::Server(Shared& shared, std::size_t number, std::size_t threads, MakePoli
       make_policy_(std::move(make_policy)),
       shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer, threads,
              [this](int of) { return !shared_.mailbox->loss_of(of, "a copy"); }),
-      workers_(static_cast<std::size_t>(shared.roles.workers)) {
+      workers_(static_cast<std::size_t>(shared.roles.workers)),
+      log_(shared.roles.workers) {
   if (leads()) {
     policy_ = make_policy_();
   }
@@ -200,6 +200,7 @@ bool Server::take_up(int number) {
     } else if (received.note.kind == NoteKind::depart) {
       of.departed = true;
       if (leads()) {
+        log_.departed(number);
         ask_policy(number, true);
         if (std::all_of(workers_.begin(), workers_.end(), [](const Worker& each) { return each.departed; })) {
           decide({{Decision::Kind::end, {}}});
@@ -223,17 +224,16 @@ void Server::take_up_push(int number, const ReceivedNote& received) {
   }
   of.pushes.push_back({received.note.skip, received.note.scale, of.settings});
   if (leads()) {
-    ++of.pushed;
-    of.since.push_back(now());
+    log_.pushed(number);
     ask_policy(number, false);
     check_farewells();
   }
 }
 
 void Server::ask_policy(int number, bool departed) {
-  const double seconds = now();
+  const double seconds = log_.now();
   const policy::Answer answer = departed ? policy_->departed(number, seconds) : policy_->pushed(number, seconds);
-  record(number, seconds, departed, answer);
+  log_.answered(number, seconds, departed, answer);
   std::vector<Decision> decisions;
   for (const auto& round : answer.apply) {
     decisions.push_back({Decision::Kind::round, round});
@@ -407,7 +407,7 @@ void Server::release(int number) {
   Worker& of = worker(number);
   ++of.released;
   if (leads()) {
-    note_release(of);
+    log_.went_on(number);
     send_note(*shared_.mailbox, number, shared_.tags.to_worker,
               {.kind = NoteKind::release, .pushes = of.released, .round = rounds_},
               std::as_bytes(std::span(of.skipped)));
@@ -416,56 +416,15 @@ void Server::release(int number) {
   answer_pulls(number);
 }
 
-// Staleness is counted when a worker goes on: how many pushes it is ahead of the slowest that has not departed.
-void Server::note_release(Worker& of) {
-  if (of.since.empty()) {
-    return;
-  }
-  of.waited += now() - of.since.front();
-  of.since.pop_front();
-  std::uint64_t slowest = of.pushed;
-  for (const Worker& each : workers_) {
-    slowest = each.departed ? slowest : std::min(slowest, each.pushed);
-  }
-  ++of.staleness[of.pushed - slowest];
-}
-
-// Events one after the other: worker, seconds, whether it departed, and the answer with the lengths of its lists.
-void Server::record(int number, double seconds, bool departed, const policy::Answer& answer) {
-  const auto here = static_cast<std::size_t>(
-      std::count_if(workers_.begin(), workers_.end(), [](const Worker& each) { return !each.departed; }));
-  barriers_ += here > 1 && answer.go_on.size() >= here ? 1 : 0;
-  if (++events_ > most_events) {
-    return;
-  }
-  trace_.insert(trace_.end(), {static_cast<double>(number), seconds, departed ? 1.0 : 0.0});
-  trace_.push_back(static_cast<double>(answer.apply.size()));
-  for (const auto& round : answer.apply) {
-    trace_.push_back(static_cast<double>(round.size()));
-    trace_.insert(trace_.end(), round.begin(), round.end());
-  }
-  trace_.push_back(static_cast<double>(answer.go_on.size()));
-  trace_.insert(trace_.end(), answer.go_on.begin(), answer.go_on.end());
-}
-
+// Rounds, ends, and what the log has; or the trace.
 void Server::report(int number, std::uint64_t what) {
-  const std::vector<double> numbers = what == 0 ? statistics() : trace_;
+  std::vector<double> numbers = log_.trace();
+  if (what == 0) {
+    numbers = log_.statistics();
+    numbers.insert(numbers.begin(), {static_cast<double>(rounds_), static_cast<double>(ends_)});
+  }
   send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::report},
             std::as_bytes(std::span(numbers)));
-}
-
-// Rounds, barriers, ends; then of each worker: pushes, seconds waited, and its staleness, as a number of pairs.
-std::vector<double> Server::statistics() const {
-  std::vector<double> numbers = {static_cast<double>(rounds_), static_cast<double>(barriers_),
-                                 static_cast<double>(ends_)};
-  for (const Worker& each : workers_) {
-    numbers.insert(numbers.end(), {static_cast<double>(each.pushed_before + each.pushed), each.waited,
-                                   static_cast<double>(each.staleness.size())});
-    for (const auto& [ahead, times] : each.staleness) {
-      numbers.insert(numbers.end(), {static_cast<double>(ahead), static_cast<double>(times)});
-    }
-  }
-  return numbers;
 }
 
 // All workers have departed, and begin afresh.
@@ -481,8 +440,8 @@ void Server::end_epoch() {
       release(w);
     }
     worker(w).departed = false;
-    worker(w).pushed_before += std::exchange(worker(w).pushed, 0);
   }
+  log_.ended();
   ++ends_;
   if (leads()) {
     policy_ = make_policy_();

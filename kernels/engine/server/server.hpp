@@ -25,6 +25,7 @@
 #include "../../policy/policy.hpp"
 #include "../../transport/messages/mailbox.hpp"
 #include "notes.hpp"
+#include "server_log.hpp"
 #include "server_memory.hpp"
 #include "server_shard.hpp"
 
@@ -90,12 +91,6 @@ class Server {
     std::vector<ReceivedNote> pulls;                        // that wait
     bool departed = false;
     bool closed = false;
-    // For the report:
-    std::uint64_t pushed = 0;         // since all began afresh
-    std::uint64_t pushed_before = 0;  // until then
-    std::deque<double> since;         // when the pushes came after which it may not go on yet
-    double waited = 0.0;
-    std::map<std::uint64_t, std::uint64_t> staleness;
   };
   struct Decision {
     enum class Kind : std::int32_t { round, go_on, end } kind;
@@ -130,11 +125,7 @@ class Server {
   [[nodiscard]] std::vector<float> rates_of(const Round& round);
   void check_settings(const std::vector<int>& round);
   void release(int number);
-  void note_release(Worker& of);
-  void record(int number, double seconds, bool departed, const policy::Answer& answer);
   void report(int number, std::uint64_t what);
-  [[nodiscard]] std::vector<double> statistics() const;
-  [[nodiscard]] double now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   void end_epoch();
   void answer_pulls(int number);
   void answer(int number, const ReceivedNote& pull);
@@ -162,12 +153,9 @@ class Server {
   std::array<Copy, 2> copies_;  // of the weights as they travel and as they are, for workers of other nodes
   std::uint64_t changes_ = 0;   // of the weights
   std::uint64_t ends_ = 0;
-  std::uint64_t barriers_ = 0;  // at which all workers that are left could go on
-  std::vector<double> trace_;
-  std::size_t events_ = 0;
+  ServerLog log_;
   bool has_weights_ = false;
   int losses_ = 0;
-  Clock::time_point start_ = Clock::now();
   std::atomic<bool> stops_{false};
 };
 

@@ -65,7 +65,7 @@ class ServerWorker {
   void load(std::size_t array, std::span<const float* const> tensors);
   void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
 
-  // What server 0 knows: see Server::statistics and Server::record.
+  // What server 0 knows: see Server::report and ServerLog.
   enum class Report : std::uint64_t { statistics, trace };
   [[nodiscard]] std::vector<double> report(Report what, Seconds timeout);
 
