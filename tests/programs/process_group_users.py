@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import gradientflow.torch as gft
 from gradientflow.errors import ArgumentTypeError, MismatchError
 
 FOLDER = sys.argv[1]  # for checkpoints
@@ -284,6 +286,41 @@ def check_ddp_hooks() -> None:
     first = loss_of(model).item()
     train(model, optimizer, [0] * 10)
     assert loss_of(model).item() < first
+
+
+def check_powersgd_of_pytorch_and_of_gradientflow() -> None:
+    """The same steps from the same random matrices, orthonormal in the hook and as they are in ours."""
+
+    def net() -> nn.Sequential:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 30))
+
+    theirs = DistributedDataParallel(net())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=3, start_powerSGD_iter=2)
+    theirs.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer, ours, drawn = sgd(theirs.parameters()), net(), []
+    random = torch.randn
+
+    def noted(*shape: int, **options: Any) -> torch.Tensor:
+        drawn.append(random(*shape, **options))
+        return drawn[-1]
+
+    with gft.DistributedOptimizer(sgd(ours.parameters()), ours, strategy="powersgd(rank=3, warmup=2)") as mine:
+        for number in range(12):
+            inputs = batch(RANK, number)  # with torch.randn
+            with mock.patch.object(torch, "randn", noted if number == 2 else random):
+                optimizer.zero_grad()
+                theirs(inputs).square().mean().backward()
+                optimizer.step()
+            if number == 2:
+                synchronizer: Any = mine.synchronizer
+                for base in synchronizer.bases:
+                    for matrix in drawn:
+                        if matrix.shape[1:] == base.shape:
+                            base[...] = matrix[0].numpy()
+            train(ours, mine, [number])
+            close(theirs.module, ours, 2e-5)
+    assert [matrix.shape[1] for matrix in drawn] in ([20, 40], [40, 20])
 
 
 def check_zero() -> None:
