@@ -30,9 +30,12 @@ class Description:
     ----------
     name : str
         In words; by default the name of the class.
+    not_taken : mapping of str to str
+        Arguments that others take and that do not go with this one, and why.
     """
 
     name: ClassVar[str] = ""
+    not_taken: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Name a class that has no name of its own."""
@@ -125,6 +128,10 @@ class Words(Generic[Kind]):
             raise ArgumentError(message)
         kind = self._own(Path(f"{place}.py"), named.id) if separator else self._known(named.id)
         positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
+        for argument in by_name:
+            if argument in kind.not_taken:
+                message = f"{text!r}: {kind.name} takes no {argument}: {kind.not_taken[argument]}"
+                raise ArgumentError(message)
         try:
             bound = inspect.signature(kind).bind(*positional, **by_name)
         except TypeError as error:

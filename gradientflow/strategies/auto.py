@@ -75,6 +75,9 @@ class Auto(PoolStrategy):
     pool = GradientPool
     averages = True
     alone_is_identity = True
+    not_taken = dict.fromkeys(
+        ("density", "ratio"), "it chooses among strategies that lose nothing; explain() tells what others would gain"
+    ) | {"fusion_threshold": "it is what auto finds out", "wire": "allow=('float16',) lets auto choose that one"}
 
     def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, algorithm: str = "auto") -> None:
         super().__init__(algorithm=algorithm)

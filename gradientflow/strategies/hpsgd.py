@@ -54,6 +54,10 @@ class HPSGD(Strategy):
     writes_weights = True
     works_on_host = True
     takes_momentum = False
+    not_taken = dict.fromkeys(
+        ("density", "ratio"),
+        "choosing what is sent would keep the trainer waiting, and a slow round has the gradients of more steps",
+    ) | {"fusion_threshold": "a round is one call", "period": "a round ends when it is done"}
 
     def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
         self.wire = checked_wire(wire)

@@ -21,6 +21,10 @@ class LocalSGD(PeriodicStrategy):
     """
 
     name = "local_sgd"
+    not_taken = PeriodicStrategy.not_taken | dict.fromkeys(
+        ("fragments", "outer_rate", "outer_momentum", "nesterov"),
+        "diloco has it; diloco(outer_rate=1.0, outer_momentum=0.0) is local_sgd",
+    )
 
     def __init__(
         self, period: int = 8, *, delay: int = 0, mixing: float | None = None, wire: str | None = None

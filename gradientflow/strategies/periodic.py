@@ -54,6 +54,9 @@ class PeriodicStrategy(Strategy):
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
+    not_taken = dict.fromkeys(
+        ("density", "ratio"), "sparse_loco is the method that sends the largest changes of weights and keeps the rest"
+    )
 
     def __init__(
         self,

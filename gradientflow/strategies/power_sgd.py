@@ -17,12 +17,11 @@ from .arrays import ArraySynchronizer
 from .explanation import Explanation, Subject
 from .layout import Layout
 from .link import Link, median_seconds
-from .sparsity import allreduce_bytes
 from .strategy import Strategy
+from .wire import checked_wire
 
 _SIDE = 1024  # rows and columns of a matrix, where shapes are not known
 _MEASURED = 2048  # rows and columns at most, of the matrix that is measured
-_FLOAT = 4  # bytes
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,14 +41,21 @@ class PowerSGD(Strategy):
         Iterations at the beginning in which everything travels as it is.
     seed : int, default 0
         Of the matrices that the iteration starts with.
+    wire : {"float16", "bfloat16"}, optional
+        What is rounded to where it travels between nodes. What the product loses by that of a matrix is added to the
+        next gradient, too.
     """
 
     name = "powersgd"
+    not_taken = dict.fromkeys(("density", "ratio"), "all of two thin matrices is sent; rank says how thin they are") | {
+        "fusion_threshold": "all matrices travel together, in two calls"
+    }
 
-    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0) -> None:
+    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, wire: str | None = None) -> None:
         self.rank = whole("rank", rank, 1)
         self.warmup = whole("warmup", warmup)
         self.seed = whole("seed", seed)
+        self.wire = checked_wire(wire)
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make what approximates gradients. Collective."""
@@ -78,7 +84,7 @@ class PowerSGD(Strategy):
         return self._of_matrices(comm, found, shapes)
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        return Subject(self.name, parameters, "float32", None, "auto", overlaps=False)
+        return Subject(self.name, parameters, "float32", self.wire, "auto", overlaps=False)
 
     def _of_matrices(self, comm: Communicator, found: Explanation, shapes: Sequence[tuple[int, ...]]) -> Explanation:
         sizes = [_matrix(shape, self.rank) for shape in shapes]
@@ -87,11 +93,12 @@ class PowerSGD(Strategy):
             for (rows, columns, rank), shape in zip(sizes, shapes, strict=True)
         )
         elements = sum(rows * columns for rows, columns, _ in sizes)
-        link = Link(found.latency_seconds, found.seconds_per_byte * _FLOAT)
+        each = (found.communication_seconds - found.latency_seconds) / max(1, found.parameters)  # as it travels
+        link = Link(found.latency_seconds, max(0.0, each))
         return replace(
             found,
             elements_sent=sent,
-            bytes_sent=allreduce_bytes(comm, sent * _FLOAT),
+            bytes_sent=found.bytes_sent * sent / max(1, found.parameters),
             communication_seconds=link.seconds(sent) + (link.latency if elements else 0.0),
             bookkeeping_seconds=self._product_seconds(comm, [each for each in sizes if each[2]]) if elements else 0.0,
         )
@@ -171,21 +178,25 @@ class _Approximated(ArraySynchronizer):
         is_warm = self.steps >= self.strategy.warmup
         self.steps += 1
         if not is_warm:
-            self.comm.allreduce(self._everything, "mean")
+            self._average(self._everything)
             self._return(self._whole)
             return
-        self.comm.allreduce(self._first, "mean")
+        self._average(self._first)
         matrices = [index for index, (*_, rank) in enumerate(self._sizes) if rank]
         for index in matrices:
             self._left[index][...] = np.linalg.qr(self._left[index])[0]
             np.matmul(self.residuals[index].T, self._left[index], out=self._right[index])
-        self.comm.allreduce(self._second, "mean")
+        self._average(self._second)
         for index in matrices:
             self.bases[index][...] = self._right[index]
             product = self._left[index] @ self._right[index].T
             self.residuals[index] -= product
             self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
         self._return(self._plain)
+
+    def _average(self, values: Floats) -> None:
+        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
+        self.comm.allreduce(values, "mean", **wire)
 
     def has_gradient(self, index: int) -> bool:
         """Tell whether the product has something for a tensor: its residual has been given, whoever used it."""

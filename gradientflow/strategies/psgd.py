@@ -23,6 +23,9 @@ class PSGD(Strategy):
     gradients = "local"
     writes_weights = True
     alone_is_identity = True
+    not_taken = dict.fromkeys(
+        ("wire", "density", "ratio", "fusion_threshold"), "nothing travels before finish(), which averages exactly"
+    ) | {"period": "local_sgd(period=...) exchanges weights every few steps"}
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make what averages weights in the end. Collective."""

@@ -53,6 +53,9 @@ class ServedStrategy(Strategy):
     writes_weights = True
     works_on_host = True
     waits: bool = True  # for the servers, in every step
+    not_taken = dict.fromkeys(
+        ("density", "ratio"), "servers add up whole gradients; wire='float16' halves what travels"
+    ) | {"algorithm": "pushes and pulls are no allreduce"}
 
     def __init__(
         self,

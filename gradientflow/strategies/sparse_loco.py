@@ -42,6 +42,11 @@ class SparseLoCo(PeriodicStrategy):
     """
 
     name = "sparse_loco"
+    not_taken = (
+        dict.fromkeys(("density", "ratio"), "it sends 64 of each 4,096 entries, as the method has it")
+        | dict.fromkeys(("fragments", "delay", "mixing"), "entries are chosen, sent and applied at once")
+        | {"wire": "what it sends has two bits already", "outer_momentum": "what is kept takes its place"}
+    )
 
     def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95) -> None:
         super().__init__(period)

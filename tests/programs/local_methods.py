@@ -180,6 +180,23 @@ def check_powersgd(comm: gf.Communicator) -> None:
             same_everywhere(comm, training.gradients)
 
 
+def check_powersgd_loses_nothing_by_rounding(comm: gf.Communicator) -> None:
+    """What was used of the matrix and the mean of what is kept are the mean of its gradients."""
+    used = {}
+    for wire in (None, "float16"):
+        strategy = gf.strategies.PowerSGD(rank=3, warmup=0, wire=wire)
+        with trained(comm, strategy) as (training, optimizer):  # type: ignore[arg-type]
+            used[wire], wanted = np.zeros((30, 20)), np.zeros((30, 20))
+            for number in range(6):
+                step(training, optimizer, number)
+                same_everywhere(comm, training.gradients)
+                used[wire] += training.gradients[2]
+                wanted += np.mean([gradients_of(rank, number)[2] for rank in range(SIZE)], axis=0)
+            kept = comm.allreduce(np.array(training.synchronizer.residuals[2], np.float64), "mean")
+            assert np.allclose(used[wire] + kept, wanted, atol=1e-4), wire
+    assert np.array_equal(used[None], used["float16"]) == (comm.nodes == 1)
+
+
 # ---- what every strategy has -----------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ def test_local_methods(check: Callable[..., Any], ranks: int) -> None:
         ("diloco(wire='float64')", "wire is float32, float16 or bfloat16, not 'float64'"),
         ("sparse_loco(decay=1.5)", "decay is from 0 to 1, not 1.5"),
         ("powersgd(rank=0)", "rank is 1 or more"),
+        ("powersgd(wire='int8')", "wire is float32, float16 or bfloat16, not 'int8'"),
     ],
 )
 def test_bad_arguments_are_refused(words: str, message: str) -> None:
