@@ -498,7 +498,8 @@ void bind_memory(py::module_& module) {
       .def("write", &write, py::arg("values"), "Fill it from a contiguous buffer of as many bytes.")
       .def("read", &read)
       .def("read_into", &read_into, py::arg("values"), "Copy it to a contiguous buffer of as many bytes.");
-  py::class_<cuda::Pinned>(module, "Pinned", "Pins memory of the host for as long as this is there.")
+  py::class_<cuda::Pinned>(module, "Pinned", py::module_local(),
+                           "Pins memory of the host for as long as this is there.")
       .def(py::init([](Address address, std::size_t bytes) {
              return std::make_unique<cuda::Pinned>(pointer(address), bytes);
            }),
