@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from .session import Observer, Session
 
+Page = Callable[[Sequence[Any], Mapping[str, Any], Sequence[str]], str]
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -36,6 +38,8 @@ class Bench:
         The table.
     draw : callable
         The picture.
+    page : callable, optional
+        Told the results, the environment, and the remarks, gives a page of HTML.
     others : mapping
         The tables of further results, by the names that these have in the outcome.
     in_job : bool
@@ -50,6 +54,7 @@ class Bench:
     layout: Layout
     draw: Draw
     others: Mapping[str, Layout] = field(default_factory=dict)
+    page: Page | None = None
     in_job: bool = True
 
 
@@ -102,3 +107,9 @@ def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option
 def plot(what: str) -> click.Option:
     """Make the option of the picture."""
     return click.Option(["--plot", "plot_path"], metavar="FILE.png", help=f"draw {what} (needs matplotlib)")
+
+
+def page(what: str) -> click.Option:
+    """Make the option of the page."""
+    help = f"write one page of HTML with {what} (needs matplotlib and jinja2)"
+    return click.Option(["--report", "page_path"], metavar="FILE.html", help=help)

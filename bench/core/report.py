@@ -6,13 +6,14 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
 from .environment import describe_environment, environment_lines
 from .plot import save_plot
-from .results import write_json
+from .results import write_csv, write_json
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -34,7 +35,7 @@ class Output:
     ----------
     arguments : list of str
         The command line, for the record.
-    json_path, plot_path : str or None
+    json_path, csv_path, plot_path, page_path : str or None
         Files to write.
     out_columns, err_columns : int
         Widths of the terminals that mpirun forwards standard output and error to; 0 where there is none.
@@ -48,6 +49,8 @@ class Output:
     out_columns: int
     err_columns: int
     with_cpu: bool = False
+    csv_path: str | None = None
+    page_path: str | None = None
 
 
 @contextlib.contextmanager
@@ -124,5 +127,9 @@ def report(comm: Communicator, bench: Bench, outcome: Outcome[Any], output: Outp
         console.print(sentence, style="yellow", highlight=False, markup=False)
     if output.json_path is not None:
         write_json(output.json_path, environment, outcome.results, outcome.others)
+    if output.csv_path is not None:
+        write_csv(output.csv_path, outcome.results)
+    if output.page_path is not None and bench.page is not None:
+        Path(output.page_path).write_text(bench.page(outcome.results, environment, outcome.remarks), encoding="utf-8")
     if output.plot_path is not None:
         save_plot(output.plot_path, bench.draw, outcome.results, environment)

@@ -15,6 +15,7 @@ Of every result scripts rely on the names. Those that benches share are:
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,20 @@ def write_json(
     lists = {name: [record(result) for result in table] for name, table in tables.items()}
     text = json.dumps(_finite({"environment": environment, **lists}), indent=2, default=repr)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def write_csv(path: str, results: Sequence[Any]) -> None:
+    """Write a line of names, and one for each result; what is no number or text is written as JSON."""
+    rows = [dict(result.row()) if hasattr(result, "row") else record(result) for result in results]
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(_finite(value), default=repr) if isinstance(value, Mapping | list | tuple) else value
 
 
 def _finite(value: Any) -> Any:

@@ -95,6 +95,10 @@ def _bookkeeping_share(figures: Figures) -> float | None:
     return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
 
 
+def _efficiency(ranks: int) -> Text:
+    return lambda result: next((f"{100 * each.efficiency:.0f}" for each in result.scale if each.ranks == ranks), "")
+
+
 def milliseconds(value: float) -> str:
     """Write a time with three significant digits or so."""
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
@@ -124,6 +128,8 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
     ]
     models = len({result.model for result in results})
+    scaled = sorted({each.ranks for result in results for each in result.scale if each.ranks > 1})
+    texts += [(f"at {ranks} ranks\n%", _efficiency(ranks)) for ranks in scaled]
     return [
         name("model", "model", repeats=False),
         name("contestant", lambda result: result.entry.contestant),
@@ -161,6 +167,11 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
         text += (
             " distance is how far the parameters ended from those of single, over how far those have moved; that of "
             "single-accumulated is what rounding makes of it."
+        )
+    if any(result.scale for result in results):
+        text += (
+            " at 2 ranks, and so on, is the scale efficiency: the samples per second of so many ranks by themselves, "
+            "over so many times those of one rank that trains alone, without communication."
         )
     text += " loss and accuracy are of held-out samples, after the last step"
     several = any(len(result.runs) > 1 for result in results)

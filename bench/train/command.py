@@ -11,7 +11,7 @@ import click
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import parse_strategies
 
-from ..core.command import Bench, option, plot
+from ..core.command import Bench, option, page, plot
 from ..core.plan import WIRES, parse_thresholds
 from .columns import LAYOUT
 from .ladder import LADDER
@@ -26,8 +26,15 @@ def _plan(strategies: tuple[str, ...] = (), **options: Any) -> TrainPlan:
     return plan
 
 
-def _numbers(name: str, field: str, default: str, help: str) -> click.Option:
+def _numbers(name: str, field: str, default: str | None, help: str) -> click.Option:
     return option(f"{name} {field}", default, help, partial(parse_numbers, name))
+
+
+def _page(*what: Any) -> str:
+    from .page import page_of  # imports what draws and fills in
+
+    text: str = page_of(*what)
+    return text
 
 
 def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
@@ -95,11 +102,21 @@ TRAIN = Bench(
         option(
             "--traces", None, "where to save what the policies of servers decided, for replay", None, metavar="FOLDER"
         ),
+        _numbers("--scale", "scale", None, "train on so many of the ranks, too, for the scale efficiency: 1,2,4"),
+        option(
+            "--resume",
+            None,
+            "keep what has been measured in this file, and do not measure again what it has: the same command goes on",
+            None,
+            metavar="FILE",
+        ),
+        page("tables and plots"),
         plot("loss over time, and steps"),
     ),
     plan=_plan,
     session=_session,
     layout=LAYOUT,
     draw=draw,
+    page=_page,
     others={"ladder": LADDER},
 )

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ MOMENTUM = 0.9
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
 OURS = "gradientflow"
 CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
+_ON_ALL_RANKS = "ddp-gradientflow"  # the process group is that of the whole job
 
 NONE = "none"  # every rank trains alone: what a step costs without communication
 SINGLE = "single"  # one process trains on the batches of all ranks
@@ -184,6 +185,10 @@ class TrainPlan(Plan):
         The step of the fastest one; None for what is measured, and half as much.
     traces : str or None
         A folder for the traces of what the policies of servers decided.
+    scale : tuple of int
+        Numbers of ranks that train by themselves as well, for the scale efficiency; empty for none.
+    resume : str or None
+        A file that keeps what has been measured.
     """
 
     models: tuple[str, ...] = MODELS
@@ -204,6 +209,8 @@ class TrainPlan(Plan):
     stragglers: Stragglers | None = None
     step_ms: float | None = None
     traces: str | None = None
+    scale: tuple[int, ...] = ()
+    resume: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
@@ -225,6 +232,7 @@ class TrainPlan(Plan):
             ("--threads", self.threads),
             ("--powersgd-rank", min(self.approximation_ranks)),
             ("--convergence", self.epochs),
+            ("--scale", min(self.scale, default=None)),
         ):
             if number is not None and number < 1:
                 raise PlanError(f"{option} needs at least 1, not {number}")
@@ -234,6 +242,9 @@ class TrainPlan(Plan):
             raise PlanError(f"--lr needs more than 0, not {self.learning_rate:g}")
         if self.ladder and self.stragglers is not None:
             raise PlanError("--ladder is for ranks that are equally fast: leave --stragglers out")
+        if self.scale and (self.ladder or self.stragglers is not None):
+            option = "--ladder" if self.ladder else "--stragglers"
+            raise PlanError(f"--scale does not go with {option}: leave one of them out")
         if self.step_ms is not None and self.stragglers is None:
             raise PlanError("--step-ms is about --stragglers: name them, or leave it out")
         if self.step_ms is not None and not 0 < self.step_ms < math.inf:
@@ -308,7 +319,28 @@ class TrainPlan(Plan):
     @property
     def stages(self) -> int:
         """How much there is to do, as progress is counted."""
-        return self.all_turns
+        return self.all_turns + len(self.scales) * self.on_a_part.all_turns
+
+    @property
+    def scales(self) -> list[int]:
+        """All numbers of ranks of the scale efficiency, with the one rank that it is relative to."""
+        return sorted({1, *self.scale}) if self.scale else []
+
+    @property
+    def on_a_part(self) -> TrainPlan:
+        """What a part of the ranks measures, for the scale efficiency."""
+        contestants = tuple(name for name in self.contestants if name != _ON_ALL_RANKS)
+        return replace(self, contestants=contestants, seeds=self.seeds[:1], epochs=None, scale=(), traces=None)
+
+    def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
+        """Refuse, before anything is started, what could only fail on the way."""
+        super().check_job(ranks, on_this_machine=on_this_machine)
+        self.check_scale(ranks)
+
+    def check_scale(self, ranks: int) -> None:
+        """Refuse more ranks than there are."""
+        if max(self.scale, default=0) > ranks:
+            raise PlanError(f"--scale goes up to the {ranks} ranks that there are, not to {max(self.scale)}")
 
     @property
     def peers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -320,6 +352,15 @@ class TrainPlan(Plan):
         """Turns of all contestants, for all models and seeds."""
         turns = len(self.turns) if self.epochs is None else self.epochs
         return len(self.models) * len(self.seeds) * turns * len(self.entries)
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """What has to be the same for results to belong together; models, seeds and parts of the ranks may be added."""
+        others = {"models", "seeds", "scale", "resume", "strategies"}
+        found = {item.name: str(getattr(self, item.name)) for item in fields(self) if item.name not in others}
+        # The module of one's own strategies has the content of its file in its name.
+        strategies = (f"{each} of {type(each).__module__}" for each in self.strategies)
+        return {**found, "strategies": "; ".join(strategies)}
 
     @property
     def turns(self) -> list[int]:

@@ -37,6 +37,8 @@ class Turn:
         Bytes that the library says this rank sent in the last step.
     waited : float or None
         Seconds that the timed steps took beyond what they were drawn to compute; None where nothing was drawn.
+    sent_in_all : int or None
+        Bytes that this rank sent in all steps, as counted, or else as reported; None where neither is known.
     """
 
     times: Times
@@ -46,6 +48,7 @@ class Turn:
     sent: int
     reported: int | None
     waited: float | None = None
+    sent_in_all: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class JointTurn:
         The share of their time in which ranks did not compute; None where nothing was drawn.
     iterations_per_second : float or None
         Of all ranks together, there.
+    sent_in_all : float or None
+        Bytes that a rank sent in all steps.
     """
 
     step: NDArray[np.float64]
@@ -82,6 +87,20 @@ class JointTurn:
     reported: float | None
     waited: float | None = None
     iterations_per_second: float | None = None
+    sent_in_all: float | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Give it as what JSON can hold."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> JointTurn:
+        """Make one of what `plain` has given."""
+        values: dict[str, Any] = {
+            name: np.array(value) if isinstance(value, list) else value for name, value in plain.items()
+        }
+        return cls(**values)
 
 
 def join(turns: Sequence[Turn]) -> JointTurn:
@@ -91,6 +110,7 @@ def join(turns: Sequence[Turn]) -> JointTurn:
     waited = [turn.waited for turn in turns if turn.waited is not None]
     computing = [float(turn.times.sum()) / 1e9 for turn in turns]
     reported = [turn.reported for turn in turns if turn.reported is not None]
+    sent = [turn.sent_in_all for turn in turns if turn.sent_in_all is not None]
     return JointTurn(
         step=times.sum(axis=2).max(axis=0) / 1e6,
         forward=times[:, :, FORWARD].max(axis=0) / 1e6,
@@ -102,6 +122,7 @@ def join(turns: Sequence[Turn]) -> JointTurn:
         reported=sum(reported) / len(reported) if reported else None,
         waited=sum(waited) / sum(computing) if waited else None,
         iterations_per_second=sum(len(turn.times) for turn in turns) / max(computing) if waited else None,
+        sent_in_all=sum(sent) / len(sent) if len(sent) == len(turns) else None,
     )
 
 
@@ -117,12 +138,15 @@ class Point:
         What they took.
     loss, accuracy : float
         Cross-entropy, and the share of right answers.
+    sent : float or None
+        Bytes that a rank has sent so far, counted at the network device, or else as the library says.
     """
 
     step: int
     seconds: float
     loss: float
     accuracy: float
+    sent: float | None = None
 
 
 @dataclass
@@ -145,6 +169,30 @@ class Run:
     curve: list[Point] = field(default_factory=list)
     distance: float | None = None
     staleness: list[int] | None = None
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Run:
+        """Make one of what `asdict` has given."""
+        return cls(**{**plain, "curve": [Point(**point) for point in plain["curve"]]})
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What a contestant did on a part of the ranks.
+
+    Attributes
+    ----------
+    ranks : int
+        How many.
+    samples_per_second : float
+        Of all of them together.
+    efficiency : float
+        The same over so many times that of one rank which trains alone, without communication.
+    """
+
+    ranks: int
+    samples_per_second: float
+    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -286,6 +334,8 @@ class TrainResult:
         Wrong elements of checked gradients, and ranks that ended with parameters of their own.
     learning_rate : float
         Of the optimizer.
+    scale : tuple of Scaled
+        On more and more ranks, where that was measured.
     """
 
     model: str
@@ -299,6 +349,7 @@ class TrainResult:
     runs: list[Run]
     wrong: int
     learning_rate: float = 0.0
+    scale: tuple[Scaled, ...] = ()
 
     @property
     def optimizer(self) -> str:
@@ -324,9 +375,20 @@ class TrainResult:
             "batch": self.batch,
             **({item.name: None for item in fields(Figures)} if figures is None else asdict(figures)),
             "link_ms": self.link_ms,
+            "scale": [asdict(each) for each in self.scale],
             "runs": [asdict(run) for run in self.runs],
             "wrong": self.wrong,
         }
+
+    def row(self) -> dict[str, Any]:
+        """Give what a line of a table holds of it: of the curves the ends, as means over the seeds."""
+        record = {name: value for name, value in self.record().items() if name not in ("runs", "scale", "wrong")}
+        ends = [run.curve[-1] for run in self.runs if run.curve]
+        for name in ("loss", "accuracy", "seconds", "sent"):
+            values = [getattr(point, name) for point in ends]
+            record[f"final_{name}"] = None if None in values or not values else float(np.mean(values))
+        efficiencies = {f"efficiency_at_{each.ranks}": each.efficiency for each in self.scale}
+        return {**record, **efficiencies, "seeds": len(self.runs), "wrong": self.wrong}
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gc
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +18,17 @@ from torch import Tensor
 
 from ..core.case import Case
 from ..core.data import count_beyond_rounding
-from ..core.environment import package_version
+from ..core.environment import describe_environment, package_version
+from ..core.kept import Kept
 from ..core.peers import Peer
 from ..core.plan import PlanError
-from ..core.session import Session
+from ..core.session import Observer, Outcome, Session
 from ..core.traffic import Traffic
 from .contestants import Contestant
 from .data import SampleOrder
 from .ladder import climb
 from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
-from .results import JointTurn, Point, Run, TrainResult, Turn, join, summarise
+from .results import JointTurn, Point, Run, Scaled, TrainResult, Turn, join, summarise
 from .stragglers import Pace, measure_pace
 from .tasks import Task, load_task
 
@@ -36,16 +38,33 @@ if TYPE_CHECKING:
     Shards = Sequence[tuple[Tensor, Tensor]]
 
 _UNTIMED_STEPS = 1  # of each turn: it finds nothing in the caches
+_IDLE_SECONDS = 0.02
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
 
 class TrainSession(Session[str, Any, TrainResult]):
     """All ranks train together as planned; a block is a model, and progress is counted in turns."""
 
-    def __init__(self, comm: Communicator, plan: TrainPlan, *observers: Any) -> None:
-        super().__init__(comm, plan, *observers)
+    def __init__(
+        self, comm: Communicator, plan: TrainPlan, observe: Observer | None = None, kept: Kept | None = None
+    ) -> None:
+        super().__init__(comm, plan, observe)
+        plan.check_scale(comm.size)
         self._traffic = Traffic(comm)
         self.outcome.facts = {"torch": package_version("torch")}
+        self._kept = kept or Kept(comm, plan.resume, self._conditions())
+
+    def run(self) -> Outcome[TrainResult]:
+        """Measure all ranks, and then parts of them where that is planned."""
+        outcome = super().run()
+        if self.plan.scales:
+            self._measure_scale()
+        if len(sittings := self._kept.sittings) > 1:
+            outcome.remark(
+                f"Measured in {len(sittings)} sittings, begun {', '.join(sittings)}; what is said of other work on "
+                "the machine is of the last one."
+            )
+        return outcome
 
     @property
     def wires(self) -> list[str]:
@@ -75,57 +94,80 @@ class TrainSession(Session[str, Any, TrainResult]):
         """Train one model in all ways, from all seeds."""
         torch.set_num_threads(self.plan.threads)
         task = self._load(block)
-        entries, wrong = self.plan.entries, self._check(task)
+        entries, ranks = self.plan.entries, self.comm.size
+        checked = self._kept.part(f"{block}: check of {ranks} ranks", partial(self._check, task))
+        wrong: dict[Entry, int] = {entry: checked[entry.name] for entry in entries}
         turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
         runs: dict[Entry, list[Run]] = {entry: [] for entry in entries}
         for seed in self.plan.seeds:
             right = [entry for entry in entries if not wrong[entry]]
-            contestants = [self._make(entry, task, seed) for entry in right]
-            pace = self._pace(task, seed)
-            course = _Course(self.comm, self.plan, task, seed, self._traffic, pace)
-            for contestant in contestants:
-                runs[contestant.entry].append(self._begin(task, contestant, seed))
-            for number, steps in enumerate(course.turns):
-                for place in np.random.default_rng([seed, number]).permutation(len(contestants)):
-                    contestant = contestants[place]
-                    entry = contestant.entry
-                    self.observe(f"{task.name}, seed {seed}: {entry.name}")
-                    turn = self._join(course.turn(contestant, steps))
-                    turns[entry].append(turn)
-                    if number == len(course.turns) - 1 and not course.is_free(contestant):
-                        contestant.finish()
-                    self._evaluate(task, contestant, turn, runs[entry][-1])
-                    self.done += 1
-            for contestant in contestants:
-                wrong[contestant.entry] += self._count_strays(contestant)
-            self._measure_distances(task, seed, contestants, runs)
-            for contestant in contestants:
-                self._ask_servers(task, seed, contestant, runs[contestant.entry][-1])
-                contestant.close()
+            done = self.done
+            trained = self._kept.part(f"{block}: seed {seed} of {ranks} ranks", partial(self._train, task, seed, right))
+            self.done = done + self.plan.all_turns // len(self.plan.models) // len(self.plan.seeds)
+            for sentence in trained["remarks"]:
+                self.outcome.remark(sentence)
+            for entry in right:
+                found = trained["contestants"][entry.name]
+                turns[entry] += map(JointTurn.of, found["turns"])
+                runs[entry].append(Run.of(found["run"]))
+                wrong[entry] += found["wrong"]
         for entry in entries:
             if wrong[entry]:
                 self.outcome.remark(f"WRONG: {task.name}, {entry.name}: {wrong[entry]} errors.")
             self.outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
 
-    def _pace(self, task: Task, seed: int) -> Pace | None:
+    def _train(self, task: Task, seed: int, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Train in all ways from one seed; give what is known of that as what JSON can hold."""
+        contestants = [self._make(entry, task, seed) for entry in entries]
+        pace, remarks = self._pace(task, seed)
+        course = _Course(self.comm, self.plan, task, seed, self._traffic, pace)
+        turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
+        runs = {contestant.entry: self._begin(task, contestant, seed) for contestant in contestants}
+        for number, steps in enumerate(course.turns):
+            for place in np.random.default_rng([seed, number]).permutation(len(contestants)):
+                contestant = contestants[place]
+                entry = contestant.entry
+                self.observe(f"{task.name}, seed {seed}: {entry.name}")
+                turn = self._join(course.turn(contestant, steps))
+                turns[entry].append(turn)
+                if number == len(course.turns) - 1 and not course.is_free(contestant):
+                    contestant.finish()
+                self._evaluate(task, contestant, turn, runs[entry])
+                self.done += 1
+        wrong = {contestant.entry: self._count_strays(contestant) for contestant in contestants}
+        self._measure_distances(task, seed, contestants, runs)
+        for contestant in contestants:
+            self._ask_servers(task, seed, contestant, runs[contestant.entry])
+            contestant.close()
+        found = {
+            entry.name: {
+                "turns": [turn.plain() for turn in turns[entry]],
+                "run": asdict(runs[entry]),
+                "wrong": wrong[entry],
+            }
+            for entry in entries
+        }
+        return {"remarks": remarks, "contestants": found}
+
+    def _pace(self, task: Task, seed: int) -> tuple[Pace | None, list[str]]:
         """Draw how long the steps of this rank compute; None where the ranks are not to differ. Collective."""
         plan = self.plan
         if plan.stragglers is None:
-            return None
+            return None, []
         contestant = self._make(Entry(NONE), task, seed)
         samples = task.random_samples(plan.batch, [0, self.comm.rank])
         given = None if plan.step_ms is None else plan.step_ms / 1e3
         step_seconds, backward = measure_pace(self.comm, lambda: train_step(contestant, task, [samples]), given)
-        self.outcome.remark(
+        remark = (
             f"{task.name}, seed {seed}: a step of the fastest rank computes for {step_seconds * 1e3:.1f} ms, by "
             f"sleeping; {plan.stragglers}."
         )
-        return Pace(plan.stragglers, self.comm.rank, seed, step_seconds, backward)
+        return Pace(plan.stragglers, self.comm.rank, seed, step_seconds, backward), [remark]
 
     def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
         return Contestant(entry, task, seed, self.plan.learning_rate or task.learning_rate, self.comm)
 
-    def _check(self, task: Task) -> dict[Entry, int]:
+    def _check(self, task: Task) -> dict[str, int]:
         """Count, for every contestant, the wrong elements of its first gradients and the ranks that go astray."""
         comm, seed = self.comm, self.plan.seeds[0]
         samples = task.random_samples(self.plan.batch, [self.next_seed(), comm.rank])
@@ -145,7 +187,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             contestant.finish()
             wrong[entry] += self._count_strays(contestant)
             contestant.close()
-        return wrong
+        return {entry.name: count for entry, count in wrong.items()}
 
     def _check_step(self, task: Task, contestant: Contestant, samples: tuple[Tensor, Tensor]) -> int:
         """Make a step, and count the wrong elements of its gradient, on all ranks.
@@ -191,17 +233,18 @@ class TrainSession(Session[str, Any, TrainResult]):
 
     def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
         """Begin a run with what its model knows before training, as rank 0 sees it."""
-        points = [Point(0, 0.0, *task.evaluate(contestant.model))] if self.comm.rank == 0 else []
+        points = [Point(0, 0.0, *task.evaluate(contestant.model), 0.0)] if self.comm.rank == 0 else []
         return Run(seed, points)
 
     def _evaluate(self, task: Task, contestant: Contestant, turn: JointTurn, run: Run) -> None:
         if self.comm.rank == 0:
             before, learnt = run.curve[-1], task.evaluate(contestant.model)
-            run.curve.append(Point(before.step + turn.steps, before.seconds + turn.seconds, *learnt))
+            sent = None if before.sent is None or turn.sent_in_all is None else before.sent + turn.sent_in_all
+            run.curve.append(Point(before.step + turn.steps, before.seconds + turn.seconds, *learnt, sent))
         self.comm.barrier()
 
     def _measure_distances(
-        self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, list[Run]]
+        self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, Run]
     ) -> None:
         """Compare the parameters at the end with those of training in one process."""
         single = next((contestant for contestant in contestants if contestant.entry.contestant == SINGLE), None)
@@ -211,7 +254,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         end = single.parameters()
         for contestant in contestants:
             distance = np.linalg.norm(contestant.parameters() - end.astype(np.float64)) / np.linalg.norm(end - start)
-            runs[contestant.entry][-1].distance = float(distance)
+            runs[contestant.entry].distance = float(distance)
 
     def _ask_servers(self, task: Task, seed: int, contestant: Contestant, run: Run) -> None:
         """Note how stale the workers were, and keep the trace of what the policy decided, where there is one."""
@@ -225,6 +268,53 @@ class TrainSession(Session[str, Any, TrainResult]):
                 folder.mkdir(parents=True, exist_ok=True)
                 trace.save(folder / f"{task.name}-{words}-seed{seed}.json")
         self.comm.barrier()
+
+    def _measure_scale(self) -> None:
+        """Train on parts of the ranks by themselves, and add to the results how well that scales. Collective."""
+        plan, outcome = self.plan, self.outcome
+        rates: dict[int, dict[tuple[str, Entry], float]] = {}
+        wrong: dict[tuple[str, Entry], int] = {}
+        for ranks in plan.scales:
+            found = outcome.results if ranks == self.comm.size else self._on_a_part(ranks)
+            self.done += plan.on_a_part.all_turns
+            rates[ranks] = {
+                (each.model, each.entry): each.figures.samples_per_second for each in found if each.figures is not None
+            }
+            for each in found if ranks < self.comm.size else ():
+                wrong[each.model, each.entry] = wrong.get((each.model, each.entry), 0) + each.wrong
+        wrong = self.comm.mpi.bcast(wrong, 0)
+        for place, result in enumerate(outcome.results):
+            key, alone = (result.model, result.entry), rates[1].get((result.model, Entry(NONE)))
+            points = [(ranks, found[key]) for ranks, found in rates.items() if key in found]
+            scaled = tuple(Scaled(n, rate, round(rate / (n * alone), 4)) for n, rate in points if alone)
+            outcome.results[place] = replace(result, scale=scaled, wrong=result.wrong + wrong.get(key, 0))
+
+    def _on_a_part(self, ranks: int) -> list[TrainResult]:
+        """Measure the first ranks by themselves; the others sleep, and have no results. Collective."""
+        part = self.comm.split(0 if self.comm.rank < ranks else None)
+        results: list[TrainResult] = []
+        if part is not None:
+            before, who = self.done, f"{ranks} of {self.comm.size} ranks"
+            with part:
+                session = TrainSession(
+                    part,
+                    self.plan.on_a_part,
+                    lambda done, text: self._observe(before + done, f"{who}: {text}"),
+                    self._kept,
+                )
+                outcome = session.run()
+            results = outcome.results
+            for sentence in outcome.remarks:
+                if sentence.startswith("WRONG"):
+                    self.outcome.remark(f"{who}: {sentence}")
+        _wait_idly(self.comm)
+        return results
+
+    def _conditions(self) -> dict[str, str]:
+        """Give what has to be the same for results to belong together."""
+        environment = describe_environment(self.comm, [], self.outcome.hosts)
+        parts = {name: str(value) for name, value in environment.items() if name not in ("command", "date")}
+        return {**self.plan.conditions, **parts, "torch": str(self.outcome.facts["torch"])}
 
     def _result(
         self, task: Task, entry: Entry, turns: dict[Entry, list[JointTurn]], runs: list[Run], wrong: int
@@ -249,6 +339,13 @@ class TrainSession(Session[str, Any, TrainResult]):
             *(task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong),
             plan.learning_rate or task.learning_rate,
         )
+
+
+def _wait_idly(comm: Communicator) -> None:
+    """Wait for the other ranks without taking processor time from them."""
+    request = comm.mpi.Ibarrier()
+    while not request.Test():
+        time.sleep(_IDLE_SECONDS)
 
 
 def train_step(
@@ -325,8 +422,9 @@ class _Course:
         is_free = self.is_free(contestant)
         finishes = is_free or not contestant.entry.keeps_step
         times: list[tuple[int, int, int]] = []
-        bookkeeping, waited, before = [], [], 0
+        bookkeeping, waited, before, reported = [], [], 0, []
         self._comm.barrier()
+        at_first = self._traffic.sent()
         end = time.perf_counter() + wanted * self._slowest
         gc.disable()
         try:
@@ -344,15 +442,20 @@ class _Course:
                 else:
                     times.append(train_step(contestant, self._task, shards, partial(pace.hold, step=step)))
                     waited.append(sum(times[-1]) / 1e9 - pace.seconds(step))
+                reported.append(contestant.bytes_reported())
                 bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
             finishing = time.perf_counter_ns()
             if finishes:
                 contestant.finish()  # until then ranks would wait for those that have made their last step
             finishing = time.perf_counter_ns() - finishing
             self._comm.barrier()
+            sent_in_all: int | None = self._traffic.sent() - at_first
             sent = self._traffic.sent() - before
         finally:
             gc.enable()
+        if not self._traffic.is_known:
+            known = [each for each in reported if each is not None]  # not in the first step, before all is bound
+            sent_in_all = round(len(reported) * sum(known) / len(known)) if known else None
         self._made[contestant.entry] = first + len(times)
         untimed = min(untimed, len(times) - 1)
         return Turn(
@@ -363,6 +466,7 @@ class _Course:
             sent,
             contestant.bytes_reported(),
             sum(waited[untimed:]) if waited else None,
+            sent_in_all,
         )
 
     def _shards(self, entry: Entry, step: int) -> Shards:

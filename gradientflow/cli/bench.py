@@ -34,6 +34,7 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
+_FILES = frozenset({"json_path", "csv_path", "plot_path", "page_path"})
 _COMMON_WIDTH = 80
 
 _RANKS = (
@@ -41,6 +42,7 @@ _RANKS = (
     click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="where to start them (default: this machine)"),
 )
 _JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figures and environment here")
+_CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
 
@@ -63,15 +65,15 @@ class BenchCommand(click.Command):
 
     def __init__(self, what: Bench) -> None:
         self._bench = what
-        params = [*what.options, *(_RANKS if what.in_job else ()), _JSON, _COLUMNS]
+        params = [*what.options, *(_RANKS if what.in_job else ()), _JSON, _CSV, _COLUMNS]
         super().__init__(what.name, params=params, help=what.help)
 
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
-        options, named = ctx.params, {option.name for option in self._bench.options} - {"plot_path", "with_cpu"}
+        options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
         check_installed(plan.peers)
-        _check_files(options["json_path"], options.get("plot_path"))
+        _check_files(options)
         inside, ranks = ranks_of_this_job(), options.get("ranks")
         if not self._bench.in_job:
             if inside not in (None, 1):
@@ -123,19 +125,26 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
     with_cpu = options.get("with_cpu", False)
     out_columns, err_columns = columns
-    return Output(arguments, options["json_path"], options.get("plot_path"), out_columns, err_columns, with_cpu)
+    files = {name: options.get(name) for name in _FILES}
+    return Output(arguments, out_columns=out_columns, err_columns=err_columns, with_cpu=with_cpu, **files)
 
 
-def _check_files(json_path: str | None, plot_path: str | None) -> None:
+def _check_files(options: Mapping[str, Any]) -> None:
     """Find out now, and not after the measurement, that its figures cannot be written."""
-    for path in (json_path, plot_path):
-        if path is not None and not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
+    for path in filter(None, (options.get(name) for name in (*_FILES, "resume"))):
+        if not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
             raise PlanError(f"{path} cannot be written")
-    if plot_path is not None:
-        if Path(plot_path).suffix.lower() not in _PLOT_FORMATS:
-            raise PlanError(f"--plot draws {', '.join(_PLOT_FORMATS)} files, not {plot_path}")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise PlanError("--plot needs matplotlib, which is not installed: pip install matplotlib")
+    plot_path = options.get("plot_path")
+    if plot_path is not None and Path(plot_path).suffix.lower() not in _PLOT_FORMATS:
+        raise PlanError(f"--plot draws {', '.join(_PLOT_FORMATS)} files, not {plot_path}")
+    for name, option, packages in (
+        ("plot_path", "--plot", ("matplotlib",)),
+        ("page_path", "--report", ("matplotlib", "jinja2")),
+    ):
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if options.get(name) is not None and missing:
+            names, verb = " and ".join(missing), "are" if len(missing) > 1 else "is"
+            raise PlanError(f"{option} needs {names}, which {verb} not installed: pip install {' '.join(missing)}")
 
 
 def _columns() -> list[int]:

@@ -88,6 +88,11 @@ class Auto(PoolStrategy):
                 raise ArgumentError(message)
         self.steps = whole("steps", steps, 2)
 
+    @classmethod
+    def typical(cls, steps: int) -> Auto:
+        """Return one that has chosen after about as many steps."""
+        return cls(steps=min(10, max(2, steps // 4)))
+
     @property
     def warmup(self) -> int:  # type: ignore[override]
         """Iterations after which the choice is made."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import io
 import json
 import math
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,8 +20,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from gradientflow.bench.core.kept import Kept
 from gradientflow.bench.core.plan import PlanError
-from gradientflow.bench.core.results import write_json
+from gradientflow.bench.core.results import write_csv, write_json
 from gradientflow.bench.train.columns import LAYOUT
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
 from gradientflow.bench.train.ladder import LADDER, climb
@@ -35,6 +40,7 @@ from gradientflow.bench.train.results import (
     JointTurn,
     Point,
     Run,
+    Scaled,
     TrainResult,
     Turn,
     join,
@@ -44,7 +50,7 @@ from gradientflow.bench.train.stragglers import Pace
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.policies import Stragglers
-from gradientflow.strategies import CSC, Dense, parse_strategies
+from gradientflow.strategies import CSC, Dense, DiLoCo, parse_strategies
 from gradientflow.strategies.words import BY_NAME
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -55,7 +61,7 @@ RESULT_FIELDS = [
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
-    *("iterations_per_second", "link_ms", "runs", "wrong"),
+    *("iterations_per_second", "link_ms", "scale", "runs", "wrong"),
 ]
 
 
@@ -110,7 +116,7 @@ def test_all_stands_for_every_strategy_of_the_library_as_it_suits_so_many_steps(
     plan = TrainPlan(strategies=tuple(dict.fromkeys(found)), steps=steps)
     assert plan.contestants == CONTESTANTS
     assert len(plan.entries) == 1 + len(BY_NAME) + 1 + len(CONTESTANTS) - 1
-    assert all(max(entry.period, 2 * entry.warmup - 20) <= steps for entry in plan.entries)
+    assert all(entry.period <= steps and entry.warmup <= max(10, steps) for entry in plan.entries)
     if steps == 4000:  # the arguments that they have by default
         usual = [each for each in found if each.name not in ("SignSGD", "ssp", "dssp")]
         assert usual == [type(each)() for each in usual]
@@ -213,6 +219,9 @@ def test_steps_are_taken_in_turns() -> None:
         {"seeds": (-1,)},
         {"learning_rate": 0.0},
         {"learning_rate": math.nan},
+        {"scale": (0, 2)},
+        {"scale": (1, 2), "ladder": True},
+        {"scale": (1, 2), "stragglers": Stragglers((1,))},
     ],
 )
 def test_what_cannot_be_trained_is_refused(options: dict[str, Any]) -> None:
@@ -433,7 +442,7 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     ours, wrong = written["results"][1], written["results"][3]
     assert (ours["contestant"], ours["strategy"]) == ("gradientflow", "dense")
     assert ours["settings"] == {"threshold_bytes": "inf", "wire": "float16", "algorithm": "auto"}
-    assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75}
+    assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75, "sent": None}
     assert (wrong["approximation_rank"], wrong["step_median_ms"], wrong["wrong"]) == (4, None, 7)
     sparse = written["results"][4]
     assert (sparse["strategy"], sparse["settings"]["density"], sparse["overlaps"]) == ("csc", 0.2, True)
@@ -468,6 +477,129 @@ def test_the_table_shows_what_is_known() -> None:
     assert sparse[:3] == ["gradientflow", "csc(density=0.2)", "40.0"]
     assert {"2.00", "5.0"} <= set(sparse)  # with chunks, and in per cent of the step
     assert "the range" in LAYOUT.explain(results())
+
+
+def test_figures_are_written_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "figures.csv"
+    scaled = (Scaled(1, 100.0, 1.0), Scaled(2, 150.0, 0.75))
+    found = results()
+    write_csv(str(path), [*found[:3], replace(found[3], learning_rate=0.05), replace(found[4], scale=scaled)])
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["contestant"] for row in rows] == [result.entry.contestant for result in found]
+    assert [row["final_loss"] for row in rows] == ["1.0"] * 5
+    assert json.loads(rows[1]["settings"])["threshold_bytes"] == "inf"
+    assert (rows[3]["wrong"], rows[3]["step_median_ms"]) == ("7", "")
+    assert rows[3]["optimizer"] == "SGD(lr=0.05, momentum=0.9)"
+    assert [row["efficiency_at_2"] for row in rows] == [*[""] * 4, "0.75"]
+    assert not {"runs", "scale"} & set(rows[0])
+
+
+ENVIRONMENT = {
+    **{"cpu": "a <processor>", "cores": 2, "memory_GiB": 4, "ranks": 2, "ranks_on_this_machine": 2, "nodes": 2},
+    **{"hosts": 2, "ranks_per_host": 1, "link_rate": "1gbit", "gradientflow": "1", "mpi": "MPI", "python": "3"},
+    **{"numpy": "2", "kernel": "Linux", "torch": "2", "date": "2026-01-02T03:04:05+00:00", "command": "a 'b & c'"},
+}
+
+
+class Marked(Dense):
+    name = "<b>$x$</b>"
+
+
+def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    from gradientflow.bench.train.page import page_of
+
+    found = results()
+    for place, entry in enumerate([Entry("gradientflow", Marked()), Entry("gradientflow", DiLoCo(5))]):
+        curve = [Point(5 * n, 0.5 * n, 2.0 / (n + 1), 0.1 + 0.2 * n, 2e6 * n) for n in range(4)]
+        runs = [Run(0, curve), Run(1, [*curve[:2], Point(10, 1.0, math.nan, 0.1, 4e6)])]
+        scale = (Scaled(1, 100.0, 1.0), Scaled(2, 150.0, 0.75 + place))
+        figures = Figures(10, 20.0, 33.0, 7.0, 14.0, 3000.0, 2.0, 0.0, None, 0, None)
+        found.append(replace(found[0], entry=entry, figures=figures, runs=runs, scale=scale))
+    text = page_of(found, ENVIRONMENT, ["WRONG: <i>"])
+    assert re.findall(r"<script|<link|<img|<iframe|@import|url\((?!#)", text) == []
+    assert {each[0] for each in re.findall(r"""(?:src|href)\s*=\s*["'](.)""", text)} <= {"#"}
+    for heading in ("Loss against time", "Accuracy against time", "Loss against bytes sent", "Scale efficiency"):
+        assert f"<h3>{heading}</h3>" in text
+    assert text.count("<svg") == 6
+    assert "a &lt;processor&gt;" in text
+    assert "a &#39;b &amp; c&#39;" in text
+    assert "WRONG: &lt;i&gt;" in text
+    assert text.count("&lt;b&gt;$x$&lt;/b&gt;") > 3  # in the table and in the plots
+    assert not re.search("<b>|<i>|<processor>", text)
+    assert "WRONG, and without figures: ddp-gloo-powersgd (rank 4) (mlp)." in text
+    assert "Of 4 ways, 2 trained on more samples a second than ddp-gloo, and 2 on as many or fewer" in text
+    assert "2026-01-02 03:04:05 UTC" in text
+    nothing = [replace(result, figures=None, wrong=1, runs=[]) for result in results()]
+    assert page_of(nothing, ENVIRONMENT, []).count("<svg") == 1
+
+
+def test_packages_that_are_missing_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = importlib.import_module("gradientflow.cli.bench")
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlanError, match=r"--report needs matplotlib and jinja2, .*: pip install matplotlib jinja2"):
+        bench._check_files({"page_path": "a.html"})
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: name != "jinja2" or None)
+    with pytest.raises(PlanError, match="--report needs jinja2, which is not installed: pip install jinja2"):
+        bench._check_files({"page_path": "a.html"})
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+class OneRank:
+    rank = 0
+    mpi = type("Mpi", (), {"bcast": staticmethod(lambda value, root: value)})
+
+
+def kept(path: Path, **conditions: str) -> Kept:
+    return Kept(OneRank(), str(path), {"steps": "40", **conditions})  # type: ignore[arg-type]
+
+
+def test_parts_are_measured_once(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    first = kept(path)
+    assert first.part("a", lambda: {"x": [1.5, math.nan]})["x"][0] == 1.5
+    first.part("b", lambda: 2)
+    whole = path.read_text()
+    path.write_text(whole[:-5])  # as if it had ended while it wrote b
+    second = kept(path)
+    assert second.part("a", pytest.fail)["x"][0] == 1.5
+    assert ("a" in second, "b" in second) == (True, False)
+    assert second.part("b", lambda: 3) == 3
+    third = kept(path)
+    assert third.part("b", pytest.fail) == 3
+    assert len(third.sittings) == 3
+
+
+def test_what_was_measured_under_other_conditions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    kept(path).part("a", lambda: 1)
+    before = path.read_text()
+    with pytest.raises(PlanError, match="holds what was measured with steps 40, and now that is 80: make it the same"):
+        kept(path, steps="80")
+    assert path.read_text() == before
+    for text in ("a picture", "{}\n", "[1]\n", '{"results": []}\n'):
+        path.write_text(text)
+        with pytest.raises(PlanError, match="is no file that --resume has written"):
+            kept(path)
+        assert path.read_text() == text
+
+
+def test_plans_that_go_together(tmp_path: Path) -> None:
+    plan = named("dense; csc")
+    assert plan.conditions == replace(plan, seeds=(0, 1), models=("cnn",), scale=(1, 2), resume="x").conditions
+    assert plan.conditions != replace(plan, steps=50).conditions
+    assert plan.conditions != named("dense; csc(0.2)").conditions
+    own = tmp_path / "mine.py"
+    text = "from gradientflow.strategies import Dense\nclass Mine(Dense): pass\n"
+    own.write_text(text)
+    before = named(f"{own}:Mine").conditions
+    assert named(f"{own}:Mine").conditions == before
+    own.write_text(text + "# another\n")
+    assert named(f"{own}:Mine").conditions != before
 
 
 def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
@@ -552,6 +684,43 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
 
 
+def test_an_interrupted_run_goes_on_and_reports_all(tmp_path: Path) -> None:
+    for package in ("torch", "sklearn", "matplotlib", "jinja2"):
+        pytest.importorskip(package)
+    path = tmp_path / "kept"
+    options = ["--model", "cnn", "--contestants", "gradientflow,ddp-gloo", "--strategy", f"dense; {SIGN}", "--seeds"]
+    options += ["0,1,2", "--steps", "40", "--batch", "4", "--scale", "1,2", "--resume", str(path), "--json"]
+    options += [str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--report", str(tmp_path / "a.html")]
+    command = module_command("gradientflow.cli", ["bench", "train", "-n", "2", *options])
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stopped:
+        while not (path.exists() and '"cnn: seed 0' in path.read_text()) and stopped.poll() is None:
+            time.sleep(0.01)
+        stopped.send_signal(signal.SIGINT)
+        assert stopped.wait(30) == 130
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(line["values"] for line in lines if line.get("part", "").startswith("cnn: seed 0"))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Measured in 2 sittings" in " ".join(ended.stdout.split())
+    written = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert [len(result["runs"]) for result in written] == [3] * 4
+    for result, found in zip(written, first["contestants"].values(), strict=True):
+        assert result["runs"][0] == found["run"]
+        assert result["steps"] == 3 * 40
+        assert [each["ranks"] for each in result["scale"]] == [1, 2]
+        assert all(each["samples_per_second"] > 0 for each in result["scale"])
+    assert written[0]["scale"][0]["efficiency"] == 1
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert [row["strategy"] for row in csv.DictReader(file)] == ["", "dense", "SignSGD", ""]
+    text = (tmp_path / "a.html").read_text()
+    assert "Checked: of all 3 rows that communicate" in text
+    assert "All of it was right." in text
+    assert "SignSGD(scale=0.01)" in text
+    refused = subprocess.run([*command, "--steps", "41"], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode != 0
+    assert "holds what was measured with steps 40, and now that is 41" in refused.stderr
+
+
 OWN_POLICY = """
 from gradientflow.policies import Answer, Policy
 from gradientflow.strategies import ServedStrategy
@@ -604,7 +773,7 @@ class Other: ...
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are asgd, csc, dense, "),
+        (["--strategy", "dense; cscs"], "there is no strategy 'cscs': there are asgd, auto, csc, dense, "),
         (["--strategy", "csc(density=0.1, chunk=3)"], "the arguments of csc are density, chunk_size, "),
         (["--strategy", "csc(density=2)"], "'csc(density=2)': density is above 0 and at most 1, not 2"),
         (["--strategy", "dense(wire='int8')"], "wire is one of float32, float16, bfloat16, not 'int8'"),
@@ -639,6 +808,7 @@ def test_wrong_strategies_are_refused_before_anything_is_started(
     [
         (["--contestants", "horovod"], CONTESTANTS[0]),
         (["-n", "0"], "at least 1"),
+        (["--scale", "1,2,4"], "--scale goes up to the 2 ranks that there are, not to 4"),
         (["--strategy", "csc", "--strategy", "cscs"], "there is no strategy 'cscs'"),
     ],
 )

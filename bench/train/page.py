@@ -1,0 +1,254 @@
+"""The page of ``gradientflow bench train --report``: one file of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.environment import environment_lines
+from ..core.table import name
+from .columns import LAYOUT
+from .panels import BASELINE, colour, draw_families, draw_rows, short
+from .results import TrainResult
+
+_TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1320px;
+  padding: 1.5rem 2rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem; }
+h2 { font-size: 1.35rem; margin: 2.6rem 0 .4rem; border-top: 2px solid #222; padding-top: .6rem; }
+h3 { font-size: 1.05rem; margin: 1.7rem 0 .2rem; }
+p { margin: .3rem 0; max-width: 76rem; }
+.note { color: #555; }
+.warning { background: #fff6e0; border-left: 4px solid #e28413; padding: .4rem .8rem; }
+.wrong { background: #fdeaec; border-left: 4px solid #d1495b; padding: .4rem .8rem; }
+.right { background: #eaf6f0; border-left: 4px solid #2a9d8f; padding: .4rem .8rem; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; background: #f5f5f5; }
+pre { padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: .6rem 0; }
+th, td { padding: .16rem .45rem; text-align: right; white-space: nowrap; }
+th { border-bottom: 1px solid #222; vertical-align: bottom; font-weight: 600; white-space: pre-line; }
+td.name, th.name { text-align: left; }
+tbody tr:nth-child(even) { background: #f8f8f8; }
+td.win { color: #1c7a4b; font-weight: 600; }
+td.loss { color: #b3263b; font-weight: 600; }
+.key { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .45em; }
+svg { width: 100%; height: auto; display: block; margin: .3rem 0; }
+dl { display: grid; grid-template-columns: max-content auto; gap: .1rem 1rem; font-size: 13px; }
+dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
+@media print { body { max-width: none; padding: 0; } h2 { break-before: page; } svg, tr { break-inside: avoid; } }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+{% for line in where %}<p class="note">{{ line }}</p>
+{% endfor %}<pre>{{ environment.command }}</pre>
+<p class="{{ 'wrong' if wrong else 'right' }}">{{ checked }}</p>
+{% for sentence in remarks %}<p class="{{ 'wrong' if 'WRONG' in sentence else 'warning' }}">{{ sentence }}</p>
+{% endfor %}
+{% for model in models %}
+<h2 id="{{ model.name }}">{{ model.name }}: {{ model.parameters }} million parameters, {{ model.samples }}</h2>
+{% for sentence in model.summary %}<p>{{ sentence }}</p>
+{% endfor %}
+{% for chart in model.charts %}<h3>{{ chart.title }}</h3>
+<p class="note">{{ chart.note }}</p>
+{{ chart.svg | safe }}
+{% endfor %}
+<h3>All figures</h3>
+<div class="wide"><table>
+<thead><tr>{% for column in model.columns %}<th{% if column.is_name %} class="name"{% endif %}>{{ column.heading }}</th>
+{%- endfor %}</tr></thead>
+<tbody>
+{% for row in model.rows %}<tr>{% for cell in row.cells %}<td{% if cell.kind %} class="{{ cell.kind }}"{% endif %}>
+{%- if loop.first %}<span class="key" style="background: {{ row.colour }}"></span>{% endif %}{{ cell.text }}</td>
+{%- endfor %}</tr>
+{% endfor %}</tbody></table></div>
+{% endfor %}
+<p class="note">{{ legend }}</p>
+<details><summary>Environment</summary><dl>
+{% for name, value in environment.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% endfor %}</dl></details>
+</body>
+</html>
+"""
+
+
+_NAME = name("contestant", lambda result: short(result.entry))
+_LEFT_OUT = ("model", "contestant", "setting", "p95\nms", "backward\nms", "selection\nms", "speed-up\n")
+
+
+def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], remarks: Sequence[str]) -> str:
+    """Make the page.
+
+    Parameters
+    ----------
+    results : sequence of TrainResult
+        Of all models; also wrong ones.
+    environment : mapping
+        Where they were measured.
+    remarks : sequence of str
+        What the reader should know.
+    """
+    from jinja2 import Environment
+
+    models = list(dict.fromkeys(result.model for result in results))
+    ways = len({result.entry for result in results if not result.entry.is_reference})
+    lines = environment_lines(environment)
+    lines[1] += f", PyTorch {environment['torch']}; {environment['date'].replace('T', ' ').replace('+00:00', ' UTC')}"
+    return (
+        Environment(autoescape=True, trim_blocks=False)
+        .from_string(_TEMPLATE)
+        .render(
+            title=f"{ways} ways to train on {environment['ranks']} ranks: {', '.join(models)}",
+            where=lines,
+            environment=environment,
+            wrong=any(result.wrong for result in results),
+            checked=_checked(results),
+            remarks=remarks,
+            models=[_model([result for result in results if result.model == model], results) for model in models],
+            legend=LAYOUT.explain(results),
+        )
+    )
+
+
+def _checked(results: Sequence[TrainResult]) -> str:
+    """Say what was compared, and whether it was right."""
+    rows = [result for result in results if not result.entry.is_reference]
+    exact = [result for result in rows if result.entry.strategy is None or result.entry.strategy.averages]
+    bad = [f"{result.entry.name} ({result.model})" for result in rows if result.wrong]
+    text = (
+        f"Checked: of all {len(rows)} rows that communicate, whether all ranks end with the same parameters, bit by "
+        f"bit; and of the {len(exact)} whose gradients are means, every element, against the exact mean of what the "
+        "ranks computed by themselves, before anything was timed. "
+    )
+    return text + (f"WRONG, and without figures: {', '.join(bad)}." if bad else "All of it was right.")
+
+
+def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
+    first = results[0]
+    columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
+    columns = [_NAME, *(column for column in columns if column.heading not in _LEFT_OUT)]
+    return {
+        "name": first.model,
+        "parameters": f"{first.parameters / 1e6:.2f}",
+        "samples": f"{first.batch} samples a rank in a step",
+        "summary": _summary(results),
+        "charts": _charts(results),
+        "columns": [{"heading": column.heading, "is_name": column.kind == "name"} for column in columns],
+        "rows": [{"cells": _cells(result, columns), "colour": colour(result.entry)} for result in results],
+    }
+
+
+def _cells(result: TrainResult, columns: Sequence[Any]) -> list[dict[str, str]]:
+    cells = []
+    is_told = False
+    for column in columns:
+        text = str(column.text(result)) if column.kind == "name" or not result.wrong else "" if is_told else "WRONG"
+        is_told |= column.kind != "name"
+        kind = "name" if column.kind == "name" else ""
+        if column.heading.startswith("over") and text.endswith("x"):
+            kind = "win" if float(text[:-1]) > 1 else "loss" if float(text[:-1]) < 1 else ""
+        cells.append({"text": text, "kind": kind})
+    return cells
+
+
+def _summary(results: Sequence[TrainResult]) -> list[str]:
+    """Say in words who was faster and who slower than the baseline, and who learnt more and less."""
+    rated = {result.entry: result.figures.samples_per_second for result in results if result.figures is not None}
+    others = [entry for entry in rated if not entry.is_reference and entry != BASELINE]
+    found = []
+    if BASELINE in rated and others:
+        ratios = {entry: rated[entry] / rated[BASELINE] for entry in others}
+        faster = sum(ratio > 1 for ratio in ratios.values())
+        slowest, *_, fastest = sorted(ratios, key=ratios.__getitem__) * (2 if len(ratios) == 1 else 1)
+        found.append(
+            f"Of {len(others)} ways, {faster} trained on more samples a second than ddp-gloo, and "
+            f"{len(others) - faster} on as many or fewer: from {short(slowest)}, {ratios[slowest]:.2f} times as many, "
+            f"to {short(fastest)}, {ratios[fastest]:.2f} times."
+        )
+    losses = {result.entry: _final_loss(result) for result in results if result.entry in (BASELINE, *others)}
+    known = {entry: loss for entry, loss in losses.items() if loss is not None}
+    usual = known.get(BASELINE)
+    if usual is not None:
+        higher = sorted((entry for entry in known if not known[entry] <= 1.03 * usual), key=known.__getitem__)
+        names = ", ".join(f"{short(entry)} ({known[entry]:.3g})" for entry in higher)
+        found.append(
+            f"After as many steps, the loss of ddp-gloo was {usual:.3g}, and higher by more than 3 %, from the least "
+            f"to the most: {names}."
+            if names
+            else f"No loss at the end was higher by more than 3 % than that of ddp-gloo, {usual:.3g}."
+        )
+    return found
+
+
+def _final_loss(result: TrainResult) -> float | None:
+    values = [run.curve[-1].loss for run in result.runs if run.curve]
+    return sum(values) / len(values) if values else None
+
+
+def _charts(results: Sequence[TrainResult]) -> list[dict[str, str]]:
+    charts = [
+        {
+            "title": "Speed, communication, and what was learnt",
+            "note": "The fastest above; the dotted line is ddp-gloo, names have the colour of their family.",
+            "svg": draw_rows(results),
+        }
+    ]
+    sent = "megabytes that a rank has sent"
+    time = "seconds of training"
+    how = "Lines of other families are grey; dashed: ddp-gloo, and training without communication. "
+    held_out = how + "Held-out samples. An arrow: it went on, so far."
+    counted = how + _bytes_note(results)
+    drawn: list[tuple[str, str, str | None]] = [
+        ("Loss against time", held_out, _learnt(results, "seconds", "loss", time)),
+        ("Accuracy against time", held_out, _learnt(results, "seconds", "accuracy", time)),
+        ("Loss against bytes sent", counted, _learnt(results, "sent", "loss", sent)),
+        ("Accuracy against bytes sent", counted, _learnt(results, "sent", "accuracy", sent)),
+        (
+            "Scale efficiency",
+            how + "Samples a second of so many ranks, over so many times those of one rank that trains alone without "
+            "communication.",
+            draw_families(results, _scale, "ranks", "efficiency", dots=True, limits=(0.0, 1.0)),
+        ),
+    ]
+    charts += [{"title": title, "note": note, "svg": svg} for title, note, svg in drawn if svg is not None]
+    return charts
+
+
+def _learnt(results: Sequence[TrainResult], across: str, upwards: str, label: str) -> str | None:
+    def curves(result: TrainResult) -> list[tuple[list[float], list[float]]]:
+        found = []
+        for run in result.runs:
+            points = run.curve
+            if across == "sent":  # on a logarithmic axis
+                points = [point for point in points if point.sent and not result.entry.is_reference]
+            scale = 1e-6 if across == "sent" else 1.0
+            xs = [scale * getattr(point, across) for point in points]
+            found.append((xs, [getattr(point, upwards) * (100 if upwards == "accuracy" else 1) for point in points]))
+        return found
+
+    name = "accuracy, %" if upwards == "accuracy" else upwards
+    return draw_families(results, curves, label, name, logarithmic=upwards == "loss", decades=across == "sent")
+
+
+def _scale(result: TrainResult) -> list[tuple[list[float], list[float]]]:
+    return [([float(each.ranks) for each in result.scale], [each.efficiency for each in result.scale])]
+
+
+def _bytes_note(results: Sequence[TrainResult]) -> str:
+    """Say whose bytes they are, and of whom they are not known."""
+    if any(result.figures is not None and result.figures.bytes_sent is not None for result in results):
+        return "Counted at the network device between the hosts."
+    return (
+        "As the library itself counts what it sends to other nodes; of other rows it is not known without a network "
+        "between hosts."
+    )
+
+
+__all__ = ["page_of"]

@@ -1,0 +1,340 @@
+"""The plots of the page: rows of bars, and curves with a panel for each family, of which one line is told from another.
+
+Needs matplotlib, which only functions import.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ..core.plot import plain_numbers
+from .plan import Entry
+from .results import TrainResult
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+BASELINE = Entry("ddp-gloo")
+_FAMILIES = {
+    "PyTorch and MPI": "#d1495b",
+    "all of the gradients": "#0b5fa5",
+    "a part of the gradients": "#2a9d8f",
+    "parameter server": "#b7791f",
+    "rounds in the background": "#7a4fb5",
+    "weights now and then": "#c05a9a",
+}
+REFERENCES = "references"
+_DARK = "#333333"
+_PALE = "#dddddd"
+_LINES = ("#0b5fa5", "#e28413", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#c05a9a", "#17a2b8", "#946b2d", "#6b7280")
+_STYLE = {
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",  # the text stays text: it can be searched
+    "text.parse_math": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+}
+_PANEL = (4.6, 2.9)  # inches
+_COLUMNS = 3
+_LOGARITHMIC_FROM = 4  # the largest loss over the smallest
+_ROOM = 1.6  # the axis across over what is drawn, for names
+_NAMES = 0.68  # where they begin, of the width
+_LONG = 2.5  # times the median of all curves: longer ones leave the panel
+_GAP = 0.062  # between labels, of the height of a panel
+
+
+def family(entry: Entry) -> str:
+    """Say what kind of communication it is, from what its strategy declares."""
+    strategy = entry.strategy
+    if entry.is_reference:
+        return REFERENCES
+    if strategy is None:
+        return "PyTorch and MPI"
+    if strategy.gradients == "local":
+        return "weights now and then"
+    if strategy.gradients == "consumed":
+        return "parameter server" if entry.runs_free else "rounds in the background"
+    return "all of the gradients" if strategy.alone_is_identity else "a part of the gradients"
+
+
+def short(entry: Entry) -> str:
+    """Name a contestant as briefly as possible."""
+    return entry.setting if entry.strategy is not None else entry.name
+
+
+def colour(entry: Entry) -> str:
+    """Give the colour of its family."""
+    return _FAMILIES.get(family(entry), _DARK)
+
+
+@dataclass(frozen=True)
+class _Bars:
+    """What a column of bars shows of a result."""
+
+    title: str
+    unit: str
+    value: Callable[[TrainResult], float | None]
+    show: Callable[[float], str]
+
+
+def draw_rows(results: Sequence[TrainResult]) -> str:
+    """Draw the figures of one model as bars: a row for each contestant, the fastest above; as SVG."""
+    timed = sorted((result for result in results if result.figures is not None), key=_rate, reverse=True)
+    columns = [each for each in _BARS if any(_finite(each.value(result)) is not None for result in timed)]
+    with _style():
+        figure = _figure(3.0 + 2.35 * len(columns), 0.9 + 0.235 * len(timed))
+        axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
+        for place, bars in enumerate(columns):
+            _draw_bars(axes[place], timed, [_finite(bars.value(result)) for result in timed], bars.show)
+            axes[place].set_title(bars.title)
+            axes[place].set_xlabel(bars.unit)
+        axes[0].set_yticks(range(len(timed)), [short(result.entry) for result in timed])
+        for tick, result in zip(axes[0].get_yticklabels(), timed, strict=True):
+            tick.set_color(colour(result.entry))
+        axes[0].set_ylim(len(timed) - 0.4, -0.6)
+        return _svg(figure, "Bars: " + ", ".join(each.title for each in columns))
+
+
+def _draw_bars(
+    axes: Any, results: Sequence[TrainResult], values: Sequence[float | None], show: Callable[[float], str]
+) -> None:
+    """Draw a bar for each, with its value behind it, and a line where the baseline is."""
+    known = [value for value in values if value is not None]
+    largest = max((abs(value) for value in known), default=1.0) or 1.0
+    for place, (result, value) in enumerate(zip(results, values, strict=True)):
+        beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+        if value is None:
+            axes.annotate("not known", (0, place), color="#999999", fontsize=7, **beside)
+            continue
+        axes.barh(
+            place, value, color=colour(result.entry), alpha=0.5 if result.entry.is_reference else 0.9, height=0.72
+        )
+        axes.annotate(show(value), (max(value, 0), place), fontsize=7.5, **beside)
+        if result.entry == BASELINE:
+            axes.axvline(value, color=_FAMILIES["PyTorch and MPI"], linewidth=0.8, linestyle=":")
+    axes.set_xlim(min(0.0, *known, 0.0) * 1.1 if known else 0.0, 1.28 * largest)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(_locator())
+
+
+def draw_families(
+    results: Sequence[TrainResult],
+    curves: Callable[[TrainResult], Sequence[Curve]],
+    across: str,
+    upwards: str,
+    *,
+    logarithmic: bool = False,
+    decades: bool = False,
+    dots: bool = False,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> str | None:
+    """Draw curves as SVG, a panel for each family of contestants, with the others in grey; None where none is known.
+
+    Parameters
+    ----------
+    results : sequence of TrainResult
+        Of one model.
+    curves : callable
+        Gives those of a result.
+    across, upwards : str
+        What the axes show.
+    logarithmic : bool
+        Whether values upwards may be shown so, where they differ much.
+    decades : bool
+        Whether values across are shown logarithmically.
+    dots : bool
+        Whether to mark each point.
+    limits : tuple
+        Of the axis upwards; None for what is there.
+    """
+    drawn = {result.entry: [_finite_curve(curve) for curve in curves(result)] for result in results}
+    drawn = {entry: [curve for curve in found if len(curve[0]) > 1] for entry, found in drawn.items()}
+    drawn = {entry: found for entry, found in drawn.items() if found}
+    families = [name for name in _FAMILIES if any(family(entry) == name for entry in drawn)]
+    if not families:
+        return None
+    values = [value for found in drawn.values() for _, ys in found for value in ys]
+    ends = [xs[-1] for found in drawn.values() for xs, _ in found]
+    begin = min(min(xs) for found in drawn.values() for xs, _ in found)
+    end = max(ends) if decades else min(max(ends), _LONG * median(ends))
+    names, right = (_beyond(begin, end, share, decades=decades) for share in (_NAMES, 1))
+    is_logarithmic = logarithmic and max(values) > _LOGARITHMIC_FROM * min(values) > 0
+    with _style():
+        rows = math.ceil(len(families) / _COLUMNS)
+        figure = _figure(_COLUMNS * _PANEL[0], rows * _PANEL[1])
+        panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
+        for place, axes in enumerate(panels.flat):
+            if place >= len(families):
+                axes.set_visible(False)
+                continue
+            if place + _COLUMNS >= len(families):
+                axes.tick_params(labelbottom=True)
+                axes.set_xlabel(across)
+            if place % _COLUMNS == 0:
+                axes.set_ylabel(upwards)
+            if is_logarithmic:
+                axes.set_yscale("log")
+                plain_numbers(axes.yaxis)
+            if dots:
+                axes.set_xticks(sorted({x for found in drawn.values() for xs, _ in found for x in xs}))
+            if decades:
+                axes.set_xscale("log")
+                plain_numbers(axes.xaxis, steps=(1,))
+            axes.set_xlim(begin, right)
+            axes.set_ylim(*_with_room(values, limits, is_logarithmic=is_logarithmic))
+            axes.grid(visible=True, color="#eeeeee")
+            axes.set_title(families[place], color=_FAMILIES[families[place]])
+            _draw_family(axes, drawn, families[place], names, dots=dots)
+        return _svg(figure, f"Curves: {upwards} against {across}, a panel for each family")
+
+
+def _draw_family(axes: Any, drawn: dict[Entry, list[Curve]], name: str, end: float, *, dots: bool) -> None:
+    """Draw all curves, those of a family in colours with their names at the end; an arrow where they go on."""
+    labels: list[tuple[float, float, str, str]] = []
+    number = 0
+    for entry, found in drawn.items():
+        dashed = entry.is_reference or entry == BASELINE
+        own = family(entry) == name and not dashed
+        shade = _LINES[number % len(_LINES)] if own else _PALE
+        if dashed:
+            shade = _DARK if entry.is_reference else _FAMILIES["PyTorch and MPI"]
+        number += own
+        for curve in found:
+            seen = [(x, y) for x, y in zip(*curve, strict=True) if x <= end]
+            axes.plot(
+                *zip(*seen, strict=True),
+                color=shade,
+                linewidth=1.6 if own else 0.9,
+                linestyle="--" if dashed else "-",
+                marker="o" if dots and own else None,
+                markersize=3,
+                zorder=3 if own else 2 if dashed else 1,
+            )
+        if own or dashed:
+            seen = [(x, y) for x, y in zip(*found[0], strict=True) if x <= end]
+            more = "" if len(seen) == len(found[0][0]) else f" \N{RIGHTWARDS ARROW} {found[0][0][-1]:.3g}"
+            labels.append((*seen[-1], short(entry) + more, shade))
+    _label(axes, labels)
+
+
+def _label(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names at the right, as close to the ends of the curves as they can without covering each other."""
+    axes.figure.canvas.draw_idle()
+    to_axes = axes.transLimits if axes.get_yscale() == "linear" else axes.transScale + axes.transLimits
+    placed = sorted((float(to_axes.transform((x, y))[1]), x, y, text, shade) for x, y, text, shade in labels)
+    heights = [min(max(each[0], 0.02), 0.98) for each in placed]
+    for place in range(1, len(heights)):
+        heights[place] = max(heights[place], heights[place - 1] + _GAP)
+    if heights and heights[-1] > 1.0:
+        heights[-1] = 1.0
+        for place in range(len(heights) - 2, -1, -1):
+            heights[place] = min(heights[place], heights[place + 1] - _GAP)
+    for height, (_, x, y, text, shade) in zip(heights, placed, strict=True):
+        axes.annotate(
+            text,
+            (x, y),
+            (_NAMES + 0.01, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            color=shade,
+            arrowprops={"arrowstyle": "-", "color": shade, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def _beyond(begin: float, end: float, share: float, *, decades: bool) -> float:
+    """Give what is at a share of the axis across, which goes on behind what is drawn, for names."""
+    share *= _ROOM
+    return float(begin * (end / begin) ** share) if decades else begin + share * (end - begin)
+
+
+def _with_room(
+    values: Sequence[float], limits: tuple[float | None, float | None], *, is_logarithmic: bool
+) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if is_logarithmic:
+        return low / 1.1, high * 1.1
+    room = 0.05 * (high - low) or 0.05
+    return (low - room if limits[0] is None else limits[0]), (
+        high + room if limits[1] is None else max(limits[1], high)
+    )
+
+
+def _rate(result: TrainResult) -> float:
+    return 0.0 if result.figures is None else result.figures.samples_per_second
+
+
+def _megabytes(result: TrainResult) -> float | None:
+    figures = result.figures
+    if figures is None or result.entry.is_reference:
+        return None
+    sent = figures.bytes_reported if figures.bytes_sent is None else figures.bytes_sent
+    return None if sent is None else sent / 1e6
+
+
+def _end(result: TrainResult, name: str, times: float = 1.0) -> float | None:
+    values = [getattr(run.curve[-1], name) for run in result.runs if run.curve]
+    return times * sum(values) / len(values) if values else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _finite_curve(curve: Curve) -> Curve:
+    pairs = [(x, y) for x, y in zip(*curve, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _style() -> Any:
+    import matplotlib as mpl
+
+    style: Any = _STYLE
+    return mpl.rc_context(style)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure((width, height), layout="constrained")
+
+
+def _locator() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4)
+
+
+_BARS = (
+    _Bars("samples a second", "more is better", lambda result: _rate(result) or None, "{:,.0f}".format),
+    _Bars(
+        "exposed communication",
+        "ms a step, less is better",
+        lambda result: None if result.figures is None else result.figures.exposed_ms,
+        "{:.3g}".format,
+    ),
+    _Bars("sent by a rank", "MB a step, less is better", _megabytes, "{:.3g}".format),
+    _Bars("loss at the end", "less is better", lambda result: _end(result, "loss"), "{:.3g}".format),
+    _Bars("accuracy at the end", "%, more is better", lambda result: _end(result, "accuracy", 100), "{:.1f}".format),
+)
+
+
+def _svg(figure: Any, what: str) -> str:
+    """Give a figure as an element of a page, without what stands before it in a file."""
+    from html import escape
+
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(what)}"', 1)
+
+
+__all__ = ["BASELINE", "REFERENCES", "colour", "draw_families", "draw_rows", "family", "short"]
