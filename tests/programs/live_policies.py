@@ -112,6 +112,28 @@ def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
     assert barriers > 0
 
 
+def check_pulls_of_workers_that_never_wait(comm: gf.Communicator) -> None:
+    """A server may hear that a worker goes on before it has its push, and the pull along with it."""
+
+    class Hasty(Recording):
+        def start(self, workers: int) -> Any:
+            running = super().start(workers)
+            running.note = lambda kind, worker, seconds, answer: gf.policies.Answer(
+                answer.apply, [worker] if kind == "push" else []
+            )
+            return running
+
+    weights = [np.zeros(1, np.float32)] * 2000  # so many settings take a while from one server to the next
+    gradients = [np.ones(1, np.float32)] * 2000
+    with gf.ParameterServer(comm, weights, Hasty("bsp")) as server:
+        for number in range(150):
+            rate = 1.0 if number % 2 else 2.0  # they are sent where they are not the last ones
+            _, pull = server.push_pull(Settings(rate, 0.0, 0.0, 0.0), gradients=gradients)
+            pull.wait(20)
+        server.finish(weights, 60)
+    assert weights[0][0] == -225
+
+
 def check_an_answer_that_cannot_be(comm: gf.Communicator) -> None:
     class Wrong(Recording):
         def start(self, workers: int) -> Any:

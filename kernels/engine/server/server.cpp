@@ -97,6 +97,7 @@ void Server::take(ReceivedNote received) {
     case NoteKind::push:
       if (received.note.number > 0) {
         worker(source).pulls.push_back({.source = source, .note = received.note, .payload = {}});
+        answer_pulls(source);  // server 0 may have let the worker go on before its push came here
       }
       [[fallthrough]];
     case NoteKind::depart:
