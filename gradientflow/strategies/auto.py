@@ -374,12 +374,13 @@ class AutoSynchronizer(PoolSynchronizer):
             self.strategy.dense(threshold, wire)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on with the choice of a state; without one, or with that of other ranks, choose anew."""
-        dense = self._dense
-        self._use(dense)
+        """Go on with the choice of a state; without one that is allowed and of as many ranks, choose anew."""
+        self._use(self._dense)
         self._measure_anew()
         if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
-            self._take(state, self.strategy.dense(*state["choice"]))
+            choice = self.strategy.dense(*state["choice"])
+            if choice.wire in (None, *self.strategy.allow):
+                self._take(state, choice)
 
     def _take(self, state: Mapping[str, Any], choice: Dense) -> None:
         self.compute_seconds, self.backward_seconds = state["compute_seconds"], state["backward_seconds"]
@@ -387,8 +388,8 @@ class AutoSynchronizer(PoolSynchronizer):
         self._use(choice)
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say the choice."""
-        return {"the choice": str(state.get("choice"))}
+        """Say the choice, and for whom it was made."""
+        return {"the choice": " ".join(str(state.get(name)) for name in ("choice", "ranks", "nodes"))}
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the choice of another one of the same tensors."""

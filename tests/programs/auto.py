@@ -109,6 +109,10 @@ def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
             for number in range(WARMUP):
                 step(each, optimizer, number)
             assert (chosen(each).wire == "float16") == (allow != () and comm.nodes > 1)
+            state = copy.deepcopy(each.state_dict())
+    with trained(comm, words(allow="bfloat16")) as (each, _):
+        each.load_state_dict(state)  # whose choice is not allowed here
+        assert (chosen(each) is None) == (comm.nodes > 1)
     with raises(ArgumentError, "allow is a sequence of the wires float16 and bfloat16, not ('int8',)"):
         Auto(allow=("int8",))
     with raises(ArgumentError, "steps is 2 or more"):
@@ -135,6 +139,10 @@ def check_states(comm: gf.Communicator) -> None:
             state["synchronizer"]["ranks"] += 1
             other.load_state_dict(state)
             assert chosen(other) is None
+            if SIZE > 1:
+                state["synchronizer"]["ranks"] -= RANK == 0
+                with raises(MismatchError, "the choice"):
+                    other.load_state_dict(state)
             for number in range(WARMUP):
                 step(other, stepper, number)
             assert is_one_range(chosen(other))
