@@ -159,9 +159,11 @@ class AutoExplanation(Explanation):
         times: Mapping[str, float | None],
     ) -> AutoExplanation:
         """Ask the strategies with loss as well. Collective."""
-        # On a device there are only those whose gradients lie in pools.
         kinds: tuple[type[Strategy], ...] = _LOSSY if comm.size > 1 else ()
-        those = [each() for each in kinds if layout.device == "cpu" or issubclass(each, PoolStrategy)]
+        there = [
+            each for each in kinds if layout.device == "cpu" or each.works_on_host or issubclass(each, PoolStrategy)
+        ]
+        those = [each() for each in there]
         steps = [(repr(each), each.explain_layout(comm, layout, **times).step_seconds) for each in those]
         gains = [(words, found.step_seconds / seconds if seconds > 0 else 1.0) for words, seconds in steps]
         known = {each.name: getattr(found, each.name) for each in fields(Explanation)}

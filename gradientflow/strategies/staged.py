@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class StagedSynchronizer(Synchronizer):
     residuals = _of_host("residuals")
     decay = _of_host("decay")
     bookkeeping_seconds = _of_host("bookkeeping_seconds")
+    has_state = _of_host("has_state")
 
     host: Any
 
@@ -156,9 +158,9 @@ class StagedSynchronizer(Synchronizer):
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         self._begin(stream)
-        for index in range(len(self.layout)):
+        for index, (place, _, nbytes) in enumerate(self._down):
             if index not in self._is_ready:
-                self.ready(index, stream)
+                ctypes.memset(place, 0, nbytes)
         while self._queue:
             self._queue[0][1].wait()
             self._hand_over()

@@ -110,28 +110,30 @@ def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
 def check_parameters_without_gradient(comm: gf.Communicator) -> None:
     """They do not decay, in rounds and on replicas, as in PyTorch; one that is set by hand counts."""
     names = ("used", "unused", "by_hand", "at_first")
-    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3)) for name in names})
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3, device=PLACED)) for name in names})
     sgd = torch.optim.SGD(model.parameters(), lr=0.125, weight_decay=0.5)
     with gft.DistributedOptimizer(sgd, model, comm, strategy="hpsgd") as optimizer:
+        synchronizer: Any = optimizer.synchronizer
+        trainer = getattr(synchronizer, "host", synchronizer)
         for number in range(4):
             optimizer.zero_grad(set_to_none=number != 1)
-            model["by_hand"].grad = torch.full((3,), 2.0)
+            model["by_hand"].grad = torch.full((3,), 2.0, device=PLACED)
             those = ("used", "at_first") if number == 0 else ("used",)
-            with mock.patch.object(optimizer.synchronizer, "round_is_running", return_value=number % 2 == 1):
+            with mock.patch.object(trainer, "round_is_running", return_value=number % 2 == 1):
                 sum(0 * model[name].sum() for name in those).backward()
                 optimizer.step()
             assert (model["unused"] == 1).all()
         optimizer.finish()
         decay = 0.125 * 0.5
         assert (model["unused"] == 1).all()
-        assert torch.allclose(model["used"], torch.tensor((1 - decay) ** 4), atol=0.02)
-        assert torch.allclose(model["at_first"], torch.tensor((1 - decay) ** 2), atol=0.02)  # zeros in the second step
+        assert (model["used"] - (1 - decay) ** 4).abs().max() < 0.02
+        assert (model["at_first"] - (1 - decay) ** 2).abs().max() < 0.02  # zeros in the second step
         assert (model["by_hand"] < 1 - 4 * 0.125 * 2).all()
 
 
 def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
     """Of a model and then of its optimizer: what is under way is dropped."""
-    model = torch.nn.Linear(8, 4, bias=False)
+    model = torch.nn.Linear(8, 4, bias=False, device=PLACED)
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)
     loaded = {"weight": torch.full((4, 8), 5.0)}
     with gft.DistributedOptimizer(sgd, model, comm, strategy="hpsgd") as optimizer:
@@ -139,10 +141,11 @@ def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
         for _ in range(3):
             step(model, optimizer)
         model.load_state_dict(loaded)
-        with raises(ArgumentError, "the weights were changed while gradients are under way"):
-            step(model, optimizer)
+        if PLACE == "host":  # on a device the weights of the host are those that count
+            with raises(ArgumentError, "the weights were changed while gradients are under way"):
+                step(model, optimizer)
         optimizer.load_state_dict(start)
-        assert torch.equal(model.weight, loaded["weight"])
+        assert (model.weight == 5).all()
         for _ in range(3):
             step(model, optimizer)
         optimizer.load_state_dict(sgd.state_dict())  # of the optimizer alone: what is under way is applied
@@ -152,6 +155,8 @@ def check_a_checkpoint_that_is_loaded_in_mid_run(comm: gf.Communicator) -> None:
 
 def check_fragments_that_change(comm: gf.Communicator) -> None:
     """What travels in a fragment when parameters are added is applied once, to the tensors that it was measured of."""
+    if PLACE != "host":
+        return
     model = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(4)])
     for layer in (0, 2):
         model[layer].requires_grad_(False)
