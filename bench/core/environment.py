@@ -93,6 +93,11 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def readable(date: str) -> str:
+    """Write a date of `describe_environment` for people."""
+    return date.replace("T", " ").replace("+00:00", " UTC")
+
+
 def cpu_model() -> str:
     """Name the processor."""
     with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.environment import environment_lines
+from ..core.environment import environment_lines, readable
 from ..core.table import name
 from .columns import LAYOUT
 from .panels import BASELINE, colour, draw_families, draw_rows, short
@@ -33,13 +33,13 @@ pre { padding: .6rem .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: .6rem 0; }
 th, td { padding: .16rem .45rem; text-align: right; white-space: nowrap; }
-th { border-bottom: 1px solid #222; vertical-align: bottom; font-weight: 600; white-space: pre-line; }
+th { border-bottom: 1px solid #222; vertical-align: bottom; font-weight: 600; white-space: pre; }
 td.name, th.name { text-align: left; }
 tbody tr:nth-child(even) { background: #f8f8f8; }
 td.win { color: #1c7a4b; font-weight: 600; }
 td.loss { color: #b3263b; font-weight: 600; }
 .key { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .45em; }
-svg { width: 100%; height: auto; display: block; margin: .3rem 0; }
+svg { max-width: 100%; height: auto; display: block; margin: .3rem 0; }
 dl { display: grid; grid-template-columns: max-content auto; gap: .1rem 1rem; font-size: 13px; }
 dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 @media print { body { max-width: none; padding: 0; } h2 { break-before: page; } svg, tr { break-inside: avoid; } }
@@ -80,7 +80,17 @@ dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 
 
 _NAME = name("contestant", lambda result: short(result.entry))
-_LEFT_OUT = ("model", "contestant", "setting", "p95\nms", "backward\nms", "selection\nms", "speed-up\n")
+_LEFT_OUT = (
+    "model",
+    "contestant",
+    "setting",
+    "p95\nms",
+    "backward\nms",
+    "least\nms",
+    "selection\nms",
+    "speed-up\n",
+    "staleness\nmost",
+)
 
 
 def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], remarks: Sequence[str]) -> str:
@@ -100,7 +110,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
     models = list(dict.fromkeys(result.model for result in results))
     ways = len({result.entry for result in results if not result.entry.is_reference})
     lines = environment_lines(environment)
-    lines[1] += f", PyTorch {environment['torch']}; {environment['date'].replace('T', ' ').replace('+00:00', ' UTC')}"
+    lines[1] += f", PyTorch {environment['torch']}; {readable(environment['date'])}"
     return (
         Environment(autoescape=True, trim_blocks=False)
         .from_string(_TEMPLATE)
@@ -133,7 +143,9 @@ def _checked(results: Sequence[TrainResult]) -> str:
 def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
     first = results[0]
     columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
-    columns = [_NAME, *(column for column in columns if column.heading not in _LEFT_OUT)]
+    headings = {column.heading for column in columns}
+    left_out = {*_LEFT_OUT, "reported\nMB"} if "sent\nMB" in headings else set(_LEFT_OUT)
+    columns = [_NAME, *(column for column in columns if column.heading not in left_out)]
     return {
         "name": first.model,
         "parameters": f"{first.parameters / 1e6:.2f}",
@@ -202,7 +214,7 @@ def _charts(results: Sequence[TrainResult]) -> list[dict[str, str]]:
     ]
     sent = "megabytes that a rank has sent"
     time = "seconds of training"
-    how = "Lines of other families are grey; dashed: ddp-gloo, and training without communication. "
+    how = "Lines of other families are grey; dashed: ddp-gloo and the references. "
     held_out = how + "Held-out samples. An arrow: it went on, so far."
     counted = how + _bytes_note(results)
     drawn: list[tuple[str, str, str | None]] = [

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from ..core.plot import plain_numbers
 from .plan import Entry
 from .results import TrainResult
@@ -88,7 +90,7 @@ class _Bars:
 def draw_rows(results: Sequence[TrainResult]) -> str:
     """Draw the figures of one model as bars: a row for each contestant, the fastest above; as SVG."""
     timed = sorted((result for result in results if result.figures is not None), key=_rate, reverse=True)
-    columns = [each for each in _BARS if any(_finite(each.value(result)) is not None for result in timed)]
+    columns = [each for each in _BARS if any(_finite(each.value(result)) for result in timed)]
     with _style():
         figure = _figure(3.0 + 2.35 * len(columns), 0.9 + 0.235 * len(timed))
         axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
@@ -208,9 +210,8 @@ def _draw_family(axes: Any, drawn: dict[Entry, list[Curve]], name: str, end: flo
             shade = _DARK if entry.is_reference else _FAMILIES["PyTorch and MPI"]
         number += own
         for curve in found:
-            seen = [(x, y) for x, y in zip(*curve, strict=True) if x <= end]
             axes.plot(
-                *zip(*seen, strict=True),
+                *_until(curve, end),
                 color=shade,
                 linewidth=1.6 if own else 0.9,
                 linestyle="--" if dashed else "-",
@@ -219,9 +220,10 @@ def _draw_family(axes: Any, drawn: dict[Entry, list[Curve]], name: str, end: flo
                 zorder=3 if own else 2 if dashed else 1,
             )
         if own or dashed:
-            seen = [(x, y) for x, y in zip(*found[0], strict=True) if x <= end]
-            more = "" if len(seen) == len(found[0][0]) else f" \N{RIGHTWARDS ARROW} {found[0][0][-1]:.3g}"
-            labels.append((*seen[-1], short(entry) + more, shade))
+            xs, ys = _until(found[0], end)
+            last = found[0][0][-1]
+            more = f" \N{RIGHTWARDS ARROW} {last:.3g}" if last > end else ""
+            labels.append((xs[-1], ys[-1], short(entry) + more, shade))
     _label(axes, labels)
 
 
@@ -246,8 +248,25 @@ def _label(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
             va="center",
             fontsize=7,
             color=shade,
-            arrowprops={"arrowstyle": "-", "color": shade, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": shade,
+                "linewidth": 0.5,
+                "alpha": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
+
+
+def _until(curve: Curve, end: float) -> Curve:
+    """Give a curve up to there."""
+    xs, ys = curve
+    if xs[-1] <= end:
+        return curve
+    count = sum(x <= end for x in xs)
+    return [*xs[:count], end], [*ys[:count], float(np.interp(end, xs, ys))]
 
 
 def _beyond(begin: float, end: float, share: float, *, decades: bool) -> float:
@@ -275,7 +294,7 @@ def _rate(result: TrainResult) -> float:
 def _megabytes(result: TrainResult) -> float | None:
     figures = result.figures
     if figures is None or result.entry.is_reference:
-        return None
+        return None if figures is None else 0.0
     sent = figures.bytes_reported if figures.bytes_sent is None else figures.bytes_sent
     return None if sent is None else sent / 1e6
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.case import Case
 from ..core.data import count_beyond_rounding
-from ..core.environment import describe_environment, package_version
+from ..core.environment import describe_environment, package_version, readable
 from ..core.kept import Kept
 from ..core.peers import Peer
 from ..core.plan import PlanError
@@ -61,8 +61,8 @@ class TrainSession(Session[str, Any, TrainResult]):
             self._measure_scale()
         if len(sittings := self._kept.sittings) > 1:
             outcome.remark(
-                f"Measured in {len(sittings)} sittings, begun {', '.join(sittings)}; what is said of other work on "
-                "the machine is of the last one."
+                f"Measured in {len(sittings)} sittings, begun {', '.join(map(readable, sittings))}; what is said of "
+                "other work on the machine is of the last one."
             )
         return outcome
 
