@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,6 +25,21 @@ namespace py = pybind11;
 
 const void* gradient_at(std::uintptr_t address) {
   return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
+}
+
+std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count, DType wire) {
+  if (wire == dtype) {
+    return compute::count_nonfinite(source, dtype, count);
+  }
+  std::array<float, 1024> rounded;  // block by block
+  std::size_t found = 0;
+  for (std::size_t begin = 0; begin < count; begin += rounded.size()) {
+    const std::size_t here = std::min(rounded.size(), count - begin);
+    compute::cast(rounded.data(), wire, static_cast<const std::byte*>(source) + begin * size_of(dtype), dtype, here,
+                  1.0F);
+    found += compute::count_nonfinite(rounded.data(), wire, here);
+  }
+  return found;
 }
 
 // Float32 numbers of the host; as many as `count`, unless that is nullptr.
@@ -182,11 +198,13 @@ void bind_local_updates(py::module_& module) {
   submodule.def("follow", &follow, py::arg("masters"), py::arg("weights"));
   submodule.def(
       "count_nonfinite",
-      [](std::uintptr_t address, const std::string& dtype, std::size_t count) {
+      [](std::uintptr_t address, const std::string& dtype, std::size_t count, const std::string& wire) {
         const WithoutGil release;
-        return compute::count_nonfinite(gradient_at(address), dtype_from_name(dtype), count);
+        return count_nonfinite(gradient_at(address), dtype_from_name(dtype), count,
+                               dtype_from_name(wire.empty() ? dtype : wire));
       },
-      py::arg("address"), py::arg("dtype"), py::arg("count"));
+      py::arg("address"), py::arg("dtype"), py::arg("count"), py::arg("wire") = "",
+      "How many numbers are not finite; with a wire, once they are rounded to that.");
 }
 
 }  // namespace gradientflow::bindings

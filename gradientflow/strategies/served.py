@@ -230,7 +230,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         dtype, count = self.layout.dtypes[index], self.layout.counts[index]
         address = self._addresses[index] if elsewhere is None else elsewhere
-        if self.skips_nonfinite and self._core.count_nonfinite(address, dtype, count):
+        if self.skips_nonfinite and self._core.count_nonfinite(address, dtype, count, self.server.wire):
             self._overflowed = True
         self.server.ready(index, (address, dtype))
         self._is_ready[index] = True

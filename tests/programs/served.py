@@ -369,6 +369,26 @@ def check_iterations_that_are_given_up(comm: gf.Communicator) -> None:
             same_everywhere(comm, training.weights)
 
 
+def check_overflows_of_the_wire_lower_the_loss_scale(comm: gf.Communicator) -> None:
+    """A gradient of float32 may be finite until it travels as float16."""
+
+    def large(rank: int, step: int, weights: Floats) -> Floats:
+        gradient = gradient_of(rank, step, weights)
+        if rank == SIZE - 1 and step == 2:
+            gradient[-1] = 40000.0  # which twice is too large
+        return gradient
+
+    for words in ("ssgd(wire='float16')", "ssd_sgd(2, 2, 'sgd', wire='float16')"):
+        with trained(comm, words, loss_scale=LossScale(2.0)) as training:
+            scale = training.loop.loss_scale
+            assert scale is not None
+            for step in range(6):
+                training.step(step, large)
+            assert (scale.value, scale.overflows) == (1.0, 1), (words, scale.value)
+            training.loop.finish()
+            assert np.isfinite(training.weights).all()
+
+
 def check_given_up_under_a_dynamic_loss_scale(comm: gf.Communicator) -> None:
     """What one rank gives up is no overflow: all keep the same scale."""
     for words in ("ssgd", DELAYED):
