@@ -101,7 +101,7 @@ class Owner {
   std::vector<py::object> owners_;
 };
 
-// Gradients of `dtype` that lie at these places of host memory, for one step; it goes everywhere.
+// Gradients of `dtype` that lie at these places of memory, for one step; it goes everywhere.
 BoundUpdate update_over(const py::object& memory, const std::string& dtype, const std::vector<std::size_t>& offsets) {
   const TensorView view = view_tensor(memory, Access::read, "the memory of gradients");
   const DType type = dtype_from_name(dtype);
@@ -109,7 +109,7 @@ BoundUpdate update_over(const py::object& memory, const std::string& dtype, cons
   engine::Update update{.means = engine::new_means(),
                         .data = view.data,
                         .dtype = type,
-                        .device = {},
+                        .device = view.placement ? std::optional(view.placement->device) : std::nullopt,
                         .offsets = {},
                         .spans = {{0, elements}}};
   for (const std::size_t offset : offsets) {

@@ -51,6 +51,7 @@ class PeriodicStrategy(Strategy):
 
     gradients = "local"
     writes_weights = True
+    works_on_host = True
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
@@ -149,6 +150,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")
     strategy: PeriodicStrategy
+    reads_gradients = False
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: PeriodicStrategy) -> None:
         super().__init__(comm, layout, strategy)
@@ -177,14 +179,23 @@ class PeriodicSynchronizer(ArraySynchronizer):
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
 
+    @property
+    def exchanges_weights(self) -> bool:  # type: ignore[override]
+        """Whether the step that comes next is one after which a fragment is sent or applied."""
+        step = self.steps + 1
+        return step in self.due or any(self._is_sent(fragment, step) for fragment in range(self.strategy.fragments))
+
+    def _is_sent(self, fragment: int, step: int) -> bool:
+        period = self.strategy.period
+        return (step - fragment * period // self.strategy.fragments) % period == 0
+
     def after_step(self) -> None:
         """Exchange and apply what is due."""
         self.steps += 1
-        period = self.strategy.period
         for fragment in range(self.strategy.fragments):
             if self.due[fragment] == self.steps:
                 self._apply(fragment)
-            if (self.steps - fragment * period // self.strategy.fragments) % period == 0:
+            if self._is_sent(fragment, self.steps):
                 self._measure(fragment)
                 self.start(fragment, self._buffers[fragment])
                 self.due[fragment] = self.steps + self.strategy.delay

@@ -31,7 +31,10 @@ class PlacedSynchronizer(Synchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         super().__init__(comm, layout, strategy)
         if layout.device != "cpu":
-            message = f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}"
+            message = (
+                f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}: "
+                "they are copied if the strategy says so, by works_on_host = True"
+            )
             raise ArgumentError(message)
         self._memory: list[npt.NDArray[np.uint8]] = []
         self._offsets: list[list[int]] = []

@@ -47,6 +47,7 @@ class PowerSGD(Strategy):
     """
 
     name = "powersgd"
+    works_on_host = True
     not_taken = dict.fromkeys(("density", "ratio"), "all of two thin matrices is sent; rank says how thin they are") | {
         "fusion_threshold": "all matrices travel together, in two calls"
     }

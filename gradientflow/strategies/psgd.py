@@ -22,6 +22,7 @@ class PSGD(Strategy):
     name = "psgd"
     gradients = "local"
     writes_weights = True
+    works_on_host = True
     alone_is_identity = True
     not_taken = dict.fromkeys(
         ("wire", "density", "ratio", "fusion_threshold"), "nothing travels before finish(), which averages exactly"
@@ -40,6 +41,8 @@ class PSGD(Strategy):
 
 
 class _AtTheEnd(ArraySynchronizer):
+    reads_gradients = exchanges_weights = False
+
     def finish(self) -> None:
         """Average the weights."""
         for name, weight in zip(self.layout.names, self.weights, strict=True):

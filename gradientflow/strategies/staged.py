@@ -45,10 +45,10 @@ class StagedSynchronizer(Synchronizer):
 
     Gradients are copied to the places of that one, which are pinned, in a stream of their own: behind the stream of
     `ready`, and beside what it goes on computing. They are handed over in the order of `ready`, by whatever call finds
-    them there; `flush` waits for the last ones. Weights are copied up when they may have been written.
+    them there; `flush` waits for the last ones. Means are copied up; so are weights where they may have been written.
 
-    The weights of the host are those that count: they are taken from the device before the first iteration, after
-    `finish`, and when a state is loaded. Weights of the device that are changed in between are overwritten.
+    Before the host reads weights, they come down. Where the strategy makes the step, that is before the first gradient
+    of every iteration, in the same way; where an optimizer makes it, when weights are to be exchanged.
 
     Outside of `ready`, `flush` and `wait` the order is that of the default stream.
 
@@ -66,25 +66,19 @@ class StagedSynchronizer(Synchronizer):
     residuals = _of_host("residuals")
     decay = _of_host("decay")
     bookkeeping_seconds = _of_host("bookkeeping_seconds")
-    has_state = _of_host("has_state")
 
     host: Any
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # not those of the base
         self.comm, self.layout, self.strategy = comm, layout, strategy
-        self.weights = list(layout.weights)
         self._core = load_core().device
         self._device = device.device_number(layout.device)
         self._copies = self._core.CopyStream(self._device)
         self._memory: list[device.DeviceArray] = []
         self._pins: list[Any] = []
-        offsets = aligned_offsets([4 * count for count in layout.counts])
-        mirror = _pages(offsets[-1])
-        self._pin(mirror)
-        self._mirrors = [
-            mirror[begin : begin + 4 * count].view(np.float32)
-            for begin, count in zip(offsets[:-1], layout.counts, strict=True)
-        ]
+        self.weights = list(layout.weights) if strategy.writes_weights else []
+        self._mirrors = self._make_mirrors() if self.weights else []
+        self._owes_weights = False  # that the host has written, to the device
         self._take_weights(_DEFAULT_STREAM)
         self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
         try:
@@ -92,10 +86,25 @@ class StagedSynchronizer(Synchronizer):
         except BaseException:
             self.host.close(orderly=False)
             raise
-        self._takes_weights = True  # before they are needed next
+        self._takes_weights = True  # in the next iteration, also where an optimizer makes the step
         self._begun = self._flushed = False
-        self._queue: deque[tuple[int, Any]] = deque()  # gradients on their way to the host
+        self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
+
+    def _make_mirrors(self) -> list[npt.NDArray[Any]]:
+        """Make places on the host for the weights: for those of 16 bits of float32, as their master weights are."""
+        sizes = [count * _width(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
+        offsets = aligned_offsets(sizes)
+        memory = _pages(offsets[-1])
+        self._pin(memory)
+        return [
+            memory[begin : begin + size].view(dtype)
+            for begin, size, dtype in zip(offsets[:-1], sizes, self._kinds, strict=True)
+        ]
+
+    @property
+    def _kinds(self) -> list[str]:
+        return ["float64" if dtype == "float64" else "float32" for dtype in self.layout.dtypes]
 
     def _lay_out(self) -> None:
         """Make places on the device for the gradients, as there are on the host."""
@@ -108,7 +117,7 @@ class StagedSynchronizer(Synchronizer):
             self._pin(below)
             self._memory.append(above)
             for index, offset in zip(indices, offsets, strict=True):
-                nbytes = self.layout.counts[index] * (2 if "16" in dtype else 4)
+                nbytes = self.layout.counts[index] * _width(dtype)
                 self._down[index] = below.ctypes.data + offset, above._address + offset, nbytes
 
     def _pin(self, memory: npt.NDArray[np.uint8]) -> None:
@@ -150,17 +159,18 @@ class StagedSynchronizer(Synchronizer):
             raise ArgumentError(message)
         self._begin(stream)
         self._is_ready.add(index)
-        self._copies.follow(stream or _DEFAULT_STREAM)
-        self._copies.copy(*self._down[index])
+        if self.host.reads_gradients or self.skips_nonfinite:
+            self._copies.follow(stream or _DEFAULT_STREAM)
+            self._copies.copy(*self._down[index])
         self._queue.append((index, self._copies.mark()))
         while self._queue and self._queue[0][1].happened:
             self._hand_over()
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         self._begin(stream)
-        for index, (place, _, nbytes) in enumerate(self._down):
+        for index, (below, _, nbytes) in enumerate(self._down):
             if index not in self._is_ready:
-                ctypes.memset(place, 0, nbytes)
+                ctypes.memset(below, 0, nbytes)
         while self._queue:
             self._queue[0][1].wait()
             self._hand_over()
@@ -171,25 +181,48 @@ class StagedSynchronizer(Synchronizer):
         if not self._flushed:
             self.flush(stream)
         self._end()
-        return self.host.wait()  # type: ignore[no-any-return]
+        self._owes_weights = self.strategy.gradients == "consumed"
+        update = self.host.wait()
+        if update.kind != "apply":
+            return update  # type: ignore[no-any-return]
+        if self.host.reads_gradients:  # and may have changed them
+            self._copies.follow(stream or _DEFAULT_STREAM)
+            for below, above, nbytes in self._down:
+                self._copies.copy(above, below, nbytes)
+            self._copies.hold(stream or _DEFAULT_STREAM)
+        return self.update()
+
+    def update(self) -> Update:  # noqa: D102
+        native = load_core().Update
+        groups = enumerate(self.layout.groups)
+        return Update("apply", tuple(native(self._memory[g], dtype, self.offsets(g)) for g, (dtype, _) in groups))
+
+    def has_gradient(self, index: int) -> bool:  # noqa: D102
+        return bool(self.host.has_gradient(index))
 
     def drop(self, stream: Any = None) -> None:  # noqa: D102
         self.host.drop()
 
     def after_step(self) -> None:  # noqa: D102
+        if not (self.weights and self.host.exchanges_weights):
+            self.host.after_step()
+            return
+        if self.strategy.gradients == "local":
+            self._take_weights(_DEFAULT_STREAM)
         with self._giving_weights():
             self.host.after_step()
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
         self._copies.wait()
+        if self._queue and self._queue[0][0] is None:
+            self._hand_over()
         self._end()
         self.host.abandon()
 
     def finish(self) -> None:  # noqa: D102
-        self._take_weights_if_needed(_DEFAULT_STREAM)
+        self._take_weights_to_change(_DEFAULT_STREAM)
         with self._giving_weights():
             self.host.finish()
-        self._takes_weights = True
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         try:
@@ -200,21 +233,28 @@ class StagedSynchronizer(Synchronizer):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:  # noqa: D102
-        self._take_weights_if_needed(_DEFAULT_STREAM)
+        self._take_weights_to_change(_DEFAULT_STREAM)
         with self._giving_weights(), self.host.common_weights():
             self._give_weights()
             yield
 
     def _begin(self, stream: Any) -> None:
-        """Begin the iteration on the host, which may need weights: so they come down in the stream of a gradient."""
-        if not self._begun:
-            self._take_weights_if_needed(stream or _DEFAULT_STREAM)
-            self._begun = True
-            self.host.begin()
+        """Begin the iteration on the host, once weights have come down that it needs."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._takes_weights or self.strategy.gradients == "consumed":
+            self._check_weights()
+            self._send_weights_down(stream or _DEFAULT_STREAM)
+            self._takes_weights = False
+        self._queue.append((None, self._copies.mark()))
 
     def _hand_over(self) -> None:
         index, _ = self._queue.popleft()
-        self.host.ready(index)
+        if index is None:
+            self.host.begin()
+        else:
+            self.host.ready(index)
 
     def _end(self) -> None:
         self._queue.clear()
@@ -223,37 +263,44 @@ class StagedSynchronizer(Synchronizer):
 
     # ---- weights -------------------------------------------------------------------------------------------------
 
-    def _take_weights_if_needed(self, stream: int) -> None:
-        if not self._takes_weights:
-            return
-        for name, weight in zip(self.layout.names, self.weights, strict=True):
+    def _take_weights_to_change(self, stream: int) -> None:
+        self._check_weights()
+        self._take_weights(stream)
+
+    def _check_weights(self) -> None:
+        for name, weight in zip(self.layout.names, self.weights, strict=False):
             _, dtype = self._core.place_of(weight)
-            if dtype != "float32":
+            if "16" in dtype:
                 message = (
-                    f"{self.strategy.name} makes steps on float32, and {name} is {dtype}: use master weights, which "
-                    "the optimizers of the core have"
+                    f"{self.strategy.name} changes weights of float32, and {name} on a CUDA device is {dtype}: use "
+                    "master weights, which the optimizers of the core have"
                 )
                 raise ArgumentError(message)
-        self._take_weights(stream)
-        self._takes_weights = False
 
     def _take_weights(self, stream: int) -> None:
-        """Copy the weights to the host, behind what is in the stream; those of 16 bits as float32."""
-        places = [self._core.place_of(weight) for weight in self.weights]
-        rounded = [
-            np.empty(0 if dtype == "float32" else count, np.uint16)
-            for (_, dtype), count in zip(places, self.layout.counts, strict=True)
-        ]
-        self._copies.follow(stream)
-        for (address, dtype), mirror, bits in zip(places, self._mirrors, rounded, strict=True):
-            below: npt.NDArray[Any] = mirror if dtype == "float32" else bits
-            self._copies.copy(below.ctypes.data, address, below.nbytes)
+        """Copy the weights to the host, behind what is in the stream, and wait; those of 16 bits as float32."""
+        rounded = self._send_weights_down(stream)
         self._copies.wait()
-        for (_, dtype), mirror, bits in zip(places, self._mirrors, rounded, strict=True):
+        for index, (bits, dtype) in rounded.items():
             if dtype == "float16":
-                mirror[...] = bits.view(np.float16)
-            elif dtype == "bfloat16":
-                mirror.view(np.uint32)[...] = bits.astype(np.uint32) << 16
+                self._mirrors[index][...] = bits.view(np.float16)
+            else:
+                self._mirrors[index].view(np.uint32)[...] = bits.astype(np.uint32) << 16
+
+    def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
+        """Copy the weights to the host; return what comes of those of 16 bits, as bits, with their dtype."""
+        if self._owes_weights:
+            self._give_weights(stream)
+        rounded = {}
+        self._copies.follow(stream)
+        for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
+            address, dtype = self._core.place_of(weight)
+            below: npt.NDArray[Any] = mirror
+            if "16" in dtype:
+                below = np.empty(len(mirror), np.uint16)
+                rounded[index] = below, dtype
+            self._copies.copy(below.ctypes.data, address, below.nbytes)
+        return rounded
 
     @contextmanager
     def _giving_weights(self) -> Iterator[None]:
@@ -263,16 +310,21 @@ class StagedSynchronizer(Synchronizer):
         finally:
             self._give_weights()
 
-    def _give_weights(self) -> None:
-        """Copy the weights to the device, in the order of the default stream."""
-        self._copies.follow(_DEFAULT_STREAM)
+    def _give_weights(self, stream: int = _DEFAULT_STREAM) -> None:
+        """Copy the weights to the device, in the order of a stream."""
+        self._owes_weights = False
+        self._copies.follow(stream)
         for weight, mirror in zip(self.weights, self._mirrors, strict=True):
             address, dtype = self._core.place_of(weight)
-            if dtype == "float32":
+            if "16" not in dtype:
                 self._copies.copy(address, mirror.ctypes.data, mirror.nbytes)
-        self._copies.hold(_DEFAULT_STREAM)
+        self._copies.hold(stream)
 
     # ---- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_state(self) -> bool:  # noqa: D102
+        return bool(self.host.has_state)
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return self.host.state_dict()  # type: ignore[no-any-return]
@@ -297,11 +349,19 @@ class StagedSynchronizer(Synchronizer):
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, StagedSynchronizer)
-        self.host.take_over(other.host)
+        other._take_weights_to_change(_DEFAULT_STREAM)
+        with other._giving_weights():  # of which those that were under way may be applied
+            self.host.take_over(other.host)
+        self._take_weights(_DEFAULT_STREAM)
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
         return self.host.reports  # type: ignore[no-any-return]
+
+
+def _width(dtype: str) -> int:
+    """Return the bytes of an element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:

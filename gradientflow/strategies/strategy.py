@@ -38,8 +38,8 @@ class Strategy(Description, ABC):
     writes_weights : bool
         Whether weights are written outside of the step.
     works_on_host : bool
-        Whether it knows memory of the host alone, takes each gradient once, and writes the weights itself. On a CUDA
-        device gradients are then copied down to it, and weights up.
+        Whether it knows memory of the host alone. Gradients of a CUDA device are then copied down to it, and what comes
+        of them up: means, and weights if it writes them.
     alone_is_identity : bool
         Whether with one rank it changes nothing, so that it can be left out.
     averages : bool

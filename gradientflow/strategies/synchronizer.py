@@ -68,6 +68,10 @@ class Synchronizer(ABC):
         to their places.
     keeps_elsewhere : bool
         Whether it reads these until `wait` has returned, so that nobody writes to them or frees them before.
+    reads_gradients : bool
+        Whether it has a use for gradients beyond whether they are finite.
+    exchanges_weights : bool
+        Whether the next `after_step` may read or write weights.
     exchange_failed : bool
         Whether `after_step` or `finish` has raised; `abandon` takes it back.
     residuals : sequence of arrays
@@ -81,6 +85,8 @@ class Synchronizer(ABC):
     settings: Callable[[int], Settings]
     reads_elsewhere: bool = False
     keeps_elsewhere: bool = False
+    reads_gradients: bool = True
+    exchanges_weights: bool = True
     exchange_failed: bool = False
     residuals: Sequence[Any] = ()
     decay: float = 1.0

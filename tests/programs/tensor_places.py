@@ -185,7 +185,7 @@ def _emulate() -> None:
         (TopKGradientPool, _MOMENTS),
         (FusedStep, ("step",)),
         (_Weights, ("numbers",)),
-        (StagedSynchronizer, ("zero", "_give_weights")),
+        (StagedSynchronizer, ("wait", "zero", "_give_weights")),
     ):
         for name in names:
             setattr(owner, name, _waiting(getattr(owner, name)))

@@ -120,10 +120,15 @@ def check_accumulation_and_parameters_without_gradients(comm: gf.Communicator) -
             plain.step()
         assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
         model.last.requires_grad_(True)
+        plain.zero_grad(set_to_none=False)
+        other.first(torch.ones(1, 6, device=PLACED)).sum().mul(2).backward()
+        plain.step()
         optimizer.zero_grad()
-        model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
+        for _ in range(2):
+            model.first(torch.ones(1, 6, device=PLACED)).sum().backward()
         optimizer.step()
         same_everywhere(model)
+        assert np.allclose(flat(model), flat(other), rtol=1e-5, atol=1e-6)
 
 
 def check_states(comm: gf.Communicator) -> None:

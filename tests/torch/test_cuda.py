@@ -55,7 +55,7 @@ def test_strategies_on_servers_on_an_emulated_device(check: Run, emulated_cuda: 
 
 @pytest.mark.checks("torch_local")
 def test_strategies_with_own_weights_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
-    check(2, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=100)
+    check(2, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=150)
 
 
 @pytest.mark.checks("process_group")
