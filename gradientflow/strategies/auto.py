@@ -42,6 +42,7 @@ _LARGE = 1 << 18  # elements of the allreduce that is measured
 _SETTLING = 2  # iterations that are not representative
 _PROMISING = 0.01  # of a step with dense: what has to be saved, as predicted
 _WORTH_IT = 0.99  # of a step with dense: what it has to take at most, as tried out
+_OFTEN = 0.7  # of the turns: so that a machine that others use, too, does not make the choice
 
 logger = logging.getLogger("gradientflow")
 
@@ -303,13 +304,13 @@ class AutoSynchronizer(PoolSynchronizer):
     def _decide(self) -> None:
         """Choose what was tried out if its steps were shorter."""
         assert self._best is not None
-        medians = np.array([np.median(self._steps[each][-self.strategy.steps :]) for each in (self._dense, self._best)])
-        self.comm.allreduce(medians, "mean")
-        self.comm.broadcast(medians)
-        dense, best = medians.tolist()
+        took = np.array([self._steps[each][-self.strategy.steps :] for each in (self._dense, self._best)])
+        self.comm.allreduce(took, "mean")
+        self.comm.broadcast(took)
+        dense, best = np.median(took, axis=1).tolist()
         promised = f"{self._milliseconds(self._saved)} less were predicted"
         steps = f"a step took {self._milliseconds(dense)} with dense and {self._milliseconds(best)} with {self._best}"
-        self._choose(self._best if best <= _WORTH_IT * dense else self._dense, f"{steps}; {promised}")
+        self._choose(self._best if is_faster(*took) else self._dense, f"{steps}; {promised}")
 
     def _choose(self, choice: Dense, why: str) -> None:
         self.choice, self.why = choice, why
@@ -401,6 +402,17 @@ class AutoSynchronizer(PoolSynchronizer):
             self._take(other.state_dict(), other.choice)
 
 
+def is_faster(dense: Times, best: Times) -> bool:
+    """Tell whether steps that took turns with those of dense were shorter: on the whole, and mostly.
+
+    Parameters
+    ----------
+    dense, best : numpy.ndarray
+        What they took.
+    """
+    return bool(np.median(best) <= _WORTH_IT * np.median(dense) and np.mean(best < dense) >= _OFTEN)
+
+
 def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping[str, Link]) -> float:
     """Return how long after the last gradient the last mean is there, as predicted.
 
@@ -431,4 +443,4 @@ def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping
     return max(0.0, sent - float(ready.max(initial=0.0)))
 
 
-__all__ = ["Auto", "AutoExplanation", "AutoSynchronizer", "exposed_seconds"]
+__all__ = ["Auto", "AutoExplanation", "AutoSynchronizer", "exposed_seconds", "is_faster"]
