@@ -368,7 +368,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the last pull is still under way.
+            If the last pull is still under way. The gradients given are ready then, and not to be given again.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
         return Push(self._native, push), Pull(self._native, pull, len(self.shapes))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import whole
+from gradientflow.arguments import sequence, whole
 from gradientflow.base_pool import native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -82,7 +82,7 @@ class Auto(PoolStrategy):
 
     def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, algorithm: str = "auto") -> None:
         super().__init__(algorithm=algorithm)
-        self.allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        self.allow = (allow,) if isinstance(allow, str) else tuple(sequence("allow", allow, "wires"))
         for wire in self.allow:
             if wire not in ("float16", "bfloat16"):
                 message = f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}"

@@ -865,6 +865,9 @@ def _checked_strategy(strategy: Strategy | str | None, fusion_threshold: Any, wi
         return Dense(fusion_threshold=fusion_threshold, wire=wire)
     strategy = as_strategy(strategy)
     if fusion_threshold != "auto" or wire is not None:
-        message = f"fusion_threshold and wire are settings of the strategy: {strategy.name}(wire=...)"
+        given = "fusion_threshold" if wire is None else "wire"
+        message = f"fusion_threshold and wire are settings of the strategy: {strategy.name}({given}=...)"
+        if given in strategy.not_taken:
+            message = f"{strategy.name} takes no {given}: {strategy.not_taken[given]}"
         raise ArgumentError(message)
     return strategy

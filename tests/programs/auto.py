@@ -14,7 +14,7 @@ from support import RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.errors import ArgumentError, MismatchError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.optimizers import SGD
 from gradientflow.strategies import Auto, Dense, auto, link, parse_strategy, periodic, sparsity, speed_model
 from gradientflow.training import ArrayLoop
@@ -115,6 +115,8 @@ def check_wires_only_if_allowed(comm: gf.Communicator) -> None:
         assert (chosen(each) is None) == (comm.nodes > 1)
     with raises(ArgumentError, "allow is a sequence of the wires float16 and bfloat16, not ('int8',)"):
         Auto(allow=("int8",))
+    with raises(ArgumentTypeError, "allow is a sequence of wires, not None"):
+        Auto(allow=None)  # type: ignore[arg-type]
     with raises(ArgumentError, "steps is 2 or more"):
         Auto(steps=1)
     assert parse_strategy("auto(allow='bfloat16')") == Auto(("bfloat16",))

@@ -1037,7 +1037,9 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
     two = [{"params": parameters[:2], "momentum": 0.5}, {"params": parameters[2:]}]
     for settings, words in (
         ({"strategy": csc, "wire": "float16"}, "fusion_threshold and wire are settings of the strategy"),
-        ({"strategy": Dense(), "fusion_threshold": 0}, "fusion_threshold and wire are settings of the strategy"),
+        ({"strategy": Dense(), "fusion_threshold": 0}, "settings of the strategy: dense(fusion_threshold=...)"),
+        ({"strategy": "auto", "wire": "float16"}, "auto takes no wire: allow=('float16',) lets auto choose that one"),
+        ({"strategy": "auto", "fusion_threshold": 0}, "auto takes no fusion_threshold: it is what auto finds out"),
         ({"strategy": csc, "fused": False}, "csc does not go with fused=False"),
         ({"loss_scale": 2.0, "fused": False}, "loss_scale does not go with fused=False"),
         ({"loss_scale": 3.0}, "power of two"),
