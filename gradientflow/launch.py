@@ -58,6 +58,10 @@ _RANK_SCRIPT = (
     "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; "
     "else RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS; fi; "
     f"WORLD_SIZE=$((WORLD_SIZE - ${{{SERVERS}:-0}})); "
+    # Each rank would have as many threads of OpenMP and BLAS as the host has cores. nproc heeds OMP_NUM_THREADS, too.
+    'if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ -z "$OMP_NUM_THREADS" ]; then '
+    "OMP_NUM_THREADS=$(($(nproc) / LOCAL_WORLD_SIZE)); "
+    '[ "$OMP_NUM_THREADS" -gt 0 ] || OMP_NUM_THREADS=1; export OMP_NUM_THREADS; fi; '
     'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
 )
 
@@ -217,8 +221,9 @@ def mpirun_command(
 def rank_program(program: Sequence[str], hosts: str | None = None, servers: int = 0) -> list[str]:
     """Write what a rank runs for `program` to find the variables in its environment that PyTorch's launcher sets.
 
-    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The last two stay as they are
-    where this process's environment has them.
+    They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with several ranks on a host,
+    OMP_NUM_THREADS: the host's cores, divided among them. The last three stay as they are where the
+    environment has them.
 
     Parameters
     ----------

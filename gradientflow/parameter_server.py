@@ -28,7 +28,6 @@ from .server_rank import make_native
 Array = npt.NDArray[np.float32]
 
 _FORMAT = 1  # of states
-_SKIPS = ("applied", "skipped", "abandoned")
 
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
 
@@ -383,10 +382,10 @@ class ParameterServer:
     ) -> tuple[int, int]:
         rows = self._rows(settings)
         scale = number("loss_scale", loss_scale)
-        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
-        if why not in _SKIPS:
+        if skip not in (False, True, "abandoned"):
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
+        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
         if gradients is not None:
             found = sequence("gradients", gradients, "arrays")
             if len(found) != len(self.shapes):

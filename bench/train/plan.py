@@ -176,7 +176,7 @@ class TrainPlan(Plan):
     learning_rate : float or None
         None for one that suits the model.
     threads : int
-        Of PyTorch, in each rank.
+        Of PyTorch and NumPy, in each rank.
     epochs : int or None
         Train this long, and compare with training in one process, in place of timing `steps`.
     stragglers : Stragglers or None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # comes with scikit-learn
 from torch import Tensor
 
 from ..core.case import Case
@@ -93,6 +94,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     def measure(self, block: str, peers: Sequence[Peer]) -> None:
         """Train one model in all ways, from all seeds."""
         torch.set_num_threads(self.plan.threads)
+        threadpool_limits(self.plan.threads)  # of NumPy's BLAS, which strategies use
         task = self._load(block)
         entries, ranks = self.plan.entries, self.comm.size
         checked = self._kept.part(f"{block}: check of {ranks} ranks", partial(self._check, task))

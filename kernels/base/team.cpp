@@ -37,10 +37,13 @@ void Team::run(const std::function<void(std::size_t, std::size_t)>& work) {
   for (std::uint32_t busy = busy_; busy != 0; busy = busy_) {
     busy_.wait(busy);
   }
+  std::exception_ptr first;
   for (std::exception_ptr& error : errors_) {
-    if (error != nullptr) {
-      std::rethrow_exception(std::exchange(error, nullptr));
-    }
+    std::exception_ptr thrown = std::exchange(error, nullptr);
+    first = first == nullptr ? std::move(thrown) : first;
+  }
+  if (first != nullptr) {
+    std::rethrow_exception(first);
   }
 }
 

@@ -206,6 +206,16 @@ def test_ranks_on_other_hosts_do_not_end_at_once(monkeypatch: pytest.MonkeyPatch
     assert rank_program(["a"])[2].startswith("sleep 0.1; ")
 
 
+@pytest.mark.parametrize(("given", "ranks", "expected"), [(None, 1, ""), (None, 64, "1"), ("3", 2, "3")])
+def test_ranks_of_a_host_share_its_cores(given: str | None, ranks: int, expected: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "OMPI_COMM_WORLD_SIZE": "64", "OMPI_COMM_WORLD_RANK": "0"}
+    environment |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
+    environment |= {} if given is None else {"OMP_NUM_THREADS": given}
+    command = rank_program(["sh", "-c", 'echo "$OMP_NUM_THREADS"'])
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=10)
+    assert said.stdout.strip() == expected
+
+
 def test_hosts_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# two\n\na slots=2 max_slots=4\n b-1.c:3  # b\na\nd\n")
