@@ -21,6 +21,11 @@ constexpr auto last_words = 200ms;
 constexpr double longest_wait = 1e9;
 constexpr std::uint64_t most_ahead = 16;  // pushes that the policy has not answered yet
 
+// What does not fit into the caches is not read again while it is there.
+compute::Store store_for(std::size_t bytes) {
+  return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
+}
+
 bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) {
   return std::all_of(letters.begin(), letters.end(), [](const auto& letter) { return letter->ended(); });
 }
@@ -191,7 +196,7 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
   if (slot != gradient) {
     const std::size_t count = shared_.layout.counts()[tensor];
     if (dtype == shared_.wire) {
-      compute::copy(slot, gradient, count * size_of(dtype), compute::Store::cached);
+      compute::copy(slot, gradient, count * size_of(dtype), store_for(count * size_of(dtype)));
     } else {
       compute::cast(slot, shared_.wire, gradient, dtype, count, 1.0F);
     }
@@ -482,7 +487,7 @@ void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights) 
     }
     source += part.shard * size_of(dtype);
     if (dtype == DType::float32) {
-      compute::copy(weights + part.begin, source, part.count * sizeof(float), compute::Store::cached);
+      compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(part.count * sizeof(float)));
     } else {
       compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
     }
