@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ._location import load_core
 from .errors import ArgumentError, ArgumentTypeError
-from .memory import checked_bytes, checked_shape, numpy_dtype
+from .memory import checked_bytes, checked_shape, itemsize, numpy_dtype
 
 _DEFAULT_STREAM = 1  # CUDA's legacy default stream, as the CUDA array interface and DLPack call it
 _CUDA = 2  # DLPack's number for the kind of device
@@ -41,7 +41,7 @@ class DeviceArray:
         self.shape = shape
         self.dtype = dtype
         self.size = math.prod(shape)
-        self.nbytes = self.size * _element_bytes(dtype)
+        self.nbytes = self.size * itemsize(dtype)
         self.device = device
 
     @property
@@ -114,10 +114,6 @@ class DeviceArray:
     def __repr__(self) -> str:
         """Return shape, dtype and place."""
         return f"<DeviceArray of {self.shape} {self.dtype} on CUDA device {self.device}>"
-
-
-def _element_bytes(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def device_number(device: str | int) -> int:

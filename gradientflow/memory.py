@@ -40,6 +40,11 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
         raise ArgumentTypeError(message) from error
 
 
+def itemsize(dtype: str) -> int:
+    """Return the bytes of an element of a dtype of the core; bfloat16 takes no package for that."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
 def checked_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative integers.
 

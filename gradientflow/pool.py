@@ -13,6 +13,7 @@ from ._location import load_core
 from .arguments import whole
 from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number, threshold_from
 from .communicator import Communicator
+from .memory import itemsize
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,7 @@ class GradientPool(BasePool):
     @property
     def spans(self) -> npt.NDArray[np.int64]:
         """Which elements of the memory have gradients: one row, of the first and one past the last."""
-        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-        return np.array([[0, self.nbytes // itemsize]])
+        return np.array([[0, self.nbytes // itemsize(self.dtype)]])
 
     def has_nonfinite(self, stream: Any = None) -> bool:
         """Tell whether a gradient in memory is infinite or NaN, as `count_nonfinite` does."""

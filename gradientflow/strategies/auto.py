@@ -16,6 +16,7 @@ from gradientflow.arguments import sequence, whole
 from gradientflow.base_pool import native_threshold
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.memory import itemsize
 from gradientflow.pool import GradientPool
 
 from .csc import CSC
@@ -431,7 +432,7 @@ def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping
     """
     due: list[tuple[float, float]] = []
     for dtype, indices in layout.groups:
-        width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+        width = itemsize(dtype)
         sizes = np.diff(aligned_offsets([layout.counts[index] * width for index in indices])).tolist()
         moment = 0.0
         for begin, end in load_core().fuse(sizes, threshold):

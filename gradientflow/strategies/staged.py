@@ -17,6 +17,7 @@ from gradientflow._location import load_core
 from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.memory import itemsize
 
 from .layout import Layout
 from .places import aligned_offsets
@@ -93,7 +94,7 @@ class StagedSynchronizer(Synchronizer):
 
     def _make_mirrors(self) -> list[npt.NDArray[Any]]:
         """Make places on the host for the weights: for those of 16 bits of float32, as their master weights are."""
-        sizes = [count * _width(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
+        sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
         offsets = aligned_offsets(sizes)
         memory = _pages(offsets[-1])
         self._pin(memory)
@@ -117,7 +118,7 @@ class StagedSynchronizer(Synchronizer):
             self._pin(below)
             self._memory.append(above)
             for index, offset in zip(indices, offsets, strict=True):
-                nbytes = self.layout.counts[index] * _width(dtype)
+                nbytes = self.layout.counts[index] * itemsize(dtype)
                 self._down[index] = below.ctypes.data + offset, above._address + offset, nbytes
 
     def _pin(self, memory: npt.NDArray[np.uint8]) -> None:
@@ -357,11 +358,6 @@ class StagedSynchronizer(Synchronizer):
     @property
     def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
         return self.host.reports  # type: ignore[no-any-return]
-
-
-def _width(dtype: str) -> int:
-    """Return the bytes of an element."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:

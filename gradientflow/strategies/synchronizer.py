@@ -15,6 +15,7 @@ from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError
+from gradientflow.memory import itemsize
 
 from .layout import Layout
 from .update import Settings, Update
@@ -114,7 +115,7 @@ class Synchronizer(ABC):
 
     def spans(self, group: int) -> list[list[int]]:
         """Return which elements of that memory the last update has gradients in: first, and one past the last."""
-        return [[0, self.memory(group).nbytes // _itemsize(self.layout.groups[group][0])]]
+        return [[0, self.memory(group).nbytes // itemsize(self.layout.groups[group][0])]]
 
     @abstractmethod
     def zero(self, group: int, stream: Any = None) -> None:
@@ -249,10 +250,6 @@ class Synchronizer(ABC):
     @abstractmethod
     def _arrays(self, group: int) -> Sequence[Any]:
         """Return the gradients of a dtype as arrays."""
-
-
-def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _no_settings(index: int) -> Settings:

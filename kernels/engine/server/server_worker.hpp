@@ -94,7 +94,6 @@ class ServerWorker {
   auto naming_the_missing(Work work) -> decltype(work());
   [[nodiscard]] bool slot_is_free();
   void await_slot(Lock& lock);
-  void count_in(std::size_t tensor);
   void send_ranges();
   void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});
   void ask_all(const Note& note);
