@@ -12,7 +12,8 @@ from ..core.measure import Times
 from ..core.peers import OURS, Contestant, Key
 from ..core.plan import format_size
 from ..core.results import shared
-from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratios, timed
+from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratio, ratios, timed
+from .plan import LIMIT
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
     def size(result: Result) -> str:
         return format_size(result.bytes) if result.bytes else "-"
 
+    def of_limit(result: Result) -> float | None:
+        limit = beside.get((result.bytes, LIMIT))
+        return None if limit is None or result.backend == LIMIT else ratio(result.median_us, limit.median_us)
+
     def cpu_per_byte(result: Result) -> float | None:
         return None if result.cpu_us is None else result.cpu_us * 1e3 / (result.bytes * result.ranks)
 
@@ -99,9 +104,10 @@ def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
         figure("algbw", "GB/s", "algbw_GBps", bandwidth, shown=sized),
         figure("busbw", "GB/s", "busbw_GBps", bandwidth, shown=sized),
         figure("link", "%", "link_share", percentage, shown=sized and any(r.link_share is not None for r in results)),
+        figure("of limit", "%", of_limit, percentage, shown=any(result.backend == LIMIT for result in results)),
         figure("cpu", "us", "cpu_us", microseconds, shown=with_cpu),
         figure("cpu", "ns/B", cpu_per_byte, bandwidth, shown=with_cpu and sized),
-        *(compared(peer) for peer in dict.fromkeys(result.backend for result in results) if peer != OURS),
+        *(compared(peer) for peer in dict.fromkeys(result.backend for result in results) if peer not in (OURS, LIMIT)),
     ]
 
 
@@ -120,7 +126,9 @@ def _legend(results: Sequence[Result], with_cpu: bool) -> str:
         text += " link is the least time that the links need for what has to be sent, over call."
     if with_cpu:
         text += " cpu is the processor time of a call: of all ranks together, and for each byte and rank."
-    if any(result.backend != OURS for result in results):
+    if any(result.backend == LIMIT for result in results):
+        text += " limit is the same traffic in node memory with no word between ranks; of limit, its time over call."
+    if any(result.backend not in (OURS, LIMIT) for result in results):
         text += " The last columns are the peer's time over ours: below 1 we are slower."
     return text
 

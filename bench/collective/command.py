@@ -9,14 +9,17 @@ from ..core.case import COLLECTIVES
 from ..core.command import Bench, compare, option, plot, timing, wires
 from ..core.plan import DEVICES, parse_sizes
 from .columns import LAYOUT
-from .plan import ALGORITHMS_OF, DEFAULT_SIZES, DTYPES, MEMORIES, OPS, PEERS_OF, CollectivePlan
+from .plan import ALGORITHMS_OF, DEFAULT_SIZES, DTYPES, LIMIT, MEMORIES, OPS, PEERS_OF, CollectivePlan
 from .plot import draw
 from .session import CollectiveSession
 
 
 def _options(name: str) -> list[Any]:
     """Give the options of a collective; a barrier has fewer."""
-    options = [compare(PEERS_OF["cuda"]), *timing(1.0, "size", "calls")]
+    peers = list(dict.fromkeys((*PEERS_OF["cpu"], *PEERS_OF["cuda"])))
+    if name != "allreduce":
+        peers.remove(LIMIT)
+    options = [compare(peers), *timing(1.0, "size", "calls")]
     if name == "allreduce":
         options.insert(0, wires(None))
     if COLLECTIVES[name].reduces:

@@ -27,7 +27,8 @@ OPS = ("sum", "mean", "max", "min", "prod")
 MEMORIES = ("pool", "array")
 ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
 ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
-PEERS_OF = {"cpu": PEERS, "cuda": (*PEERS, "nccl")}
+LIMIT = "limit"  # what memory allows: not a library
+PEERS_OF = {"cpu": (*PEERS, LIMIT), "cuda": (*PEERS, "nccl")}
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
 
@@ -76,6 +77,8 @@ class CollectivePlan(Plan):
         check_choices("--device", (self.device,), DEVICES)
         check_choices("--algorithm", self.algorithms, ALGORITHMS_OF[self.device])
         check_choices("--compare", self.peers, PEERS_OF[self.device], may_be_empty=True)
+        if LIMIT in self.peers and self.collective != "allreduce":
+            raise PlanError(f"--compare limit is for allreduce, not {self.collective}")
         if self.op == "mean" and np.dtype(self.dtype).kind != "f":
             raise PlanError(f"--op mean needs a floating --dtype, not {self.dtype}")
         for wire in self.wires:

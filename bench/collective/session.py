@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.case import Case
-from ..core.data import alphabet
+from ..core.data import Source, alphabet
 from ..core.device import (
     DeviceFreshValues,
     Mirror,
@@ -22,6 +22,8 @@ from ..core.plan import format_size
 from ..core.session import Session
 from .columns import Result, summarise
 from .contestants import our_contestant
+from .limit import LimitPeer
+from .plan import LIMIT
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -38,6 +40,8 @@ class CollectiveSession(Session[int, Contestant, Result]):
         super().__init__(comm, plan, *observers, **further)
         check_device(plan.device)
         self._device = take_device(comm) if plan.device == "cuda" else None
+        self._limit: LimitPeer | None = None
+        self._round_trip: float | None = None
         self.outcome.facts = device_facts(plan.device)
         others = "ring and recursive_doubling" if self._device is None else "nccl, ring and recursive_doubling"
         self.rounded_nevertheless = f", except by {others}"
@@ -73,6 +77,31 @@ class CollectiveSession(Session[int, Contestant, Result]):
                 contestant = peer.contestant(case)
                 on_host = contestant.mirror is None
                 yield staged(case, contestant) if self._device is not None and on_host else contestant
+
+    def open_peer(self, name: str) -> Any:
+        """Make a peer ready; with the limit the round trip of a cache line is measured, on which small calls depend."""
+        if name != LIMIT:
+            return super().open_peer(name)
+        self._limit = LimitPeer(self.comm)
+        self._round_trip = self._limit.round_trip()
+        return self._limit
+
+    def check_again(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
+        """Count what is wrong after a series, but for contestants whose results want a barrier."""
+        settled = [entry for entry in contestants if entry.settles]
+        wrong = iter(super().check_again(case, source, settled))
+        return [next(wrong) if entry.settles else 0 for entry in contestants]
+
+    def end(self) -> None:
+        """Say how long a cache line took at both ends of the run."""
+        again = None if self._limit is None else self._limit.round_trip()
+        if self._round_trip is not None and again is not None:
+            trips = [self._round_trip, again]
+            self.outcome.facts = {**self.outcome.facts, "round_trip_ns": [round(seconds * 1e9, 1) for seconds in trips]}
+            before, after = (f"{seconds * 1e9:.0f} ns" for seconds in trips)
+            self.outcome.remark(
+                f"A cache line took {before} from rank 0 to rank 1 and back before the measurement, {after} after it."
+            )
 
     def result(self, block: int, case: Case, contestant: Contestant, wrong: int, times: Times | None) -> Result:
         """Summarise."""

@@ -44,6 +44,8 @@ class Contestant:
         Runs the collective.
     mirror : Mirror or None
         The buffers on the device, where they are there.
+    settles : bool
+        Whether a result is there once the call returns; otherwise only after a barrier, and where one came before.
     """
 
     backend: str
@@ -54,6 +56,7 @@ class Contestant:
     result: Values
     call: Callable[[], object]
     mirror: Mirror | None = None
+    settles: bool = True
 
     @property
     def device(self) -> str:

@@ -9,5 +9,6 @@ PYBIND11_MODULE(_core_testing, module) {
   bind_compute(module);
   bind_cuda(module);
   bind_collective(module);
+  bind_limit(module);
   bind_policy(module);
 }

@@ -8,6 +8,7 @@ namespace gradientflow::bindings {
 void bind_collective(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
+void bind_limit(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

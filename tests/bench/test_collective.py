@@ -104,6 +104,7 @@ def test_lists_are_split_without_repeats_and_blanks() -> None:
         ({"wires": ("int8",)}, "'int8'"),
         ({"wires": ("float16",), "dtype": "float64"}, "float16 needs --dtype float32"),
         ({"wires": ("float16",), "collective": "broadcast"}, "allreduce, not broadcast"),
+        ({"peers": ("limit",), "collective": "broadcast"}, "limit is for allreduce, not broadcast"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(change: dict[str, Any], words: str) -> None:
@@ -745,6 +746,19 @@ def test_the_collectives_of_blocks_are_right_across_nodes(launcher: Launcher, tm
     assert {(result["nodes"], result["wrong"], result["link_share"]) for result in written["results"]} == {(2, 0, None)}
     environment = written["environment"]
     assert (environment["hosts"], environment["ranks_per_host"], environment["link_rate"]) == (1, 3, "1gbit")
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_the_limit_does_the_whole_work(launcher: Launcher, tmp_path: Path, op: str) -> None:
+    path = tmp_path / "figures.json"
+    options = ("--memory", "pool", "--compare", "limit", "--iterations", "3", "--op", op, "--json", str(path))
+    ended = run_job(launcher, 3, "allreduce", "--sizes", "4,1000,3M", *options, env={})
+    assert ended.returncode == 0, ended.stdout
+    written = json.loads(path.read_text())
+    found = [(result["backend"], result["wrong"], result["iterations"]) for result in written["results"]]
+    assert found == [("gradientflow", 0, 3), ("limit", 0, 3)] * 3
+    assert all(nanoseconds > 0 for nanoseconds in written["environment"]["round_trip_ns"])
+    assert "A cache line took" in ended.stdout
 
 
 def test_peers_and_links_across_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:

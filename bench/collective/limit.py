@@ -1,0 +1,66 @@
+"""The limit: the traffic of an allreduce in node memory, with no word between the ranks.
+
+Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the kernel that ours uses.
+Nobody waits for anybody, so results are right only between barriers, and no allreduce of this kind can be faster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.case import Case
+from ..core.data import Values
+from ..core.native import load_kernels
+from ..core.peers import Contestant, NotServedError
+from .plan import LIMIT
+
+if TYPE_CHECKING:
+    from gradientflow.communicator import Communicator
+
+
+class LimitPeer:
+    """What the memory of the node allows, as a contestant.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks of it have to make it together.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._line: Any = comm._native.allocate(64)
+        self._kernels = load_kernels().limit
+
+    def round_trip(self) -> float | None:
+        """Measure how long a cache line takes from rank 0 to rank 1 and back, in seconds; all ranks together.
+
+        Returns
+        -------
+        float or None
+            The median; None where there are no two ranks of one node.
+        """
+        comm, seconds = self._comm, None
+        if comm.nodes == 1 and comm.size > 1:
+            comm.barrier()
+            if comm.rank < 2:
+                mine, theirs = self._line.part(comm.rank), self._line.part(1 - comm.rank)
+                seconds = self._kernels.round_trip(mine, theirs, comm.rank == 0)
+            comm.barrier()
+        return seconds
+
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Make it ready to run an allreduce; on node memory of its own."""
+        comm = self._comm
+        if case.collective != "allreduce" or comm.nodes > 1 or source is not None:
+            raise NotServedError("the limit is that of an allreduce in the memory of one node")
+        segment = comm._native.allocate(case.bytes)
+        array = np.frombuffer(segment, case.dtype, case.count)
+        parts = [segment.part(rank) for rank in range(comm.size)]
+        call = self._kernels.UnsynchronizedAllreduce(parts, comm.rank, case.count, case.dtype, case.op)
+        return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, settles=False)
+
+    def close(self) -> None:
+        """Nothing to give back: memory goes with its last user."""
