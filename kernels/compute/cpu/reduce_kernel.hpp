@@ -153,17 +153,6 @@ struct Kernel {
   }
 };
 
-// Several destinations are the memory of several ranks, and most of it lies in the caches of other cores. Asking for a
-// line with the intent to write fetches it and takes it away from them in one step, not in two; 4 KiB ahead it comes in
-// time. Beyond the end of the tensor the request is harmless.
-constexpr std::size_t claim_ahead = 4096;
-
-[[gnu::always_inline]] inline void claim(const std::byte* address, std::size_t bytes) {
-  for (std::size_t line = 0; line < bytes; line += cache_line) {
-    __builtin_prefetch(address + line, 1);
-  }
-}
-
 // Reduces whole blocks of `width` vectors from byte offset `begin` on, as long as they end by `end`. Returns where it
 // stopped.
 template <class K, std::size_t width, bool streaming, std::size_t P = 0, std::size_t D = 0>
@@ -190,9 +179,6 @@ inline std::size_t reduce_blocks(const ReduceCall& call, std::size_t begin, std:
     }
     for (std::size_t d = 0; d < destinations.count(); ++d) {
       std::byte* const destination = static_cast<std::byte*>(destinations[d]) + offset;
-      if (destinations.count() > 1) {
-        claim(destination + claim_ahead, width * vector_bytes);
-      }
       for (std::size_t v = 0; v < width; ++v) {
         K::Element::template store_group<streaming>(destination + v * vector_bytes, result[v]);
       }
