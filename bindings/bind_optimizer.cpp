@@ -25,15 +25,21 @@ namespace {
 namespace py = pybind11;
 using engine::Optimizer;
 
-// (learning rate, momentum, weight decay, trust) of each tensor that takes part.
-using Settings = std::vector<std::optional<std::tuple<float, float, float, float>>>;
+// (beta_1, beta_2, epsilon, decoupled, updates).
+using Adam = std::tuple<double, double, double, bool, std::uint64_t>;
+
+// (learning rate, momentum, weight decay, trust, maximize, Adam) of each tensor that takes part.
+using Settings = std::vector<std::optional<std::tuple<float, float, float, float, bool, std::optional<Adam>>>>;
 
 std::vector<std::optional<Optimizer::Settings>> settings_of(const Settings& settings) {
   std::vector<std::optional<Optimizer::Settings>> found;
   for (const auto& each : settings) {
     if (each) {
-      const auto [rate, momentum, weight_decay, trust] = *each;
-      found.emplace_back(Optimizer::Settings{rate, momentum, weight_decay, trust});
+      const auto& [rate, momentum, weight_decay, trust, maximize, adam] = *each;
+      found.emplace_back(Optimizer::Settings{rate, momentum, weight_decay, trust, maximize, {}});
+      if (adam) {
+        found.back()->adam = std::make_from_tuple<Optimizer::Adam>(*adam);
+      }
     } else {
       found.emplace_back();
     }
@@ -80,6 +86,10 @@ class Owner {
   engine::FloatArray& momentum(std::size_t tensor) {
     check(tensor);
     return engine_.momentum(tensor);
+  }
+  engine::FloatArray& mean_square(std::size_t tensor) {
+    check(tensor);
+    return engine_.mean_square(tensor);
   }
   engine::FloatArray& master(std::size_t tensor) {
     check(tensor);
@@ -150,6 +160,7 @@ void bind_optimizer(py::module_& module) {
       .def("skip", &Owner::skip, py::arg("gradients"))
       .def("order", &Owner::order, py::arg("stream"))
       .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
+      .def("mean_square", &array_over<&Owner::mean_square>, py::arg("tensor"))
       .def("round_master", &Owner::round_master, py::arg("tensor"))
       .def("master", &array_over<&Owner::master>, py::arg("tensor"));
 }

@@ -129,7 +129,7 @@ void momentum_step(const std::string& level, std::uintptr_t weight, std::uintptr
 
 void adam_step(const std::string& level, std::uintptr_t weight, std::uintptr_t gradient,
                const std::string& gradient_dtype, std::uintptr_t mean, std::uintptr_t mean_square, std::size_t count,
-               std::uintptr_t parameter, const std::string& parameter_dtype, const std::array<float, 9>& rates) {
+               std::uintptr_t parameter, const std::string& parameter_dtype, const std::array<float, 10>& rates) {
   compute::adam_step_at(compute::simd_from_name(level), {.weight = floats(weight),
                                                          .parameter = pointer(parameter),
                                                          .parameter_dtype = dtype_from_name(parameter_dtype),
@@ -146,7 +146,8 @@ void adam_step(const std::string& level, std::uintptr_t weight, std::uintptr_t g
                                                          .alpha_1 = rates[5],
                                                          .beta_2 = rates[6],
                                                          .alpha_2 = rates[7],
-                                                         .epsilon = rates[8]});
+                                                         .epsilon = rates[8],
+                                                         .keep = rates[9]});
 }
 
 void glu_step(const std::string& level, std::uintptr_t weight, std::uintptr_t pre_weight, std::uintptr_t gradient,

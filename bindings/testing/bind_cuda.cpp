@@ -221,7 +221,7 @@ Launch momentum_step(const std::vector<StepFields>& fields, const std::string& d
 }
 
 using AdamFields =
-    std::tuple<Address, Address, std::string, Address, Address, Address, std::size_t, std::array<float, 9>>;
+    std::tuple<Address, Address, std::string, Address, Address, Address, std::size_t, std::array<float, 10>>;
 
 Launch adam_step(const std::vector<AdamFields>& fields, const std::string& dtype, std::size_t skipped) {
   std::vector<compute::AdamStep> calls;
@@ -242,7 +242,8 @@ Launch adam_step(const std::vector<AdamFields>& fields, const std::string& dtype
                      .alpha_1 = rates[5],
                      .beta_2 = rates[6],
                      .alpha_2 = rates[7],
-                     .epsilon = rates[8]});
+                     .epsilon = rates[8],
+                     .keep = rates[9]});
   }
   const auto uploaded = std::make_shared<const Uploaded<compute::AdamStep>>(calls, dtype, skipped);
   return Launch([uploaded] { cuda::runtime().adam_step(uploaded->list(), stream); });

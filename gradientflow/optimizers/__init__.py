@@ -5,6 +5,6 @@ from __future__ import annotations
 from gradientflow.training import LossScale
 
 from .learning_rate import LinearWarmup, scaled_rate
-from .optimizer import LARS, SGD
+from .optimizer import LARS, SGD, Adam, AdamW
 
-__all__ = ["LARS", "SGD", "LinearWarmup", "LossScale", "scaled_rate"]
+__all__ = ["LARS", "SGD", "Adam", "AdamW", "LinearWarmup", "LossScale", "scaled_rate"]

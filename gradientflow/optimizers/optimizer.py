@@ -1,4 +1,4 @@
-"""Momentum SGD and LARS over the gradients of a pool, or of a loop of training."""
+"""Momentum SGD, LARS, Adam and AdamW over the gradients of a pool, or of a loop of training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import Settings
+from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import ArrayLoop, LossScale
 
 from .source import OfLoop, OfPool
@@ -25,7 +26,10 @@ Rate = float | Callable[[int], float]
 
 
 def state_array(native: Any, name: str, index: int) -> Any:
-    """Return "momentum" or "master" weights of a native optimizer: a NumPy array or a `DeviceArray` over its memory."""
+    """Return "momentum", "mean_square" or "master" weights of a native optimizer, in its memory.
+
+    It is a NumPy array, or on a device a `DeviceArray`.
+    """
     floats = getattr(native, name)(index)
     if isinstance(floats, np.ndarray):
         return floats
@@ -45,7 +49,9 @@ def _overwrite(array: Any, values: Any) -> None:
 
 
 class _Optimizer:
-    """What SGD and LARS have in common; see there."""
+    """What SGD, LARS, Adam and AdamW have in common; see there."""
+
+    _arrays: tuple[str, ...] = ("momentum",)  # of each tensor, beside master weights
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class _Optimizer:
             for place, index in enumerate(indices):
                 native.set_parameter(place, self.parameters[index])
                 self._places[index] = native, place
-        source.start(self, lambda _: Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust))
+        source.start(self, lambda _: self._setting())
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step.
@@ -106,6 +112,10 @@ class _Optimizer:
             If it is negative or not finite.
         """
         return nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
+
+    def _setting(self) -> Settings:
+        """Return the settings of all tensors in the next step."""
+        return Settings(self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
 
     @property
     def loss_scale(self) -> LossScale | None:
@@ -139,7 +149,7 @@ class _Optimizer:
         number = stream_number(stream)
         updates, kind = self._source.updates(stream)
         skipped = kind == "skipped"
-        setting = (self.rate_at(self.steps), self.momentum, self.weight_decay, self._trust)
+        setting = self._setting()
         scale = 1.0 if self.loss_scale is None else 1.0 / self.loss_scale.value
         for native, gradients, (_, indices) in zip(self._natives, updates, self._source.groups, strict=bool(updates)):
             if skipped:
@@ -151,7 +161,7 @@ class _Optimizer:
         return not skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return momentum, master weights of parameters of 16 bits, loss scale and number of steps: copies.
+        """Return momentum or what Adam has, master weights of parameters of 16 bits, loss scale and steps: copies.
 
         They are NumPy arrays, also where the optimizer is on a CUDA device.
 
@@ -161,8 +171,7 @@ class _Optimizer:
         return {
             "steps": self.steps,
             "rate_inside": self._rate_inside,
-            "momentum": [_copied(self._momentum(i)) for i in range(count)],
-            "master": [_copied(self._master(i)) for i in range(count)],
+            **{name: [_copied(self._array(name, i)) for i in range(count)] for name in (*self._arrays, "master")},
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
 
@@ -175,10 +184,11 @@ class _Optimizer:
             If it is the state of another model, or of another kind of optimiser: before anything is changed.
         """
         self._check_state_dict(state)
-        for index, (momentum, master) in enumerate(zip(state["momentum"], state["master"], strict=True)):
-            _overwrite(self._momentum(index), momentum)
+        for index, master in enumerate(state["master"]):
+            for name in self._arrays:
+                _overwrite(self._array(name, index), state[name][index])
             if np.size(master):
-                _overwrite(self._master(index), master)
+                _overwrite(self._array("master", index), master)
                 native, place = self._places[index]
                 native.round_master(place)
         self.steps = int(state["steps"])
@@ -189,7 +199,7 @@ class _Optimizer:
     @property
     def masters(self) -> dict[int, Any]:
         """The master weights, by the index of their parameter of 16 bits."""
-        found = {index: self._master(index) for index in range(len(self.parameters))}
+        found = {index: self._array("master", index) for index in range(len(self.parameters))}
         return {index: master for index, master in found.items() if master.size}
 
     def round_masters(self) -> None:
@@ -205,31 +215,30 @@ class _Optimizer:
             np.copyto(master, parameter, where=master.astype(parameter.dtype) != parameter)
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
-        """Give all ranks momentum, master weights and the number of steps of one. Collective."""
+        """Give all ranks momentum or what Adam has, master weights and the number of steps of one. Collective."""
         for index in range(len(self.parameters)):
-            comm.broadcast(self._momentum(index), root)
+            for name in self._arrays:
+                comm.broadcast(self._array(name, index), root)
         for master in self.masters.values():
             comm.broadcast(master, root)
         self.steps = int(comm.broadcast(np.array([self.steps]), root)[0])
 
-    def _momentum(self, index: int) -> Any:
+    def _array(self, name: str, index: int) -> Any:
         native, place = self._places[index]
-        return state_array(native, "momentum", place)
-
-    def _master(self, index: int) -> Any:
-        native, place = self._places[index]
-        return state_array(native, "master", place)
+        return state_array(native, name, place)
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not {"steps", "rate_inside", "momentum", "master", "loss_scale"} <= set(mapping("a state", state)):
-            message = "this is not the state of an optimiser of gradientflow.optimizers"
+        keys = {"steps", "rate_inside", *self._arrays, "master", "loss_scale"}
+        if set(mapping("a state", state)) != keys:
+            has = ", ".join(sorted(keys))
+            message = f"this is not the state of {type(self).__name__} of gradientflow.optimizers, which has {has}"
             raise ArgumentError(message)
         if state["rate_inside"] != self._rate_inside:
             message = "the state is that of an optimiser whose momentum has the learning rate on the other side"
             raise ArgumentError(message)
-        for what, mine in (("momentum", self._momentum), ("master", self._master)):
+        for what in (*self._arrays, "master"):
             sizes = [np.size(each) for each in state[what]]
-            if sizes != [mine(index).size for index in range(len(self.parameters))]:
+            if sizes != [self._array(what, index).size for index in range(len(self.parameters))]:
                 message = f"the state is that of another model: its {what} has other sizes"
                 raise ArgumentError(message)
 
@@ -329,4 +338,95 @@ class LARS(_Optimizer):
         super().__init__(gradients, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
 
 
-__all__ = ["LARS", "SGD"]
+class Adam(_Optimizer):
+    """Adam, as `torch.optim.Adam` has it, of the gradients in a pool.
+
+    With ``g = gradient + weight_decay * weight``: ``m = beta_1 * m + (1 - beta_1) * g``,
+    ``v = beta_2 * v + (1 - beta_2) * g * g``, ``weight -= lr * m' / (sqrt(v') + eps)``, where m' and v' are m and v,
+    corrected for the first steps.
+
+    Parameters
+    ----------
+    gradients, parameters, loss_scale
+        As in `SGD`; but not a SparseGradientPool, and no loop of training with a strategy that is for momentum SGD.
+    lr : float or callable, default 0.001
+        As in `SGD`.
+    betas : pair of float, default (0.9, 0.999)
+        See above; from 0 to below 1.
+    eps : float, default 1e-8
+        See above.
+    weight_decay : float, default 0
+        See above.
+
+    Attributes
+    ----------
+    lr, betas, eps, weight_decay
+        As given; they can be changed.
+    """
+
+    _arrays = ("momentum", "mean_square")
+    _decoupled = False
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        parameters: Sequence[Any],
+        lr: Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        loss_scale: LossScale | float | str | None = None,
+    ) -> None:
+        self.betas = tuple(nonnegative("beta", beta) for beta in sequence("betas", betas, "numbers"))
+        if len(self.betas) != 2 or max(self.betas) >= 1:
+            message = f"betas are two numbers from 0 to below 1, not {betas}"
+            raise ArgumentError(message)
+        self.eps = nonnegative("eps", eps)
+        if isinstance(gradients, ArrayLoop):
+            strategy = gradients.strategy
+            is_possible = not strategy.rate_in_momentum and strategy.gradients != "consumed"
+            name = strategy.name
+        else:
+            is_possible, name = not getattr(gradients, "corrects_momentum", False), type(gradients).__name__
+        if not is_possible:
+            message = f"{name} is for gradients of momentum SGD, and does not go with {type(self).__name__}"
+            raise ArgumentError(message)
+        super().__init__(gradients, parameters, lr, 0.0, weight_decay, 0.0, False, loss_scale)
+
+    def _setting(self) -> Settings:
+        beta_1, beta_2 = self.betas
+        adam = AdamSettings(beta_1, beta_2, self.eps, self._decoupled, self.steps + 1)
+        return super()._setting()._replace(adam=adam)
+
+
+class AdamW(Adam):
+    """AdamW, as `torch.optim.AdamW` has it: weight decay is not in the gradient.
+
+    It is `Adam` with ``g = gradient``, and ``weight -= lr * weight_decay * weight`` first.
+
+    Parameters
+    ----------
+    gradients, parameters, lr, betas, eps, loss_scale
+        As in `Adam`.
+    weight_decay : float, default 0.01
+        See above.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        parameters: Sequence[Any],
+        lr: Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        loss_scale: LossScale | float | str | None = None,
+    ) -> None:
+        super().__init__(gradients, parameters, lr, betas, eps, weight_decay, loss_scale=loss_scale)
+
+
+__all__ = ["LARS", "SGD", "Adam", "AdamW"]

@@ -25,6 +25,26 @@ class Update:
     gradients: tuple[Any, ...] = ()
 
 
+class AdamSettings(NamedTuple):
+    """What is of Adam in the settings of a step.
+
+    Attributes
+    ----------
+    beta_1, beta_2, epsilon : float
+        As `torch.optim.Adam` has them.
+    decoupled : bool
+        Whether weight decay is that of AdamW: not in the gradient.
+    updates : int
+        Of the tensor, with this one.
+    """
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    decoupled: bool
+    updates: int
+
+
 class Settings(NamedTuple):
     """What an optimizer does with a tensor in a step.
 
@@ -34,12 +54,18 @@ class Settings(NamedTuple):
         The learning rate, and so on.
     trust : float
         The trust coefficient of LARS; 0 without it.
+    maximize : bool
+        Whether the step is along the gradient. Only the core's optimizers know it.
+    adam : AdamSettings or None
+        Adam in place of momentum SGD. Only the core's optimizers know it.
     """
 
     rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     trust: float = 0.0
+    maximize: bool = False
+    adam: AdamSettings | None = None
 
 
-__all__ = ["Kind", "Settings", "Update"]
+__all__ = ["AdamSettings", "Kind", "Settings", "Update"]

@@ -11,6 +11,7 @@ import torch
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
 
+BUFFERS = ("momentum_buffer", "exp_avg", "exp_avg_sq")  # of float32, in the state of a parameter
 KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
 
 
@@ -48,16 +49,20 @@ def check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     if [len(group) for group in saved] != [len(group) for group in wanted]:
         message = f"the state is of another model, with {sum(map(len, saved))} parameters in {len(saved)} groups"
         raise ArgumentError(message)
-    for parameter, momentum in momentum_buffers(optimizer, state_dict):
-        if momentum.shape != parameter.shape:
-            shapes = f"{tuple(momentum.shape)}, and the parameter {tuple(parameter.shape)}"
-            message = f"the state is of another model: a momentum buffer has shape {shapes}"
+    for parameter, name, buffer in buffers(optimizer, state_dict):
+        if buffer.shape != parameter.shape:
+            shapes = f"{tuple(buffer.shape)}, and the parameter {tuple(parameter.shape)}"
+            message = f"the state is of another model: a {name} has shape {shapes}"
             raise ArgumentError(message)
 
 
-def momentum_buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the parameters with a momentum in this state dict, and those."""
+def buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+    """Return the parameters with a momentum, or what Adam has, in this state dict, and its names and values."""
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    buffers = [state_dict["state"].get(number, {}).get("momentum_buffer") for number in saved]
-    return [(p, buffer) for p, buffer in zip(parameters, buffers, strict=True) if buffer is not None]
+    return [
+        (parameter, name, state_dict["state"][number][name])
+        for parameter, number in zip(parameters, saved, strict=True)
+        for name in BUFFERS
+        if state_dict["state"].get(number, {}).get(name) is not None
+    ]

@@ -1,9 +1,9 @@
-"""The step of momentum SGD or LARS, made by kernels of the core on gradients that lie in pools."""
+"""The step of momentum SGD, LARS, Adam or AdamW, made by kernels of the core on gradients that lie in pools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers.optimizer import state_array
 from gradientflow.strategies import Layout, Settings, Strategy, Update
+from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import LossScale
 
 from . import devices
@@ -20,7 +21,12 @@ from .lars import LARS
 
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_BUFFER = "momentum_buffer"
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW)
+_STEP = "step"  # where these have the number of a parameter's updates
+
+# What an optimizer has in ``state[parameter]``, and the core as an array of its own.
+_OF_MOMENTUM = {"momentum_buffer": "momentum"}
+_OF_ADAM = {"exp_avg": "momentum", "exp_avg_sq": "mean_square"}
 
 
 @dataclass
@@ -34,11 +40,11 @@ class _Weights:
     index: int
     address: int = 0
     version: int = _NEVER  # of the parameter, after the last step
-    momentum: torch.Tensor | None = None
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # as in the state of the optimizer
     master: torch.Tensor | None = None  # float32, of a parameter of 16 bits
 
     def numbers(self, what: str) -> torch.Tensor:
-        """Return the core's "momentum" or "master" weights in the form of the parameter."""
+        """Return the core's "momentum", "mean_square" or "master" weights in the form of the parameter."""
         array = state_array(self.native, what, self.index)
         return devices.tensor_over(array, torch.float32).as_strided(self.parameter.shape, self.strides)
 
@@ -46,16 +52,16 @@ class _Weights:
 class FusedStep:
     """Makes the step in place of the optimizer, one pass over memory for each parameter.
 
-    Learning rate, momentum, weight decay (and trust) are read from the parameter groups at every step. Momentum is
-    where the optimizer itself would have it, in ``state[parameter]["momentum_buffer"]``, in float32; but where the
-    learning rate is in the momentum and the optimizer's own has it outside, only here.
+    Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum, or what
+    Adam has, is where the optimizer itself would have it, in ``state[parameter]``, in float32; but where the learning
+    rate is in the momentum and the optimizer's own has it outside, only here.
 
     Parameters of 16 bits have float32 master weights, taken from them at the first step. Where a parameter is found
     changed since the last step, by another than this, the master weights follow: where they round to something else.
 
     Parameters
     ----------
-    optimizer : torch.optim.SGD or LARS
+    optimizer : torch.optim.SGD, Adam or AdamW, or LARS
         Whose step it is.
     strategy : gradientflow.strategies.Strategy
         Whose `Strategy.rate_in_momentum` says whether the learning rate of SGD is in the momentum, as the GradientFlow
@@ -67,6 +73,7 @@ class FusedStep:
         is_lars = type(optimizer) is LARS
         self._rate_inside = strategy.rate_in_momentum or is_lars
         self._momentum_in_state = is_lars or not strategy.rate_in_momentum
+        self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their names in the state
         self._natives: list[Any] = []
         self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
 
@@ -118,20 +125,20 @@ class FusedStep:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
         for group in self._optimizer.param_groups:
             _check_group(group)
-        settings_of = {
-            id(parameter): settings_of_group(group)
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        }
+        group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
         settings: list[list[Settings | None]] = []
         for each in self._weights:
             settings.append([])
             for weights in each:
-                found = settings_of.get(id(weights.parameter)) if weights.parameter.grad is not None else None
-                settings[-1].append(found)
-                if found is not None:
-                    self._take_momentum(weights, found)
+                group = group_of.get(id(weights.parameter)) if weights.parameter.grad is not None else None
+                found = None
+                if group is not None:
+                    found = settings_of_group(group)._replace(maximize=bool(group.get("maximize")))
+                    self._take_buffers(weights, found)
                     self._take_weights(weights)
+                    if self._arrays is _OF_ADAM:
+                        found = found._replace(adam=self._adam_settings(weights.parameter, group))
+                settings[-1].append(found)
         for native, gradients, all_weights, of_group in zip(
             self._natives, update.gradients, self._weights, settings, strict=True
         ):
@@ -140,22 +147,23 @@ class FusedStep:
             torch.autograd.graph.increment_version([weights.parameter for weights in stepped])
             for weights in stepped:
                 weights.version = weights.parameter._version
+                if self._arrays is _OF_ADAM:
+                    self._optimizer.state[weights.parameter][_STEP] += 1
 
     def close(self) -> None:
         """Leave the optimizer a momentum that it can go on with by itself."""
         for weights in self._all():
             of_parameter = self._optimizer.state.get(weights.parameter, {})
-            if weights.momentum is not None and of_parameter.get(_BUFFER) is weights.momentum:
-                of_parameter[_BUFFER] = weights.momentum.to(weights.parameter.dtype)
+            for name, buffer in weights.buffers.items():
+                if of_parameter.get(name) is buffer:
+                    of_parameter[name] = buffer.to(weights.parameter.dtype)
         self._natives, self._weights = [], []
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what is not in the state of the optimizer, by name."""
-        momentum = (
-            {} if self._momentum_in_state else {w.name: w.momentum for w in self._all() if w.momentum is not None}
-        )
+        momentum = {} if self._momentum_in_state else {w.name: each for w in self._all() for each in w.buffers.values()}
         masters = {w.name: w.master for w in self._all() if w.master is not None}
         return {"momentum": momentum, "master_weights": masters}
 
@@ -163,43 +171,58 @@ class FusedStep:
         """Take what `state` gave; what it does not have is forgotten."""
         for weights in self._all():
             momentum = state["momentum"].get(weights.name)
-            if momentum is not None:
-                self._momentum_of(weights).copy_(momentum)
-            elif weights.momentum is not None:
-                weights.momentum.zero_()
+            for name in self._arrays:
+                if momentum is not None:
+                    self._buffer(weights, name).copy_(momentum)
+                elif name in weights.buffers:
+                    weights.buffers[name].zero_()
+            of_parameter = self._optimizer.state.get(weights.parameter, {})
+            if isinstance(of_parameter.get(_STEP), torch.Tensor):
+                of_parameter[_STEP] = of_parameter[_STEP].clone()  # it may be that of who has given the state
             master = state["master_weights"].get(weights.name)
             weights.version = _NEVER
             if master is not None:
                 self._set_master(weights, master)
 
-    # ---- momentum ------------------------------------------------------------------------------------------------
+    # ---- momentum, and what Adam has ------------------------------------------------------------------------------
 
-    def _take_momentum(self, weights: _Weights, settings: Settings) -> None:
-        """See to it that the core's momentum is the optimizer's, also where someone has put another one there."""
+    def _take_buffers(self, weights: _Weights, settings: Settings) -> None:
+        """See to it that the core's arrays are the optimizer's, also where someone has put other ones there."""
         state = self._optimizer.state
         of_parameter = state.get(weights.parameter, {})
-        found = of_parameter.get(_BUFFER)
-        if not self._momentum_in_state:
-            if found is not None:  # of a plain optimizer, so with the learning rate outside
-                self._momentum_of(weights).copy_(found).mul_(settings.rate)
-                del of_parameter[_BUFFER]
-                if not of_parameter:
-                    del state[weights.parameter]
-            if settings.momentum != 0:
-                self._momentum_of(weights)
-            return
-        if found is not weights.momentum:
-            if found is not None:
-                self._momentum_of(weights).copy_(found)
-            elif weights.momentum is not None:
-                weights.momentum.zero_()
-        if settings.momentum != 0:
-            state[weights.parameter][_BUFFER] = self._momentum_of(weights)
+        for name in self._arrays:
+            found = of_parameter.get(name)
+            if not self._momentum_in_state:
+                if found is not None:  # of a plain optimizer, so with the learning rate outside
+                    self._buffer(weights, name).copy_(found).mul_(settings.rate)
+                    del of_parameter[name]
+                    if not of_parameter:
+                        del state[weights.parameter]
+                if settings.momentum != 0:
+                    self._buffer(weights, name)
+                continue
+            if found is not weights.buffers.get(name):
+                if found is not None:
+                    self._buffer(weights, name).copy_(found)
+                else:
+                    weights.buffers[name].zero_()
+            if settings.momentum != 0 or self._arrays is _OF_ADAM:
+                state[weights.parameter][name] = self._buffer(weights, name)
 
-    def _momentum_of(self, weights: _Weights) -> torch.Tensor:
-        if weights.momentum is None:
-            weights.momentum = weights.numbers("momentum")
-        return weights.momentum
+    def _buffer(self, weights: _Weights, name: str) -> torch.Tensor:
+        if name not in weights.buffers:
+            weights.buffers[name] = weights.numbers(self._arrays[name])
+        return weights.buffers[name]
+
+    def _adam_settings(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> AdamSettings:
+        """Return what Adam does with a parameter in its next update, whose number is where the optimizer has it."""
+        of_parameter = self._optimizer.state[parameter]
+        if _STEP not in of_parameter:
+            is_wide = torch.get_default_dtype() is torch.float64
+            of_parameter[_STEP] = torch.zeros((), dtype=torch.float64 if is_wide else torch.float32)
+        beta_1, beta_2 = map(float, group["betas"])
+        decoupled = bool(group.get("decoupled_weight_decay"))
+        return AdamSettings(beta_1, beta_2, float(group["eps"]), decoupled, int(of_parameter[_STEP]) + 1)
 
     # ---- weights -------------------------------------------------------------------------------------------------
 
@@ -237,11 +260,11 @@ class FusedStep:
             yield from each
 
     def _carry_over(self, old: _Weights, new: _Weights) -> None:
-        if old.momentum is not None:
-            buffer = self._momentum_of(new).copy_(old.momentum)
-            of_parameter = self._optimizer.state.get(new.parameter, {})
-            if of_parameter.get(_BUFFER) is old.momentum:
-                of_parameter[_BUFFER] = buffer
+        of_parameter = self._optimizer.state.get(new.parameter, {})
+        for name, before in old.buffers.items():
+            buffer = self._buffer(new, name).copy_(before)
+            if of_parameter.get(name) is before:
+                of_parameter[name] = buffer
         if old.master is not None:
             self._set_master(new, old.master)
 
@@ -259,11 +282,15 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
     return "LARS" if fused is None and type(optimizer) is LARS else None
 
 
-def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
+def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
     """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
-    if type(optimizer) not in (torch.optim.SGD, LARS):
+    possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
+    if strategy.step == "any" and strategy.gradients != "consumed":
+        possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
+    if type(optimizer) not in possible:
+        *names, last = possible.values()
         message = (
-            f"{reason}: the core makes the step, which it can for torch.optim.SGD and gradientflow.torch.LARS, not for "
+            f"{reason}: the core makes the step, which it can for {', '.join(names)} and {last}, not for "
             f"{type(optimizer).__name__}"
         )
         raise ArgumentError(message)
@@ -279,6 +306,9 @@ def check_can_step(optimizer: Any, parameters: Mapping[str, torch.Tensor], reaso
             raise ArgumentError(message)
     for group in optimizer.param_groups:
         _check_group(group)
+        if group.get("maximize") and strategy.gradients == "consumed":
+            message = f"{reason}: {strategy.name} does not have maximize: train on the negative loss"
+            raise ArgumentError(message)
 
 
 def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
@@ -295,7 +325,7 @@ def settings_of_group(group: Mapping[str, Any]) -> Settings:
 
 def _check_group(group: Mapping[str, Any]) -> None:
     """Raise if a parameter group asks for something that the core does not do."""
-    for name in ("nesterov", "dampening", "maximize", "differentiable"):
+    for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):
-            message = f"the step is made by the core, which does not have {name} of torch.optim.SGD"
+            message = f"the step is made by the core, which does not have {name} of PyTorch's optimizers"
             raise ArgumentError(message)

@@ -63,8 +63,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     arguments and models of the same names, shapes and dtypes. They begin with the parameters and buffers of rank 0.
 
     With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With it, with a loss scale, with
-    `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD or LARS: in one pass over
-    memory, and on float32 master weights of parameters of 16 bits.
+    `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD, LARS, Adam or AdamW: in one
+    pass over memory, and on float32 master weights of parameters of 16 bits.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         trained = self._trained()
         reason = why_fused(optimizer, self.strategy, self.loss_scale, fused)
         if reason is not None:
-            check_can_step(optimizer, trained, reason)
+            check_can_step(optimizer, self.strategy, trained, reason)
             self._fused_step = FusedStep(optimizer, self.strategy)
             self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
         self.comm = init() if comm is None else comm
@@ -271,7 +271,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         try:
             trained = self._trained()
             if self._fused_step is not None:
-                check_can_step(self._inner, trained, "add_param_group")
+                check_can_step(self._inner, self.strategy, trained, "add_param_group")
             self._bind(trained)
         except BaseException as error:
             self._inner.param_groups.pop()
@@ -805,9 +805,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._loop.load_loss_scale(own)
         if self._fused_step is None:
             return
-        for parameter, momentum in checkpoint.momentum_buffers(self._inner, state_dict):
-            buffer = momentum.to(parameter.device, torch.float32, copy=True)
-            self._inner.state[parameter]["momentum_buffer"] = buffer
+        for parameter, name, buffer in checkpoint.buffers(self._inner, state_dict):
+            self._inner.state[parameter][name] = buffer.to(parameter.device, torch.float32, copy=True)
         self._fused_step.load(own if own is not None else {"momentum": {}, "master_weights": {}})
 
     # ---- helpers -------------------------------------------------------------------------------------------------

@@ -513,9 +513,9 @@ gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, con
 void gf_top_k_pool_free(gf_top_k_pool* pool);
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
-// Steps of momentum SGD and LARS over the gradients of a pool. The weights are the program's; the momentum, and float32
-// master weights of those of 16 bits, are the optimizer's. Nothing here is collective: as long as all ranks begin with
-// the same weights, they keep the same. An optimizer is for one thread at a time.
+// Steps of momentum SGD, LARS, Adam and AdamW over the gradients of a pool. The weights are the program's; the
+// momentum, and float32 master weights of those of 16 bits, are the optimizer's. Nothing here is collective: as long as
+// all ranks begin with the same weights, they keep the same. An optimizer is for one thread at a time.
 
 typedef struct gf_optimizer gf_optimizer;
 
@@ -536,6 +536,14 @@ typedef struct gf_step_settings {
 //   0: v = momentum * v + (g + weight_decay * w);     w = w - r * v
 gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_inside, gf_optimizer** optimizer);
 
+// Makes it Adam from now on; with `decoupled` AdamW, whose weight decay is not in the gradient. The settings of steps
+// have no momentum and no trust then. `updates` have been made before: 0, or those of a checkpoint.
+//   m = beta_1 * m + (1 - beta_1) * g; v = beta_2 * v + (1 - beta_2) * g * g; w = w - r * m' / (sqrt(v') + epsilon)
+// g has weight_decay * w, or for AdamW w is times 1 - r * weight_decay first; m' and v' are m and v, corrected for the
+// first updates. m is gf_optimizer_momentum, v gf_optimizer_mean_square.
+gf_status gf_optimizer_set_adam(gf_optimizer* optimizer, double beta_1, double beta_2, double epsilon, int decoupled,
+                                uint64_t updates);
+
 // Where the weights of a tensor are: FLOAT32, FLOAT16 or BFLOAT16. They stay alive, and are changed by every step. Of
 // those of 16 bits the master weights are taken from there.
 gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, void* data, gf_dtype dtype);
@@ -555,9 +563,11 @@ gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool
 gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
                                   size_t number, double gradient_scale);
 
-// Momentum and master weights of a tensor, for checkpoints: as many floats as it has elements, to read and to write,
-// valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL where there are none.
+// Momentum, Adam's means of squares and master weights of a tensor, for checkpoints: as many floats as it has elements,
+// to read and to write, valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL where
+// there are none.
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor);
+float* gf_optimizer_mean_square(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
 
 void gf_optimizer_free(gf_optimizer* optimizer);

@@ -44,6 +44,7 @@ struct gf_top_k_pool {
 
 struct gf_optimizer {
   gradientflow::engine::Optimizer engine;
+  std::optional<gradientflow::engine::Optimizer::Adam> adam = {};  // its `updates` are those that have been made
 };
 
 struct gf_parameter_server {

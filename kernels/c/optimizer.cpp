@@ -34,6 +34,17 @@ void check_number(const char* name, float number) {
   }
 }
 
+void check_adam(double beta_1, double beta_2, double epsilon) {
+  for (const double beta : {beta_1, beta_2}) {
+    if (!(beta >= 0.0 && beta < 1.0)) {
+      throw Error(ErrorKind::value, "beta_1 and beta_2 are from 0 to below 1, not " + format_number(beta));
+    }
+  }
+  if (!(epsilon >= 0.0) || !std::isfinite(epsilon)) {
+    throw Error(ErrorKind::value, "epsilon is 0 or more, not " + format_number(epsilon));
+  }
+}
+
 // The elements of the array lie as far apart as the program's struct is large.
 Settings settings_of(const gf_step_settings* settings, std::size_t number, std::size_t tensors) {
   if (number != 1 && number != tensors) {
@@ -71,7 +82,21 @@ gf_status step(gf_optimizer* optimizer, const gf_step_settings* settings, std::s
     if (!(gradient_scale > 0.0) || !std::isfinite(gradient_scale)) {
       throw Error(ErrorKind::value, "gradient_scale is above 0, not " + format_number(gradient_scale));
     }
-    one(engine, settings_of(settings, number, engine.tensors()));
+    Settings of_each = settings_of(settings, number, engine.tensors());
+    std::optional<Optimizer::Adam>& adam = optimizer->adam;
+    if (adam) {
+      for (std::optional<Optimizer::Settings>& each : of_each) {
+        if (each->momentum != 0.0F || each->trust != 0.0F) {
+          throw Error(ErrorKind::value, "Adam has no momentum and no trust: let both be 0");
+        }
+        each->adam = adam;
+        ++each->adam->updates;
+      }
+    }
+    one(engine, of_each);
+    if (adam) {
+      ++adam->updates;
+    }
   });
 }
 
@@ -96,6 +121,15 @@ gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_ins
   return guarded([&] {
     gf_optimizer*& result = result_of(optimizer, "optimizer");
     result = new gf_optimizer{Optimizer(tensor_counts(counts, tensors, sizeof(float)), rate_inside != 0)};
+  });
+}
+
+gf_status gf_optimizer_set_adam(gf_optimizer* optimizer, double beta_1, double beta_2, double epsilon, int decoupled,
+                                uint64_t updates) {
+  return guarded([&] {
+    gf_optimizer& found = given(optimizer, "optimizer");
+    check_adam(beta_1, beta_2, epsilon);
+    found.adam = {beta_1, beta_2, epsilon, decoupled != 0, updates};
   });
 }
 
@@ -134,6 +168,10 @@ gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* 
 
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor) {
   return array_of(optimizer, tensor, [&](Optimizer& engine) -> auto& { return engine.momentum(tensor); });
+}
+
+float* gf_optimizer_mean_square(gf_optimizer* optimizer, size_t tensor) {
+  return array_of(optimizer, tensor, [&](Optimizer& engine) -> auto& { return engine.mean_square(tensor); });
 }
 
 float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor) {

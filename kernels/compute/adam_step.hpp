@@ -14,7 +14,8 @@ namespace gradientflow::compute {
 
 // g = gradient * gradient_scale + weight_decay * weight
 // mean = beta_1 * mean + alpha_1 * g; mean_square = beta_2 * mean_square + alpha_2 * g * g
-// weight = weight - rate * mean / (sqrt(mean_square) / root + epsilon), and parameter = weight, rounded to nearest even
+// weight = keep * weight - rate * mean / (sqrt(mean_square) / root + epsilon), and parameter = weight, rounded to
+// nearest even. AdamW has its weight decay in `keep`, Adam in g.
 struct AdamStep {
   float* weight;
   void* parameter;        // a copy of the weights in `parameter_dtype`, of 16 bits; or nullptr
@@ -33,6 +34,7 @@ struct AdamStep {
   float beta_2 = 0.999F;
   float alpha_2 = 0.001F;
   float epsilon = 1e-8F;
+  float keep = 1.0F;              // 1 - learning rate * weight decay of AdamW
   const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
 };
 void adam_step(const AdamStep& call);

@@ -305,7 +305,9 @@ static void wrong_optimizers(void) {
   REFUSED(gf_optimizer_create(counts, 2, 0, NULL), GF_ERROR_VALUE, "optimizer is NULL");
   REFUSED(gf_optimizer_create(&huge, 1, 0, &optimizer), GF_ERROR_VALUE, "more elements than");
   REFUSED(gf_optimizer_set_parameter(NULL, 0, x, GF_FLOAT32), GF_ERROR_VALUE, "optimizer is NULL");
+  REFUSED(gf_optimizer_set_adam(NULL, 0.9, 0.999, 1e-8, 0, 0), GF_ERROR_VALUE, "optimizer is NULL");
   REQUIRE(gf_optimizer_momentum(NULL, 0) == NULL && gf_optimizer_master(NULL, 0) == NULL);
+  REQUIRE(gf_optimizer_mean_square(NULL, 0) == NULL);
   gf_optimizer_free(NULL);
 
   OK(gf_pool_create(communicator, counts, 2, GF_FLOAT32, NULL, &pool));

@@ -283,6 +283,50 @@ static void lars(gf_communicator* communicator) {
   gf_pool_free(pool);
 }
 
+// A first step of AdamW is as long as the rate; another optimizer goes on from its arrays with the same bits.
+static void adam(gf_communicator* communicator) {
+  const size_t count = 2;
+  float x[] = {4, -4}, y[] = {0, 0};
+  gf_pool* pool;
+  gf_optimizer *optimizer, *resumed;
+  OK(gf_pool_create(communicator, &count, 1, GF_FLOAT32, NULL, &pool));
+  OK(gf_optimizer_create(&count, 1, 0, &optimizer));
+  OK(gf_optimizer_create(&count, 1, 0, &resumed));
+  OK(gf_optimizer_set_parameter(optimizer, 0, x, GF_FLOAT32));
+  OK(gf_optimizer_set_parameter(resumed, 0, y, GF_FLOAT32));
+  REFUSED(gf_optimizer_set_adam(optimizer, 1, 0.5, 0, 1, 0), GF_ERROR_VALUE, "from 0 to below 1, not 1");
+  REFUSED(gf_optimizer_set_adam(optimizer, 0.5, -1, 0, 1, 0), GF_ERROR_VALUE, "from 0 to below 1, not -1");
+  REFUSED(gf_optimizer_set_adam(optimizer, 0.5, 0.5, NAN, 1, 0), GF_ERROR_VALUE, "epsilon is 0 or more");
+  OK(gf_optimizer_set_adam(optimizer, 0.5, 0.75, 0, 1, 0));
+  gf_step_settings settings = GF_STEP_SETTINGS_INIT;
+  settings.rate = 0.5F;
+  settings.weight_decay = 0.5F;
+  for (int step = 1; step <= 2; ++step) {
+    float* const gradients = gf_pool_tensor(pool, 0);
+    gradients[0] = 2;
+    gradients[1] = (float)-step;
+    OK(gf_pool_ready_all(pool));
+    OK(gf_pool_wait(pool, -1));
+    settings.momentum = 0.5F;
+    REFUSED(gf_optimizer_step(optimizer, pool, &settings, 1, 1), GF_ERROR_VALUE, "Adam has no momentum");
+    settings.momentum = 0;
+    OK(gf_optimizer_step(optimizer, pool, &settings, 1, 1));
+    if (step == 1) {
+      REQUIRE(fabsf(x[0] - 2.5F) < 1e-6F && fabsf(x[1] + 2.5F) < 1e-6F);  // 4 * (1 - 0.5 * 0.5) - 0.5
+      memcpy(y, x, sizeof x);
+      memcpy(gf_optimizer_momentum(resumed, 0), gf_optimizer_momentum(optimizer, 0), sizeof x);
+      memcpy(gf_optimizer_mean_square(resumed, 0), gf_optimizer_mean_square(optimizer, 0), sizeof x);
+      OK(gf_optimizer_set_adam(resumed, 0.5, 0.75, 0, 1, 1));
+    } else {
+      OK(gf_optimizer_step(resumed, pool, &settings, 1, 1));
+      REQUIRE(memcmp(y, x, sizeof x) == 0);
+    }
+  }
+  gf_optimizer_free(resumed);
+  gf_optimizer_free(optimizer);
+  gf_pool_free(pool);
+}
+
 int main(void) {
   gf_communicator* communicator;
   OK(gf_init(MPI_COMM_WORLD, NULL, &communicator));
@@ -294,6 +338,7 @@ int main(void) {
   not_finite(communicator);
   master_weights(communicator);
   lars(communicator);
+  adam(communicator);
   OK(gf_close(communicator));
   gf_communicator_free(communicator);
   MPI_Finalize();

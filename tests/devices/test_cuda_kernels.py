@@ -387,7 +387,7 @@ def test_a_list_of_steps(place: Place, dtype: str) -> None:
 def test_a_list_of_steps_of_adam(place: Place, dtype: str) -> None:
     """Tensors of one step differ in their rates, and in the copies of their weights."""
     rates = itertools.cycle(
-        [[1.0, 0.0, 0.01, 0.0316, 0.9, 0.1, 0.999, 1e-3, 1e-8], [2.0**-12, 1e-2, 0.3, 1.0, 0.5, 0.5, 0.0, 1.0, 1e-3]]
+        [[1.0, 0.0, 0.01, 0.0316, 0.9, 0.1, 0.999, 1e-3, 1e-8, 0.99], [2.0**-12, 0.01, 0.3, 1, 0.5, 0.5, 0, 1, 1e-3, 1]]
     )
     copies = itertools.cycle([None, "float16", "bfloat16", "float16", "bfloat16"])
     rng = np.random.default_rng(8)

@@ -216,6 +216,10 @@ def methods(comm: gf.Communicator) -> Iterator[Case]:
         }
         yield Case("SGD", optimizers.SGD, sgd)
         yield Case("LARS", optimizers.LARS, {**sgd, "trust": Takes(0.1, positive)})
+        adam = {name: sgd[name] for name in ("gradients", "parameters", "lr", "weight_decay", "loss_scale")}
+        adam |= {"betas": Takes((0.9, 0.99)), "eps": Takes(1e-8, positive)}
+        yield Case("Adam", optimizers.Adam, adam)
+        yield Case("AdamW", optimizers.AdamW, adam)
         optimizer = optimizers.SGD(pool, [np.ones(3, np.float32)], lr=0.1)
         averaged(pool)()
         yield Case("SGD.step", optimizer.step, {"stream": STREAM})

@@ -100,6 +100,44 @@ def check_loss_scale(comm: gf.Communicator) -> None:
         assert (optimizer.loss_scale.value, optimizer.overflows) == (scale / 2, 1)
 
 
+def check_adam(comm: gf.Communicator) -> None:
+    """As the papers have it, in float64; on the master weights of those of 16 bits; a state goes on, bit for bit."""
+    rng = np.random.default_rng(3)
+    with raises(ArgumentError, "SparseGradientPool is for gradients of momentum SGD, and does not go with Adam"):
+        gf.optimizers.Adam(gf.SparseGradientPool(comm, [8], chunk_size=4), [np.zeros(8, np.float32)])
+    for make, decay, decoupled in ((gf.optimizers.Adam, 0.1, 0.0), (gf.optimizers.AdamW, 0.0, 0.1)):
+        pool = gf.GradientPool(comm, [40, 24])
+        start = [rng.normal(size=shape) for shape in pool.shapes]
+        weights = [start[0].astype(np.float32), start[1].astype(np.float16)]
+        settings = {"lr": lambda step: 0.01 * (step + 1), "betas": (0.8, 0.99), "eps": 1e-4, "weight_decay": 0.1}
+        optimizer = make(pool, weights, **settings)
+        others = [weight.copy() for weight in weights]
+        other = make(pool, others, **settings)
+        expected, mean, square = np.concatenate([weights[0], weights[1]]).astype(np.float64), 0.0, 0.0
+        for step in range(1, 6):
+            gradient = rng.normal(size=64).astype(np.float32)
+            for view, part in zip(pool.views, np.split(gradient, [40]), strict=True):
+                view[...] = part
+            pool.ready()
+            pool.wait()
+            assert optimizer.step()
+            g = gradient + decay * expected
+            mean, square = 0.8 * mean + 0.2 * g, 0.99 * square + 0.01 * g * g
+            expected *= 1 - 0.01 * step * decoupled
+            root = np.sqrt(square / (1 - 0.99**step)) + 1e-4
+            expected -= 0.01 * step * mean / (1 - 0.8**step) / root
+            assert np.allclose(np.concatenate([weights[0], optimizer.masters[1]]), expected, 1e-5, 1e-6)
+            assert np.array_equal(weights[1], optimizer.masters[1].astype(np.float16))
+            if step > 3:
+                assert other.step()
+                assert all(np.array_equal(a, b) for a, b in zip(weights, others, strict=True))
+            if step == 3:
+                others[0][...] = weights[0]
+                other.load_state_dict(optimizer.state_dict())
+                with raises(ArgumentError, "not the state of SGD"):
+                    gf.optimizers.SGD(pool, others, 0.1).load_state_dict(optimizer.state_dict())
+
+
 def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
     """All ranks are told that nothing was averaged; where one rank has something, the others need nothing."""
     for pool in pools(comm):

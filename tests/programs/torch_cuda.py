@@ -116,6 +116,8 @@ CASES: list[tuple[str, Make, torch.dtype, dict[str, Any]]] = [
     ("one by one", adam, torch.float32, {"fusion_threshold": 0}),
     ("accumulated", sgd, torch.float32, {"accumulation_steps": 2}),
     ("fused", sgd, torch.float32, {"fused": True}),
+    ("fused Adam", adam, torch.float32, {"fused": True}),
+    ("fused Adam in 16 bits", adam, torch.bfloat16, {"fused": True}),
     ("LARS", lars, torch.float32, {}),
     ("master weights", sgd, torch.bfloat16, {"fused": True}),
     ("CSC", sgd, torch.float32, {"strategy": CSC(0.3, chunk_size=16)}),

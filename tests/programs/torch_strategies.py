@@ -426,18 +426,29 @@ def check_nothing_is_lost(comm: gf.Communicator) -> None:
 # ---- the dense step --------------------------------------------------------------------------------------------------
 
 
-def check_fused_sgd_is_torchs(comm: gf.Communicator) -> None:
+FUSED: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [  # with settings of all groups, and of the first
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, {"momentum": 0.5}),
+    (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}, {"maximize": True}),
+    (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3, "weight_decay": 0.1}, {"betas": (0.5, 0.9)}),
+    (torch.optim.AdamW, {"lr": torch.tensor(0.01), "eps": 1e-3}, {"weight_decay": 0.3, "maximize": True}),
+    (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3, "decoupled_weight_decay": True}, {"weight_decay": 0.5}),
+]
+
+
+def check_fused_steps_are_torchs(comm: gf.Communicator) -> None:
     """With groups, schedules, clipping, closures and hooks; a checkpoint goes both ways."""
+    for kind, of_all, of_first in FUSED:
+        _check_fused_step(comm, kind, of_all, of_first)
+
+
+def _check_fused_step(comm: gf.Communicator, kind: Any, of_all: dict[str, Any], of_first: dict[str, Any]) -> None:
     alone = seeded(Net)
     model = copy.deepcopy(alone)
 
-    def groups(model: Any) -> torch.optim.SGD:
-        return torch.optim.SGD(
-            [{"params": model.first.parameters(), "momentum": 0.5}, {"params": model.last.parameters(), "lr": 0.3}],
-            lr=0.1,
-            momentum=0.9,
-            weight_decay=0.01,
-        )
+    def groups(model: Any) -> Any:
+        last = {"params": model.last.parameters(), "lr": 3 * of_all["lr"]}
+        first = {"params": model.first.parameters(), **of_first}
+        return kind([first, last], **copy.deepcopy(of_all))  # a rate that is a tensor is its own
 
     plain, inner = groups(alone), groups(model)
     optimizer = gft.DistributedOptimizer(inner, model, comm, fused=True, fusion_threshold=0)
@@ -469,8 +480,9 @@ def check_fused_sgd_is_torchs(comm: gf.Communicator) -> None:
         assert_close(model, alone)
         same_everywhere(model.parameters())
         for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-            buffer = optimizer.state[mine]["momentum_buffer"]
-            assert torch.allclose(buffer, plain.state[theirs]["momentum_buffer"], rtol=1e-5, atol=1e-6)
+            of_mine, of_theirs = optimizer.state[mine], plain.state[theirs]
+            assert of_mine.keys() == of_theirs.keys()
+            assert all(torch.allclose(of_mine[key], of_theirs[key], rtol=1e-5, atol=1e-6) for key in of_theirs)
     assert len(calls) == 8
     assert all(arguments[0] is inner for arguments in calls)
 
@@ -1045,12 +1057,23 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         ({"loss_scale": 3.0}, "power of two"),
         ({"loss_scale": "large"}, "loss_scale is"),
         (
+            {"optimizer": torch.optim.Adam(parameters, amsgrad=True), "fused": True},
+            ("does not have amsgrad",),
+        ),
+        (
+            {"optimizer": torch.optim.Adam(parameters), "strategy": "hpsgd", "loss_scale": 2.0},
+            ("loss_scale: the core makes the step", "not for Adam"),
+        ),
+        (
+            {"optimizer": torch.optim.SGD(parameters, 0.1, maximize=True), "strategy": "ssgd"},
+            ("ssgd does not have maximize",),
+        ),
+        (
             {"optimizer": torch.optim.Adam(parameters), "strategy": csc},
             ("csc: the core makes the step", "not for Adam"),
         ),
         ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True), "fused": True}, "nesterov"),
         ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, 0.5), "fused": True}, "dampening"),
-        ({"optimizer": torch.optim.SGD(parameters, 0.1, maximize=True), "loss_scale": 2.0}, "maximize"),
         ({"optimizer": torch.optim.SGD(two, 0.1, 0.9), "strategy": csc}, "0.5 and 0.9 in different groups"),
     ):
         words = (words,) if isinstance(words, str) else words

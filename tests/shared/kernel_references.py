@@ -46,18 +46,18 @@ def stepped(
     return same_nan(weight - outer * step), momentum
 
 
-ADAM = ("gradient_scale", "weight_decay", "rate", "root", "beta_1", "alpha_1", "beta_2", "alpha_2", "epsilon")
+ADAM = ("gradient_scale", "weight_decay", "rate", "root", "beta_1", "alpha_1", "beta_2", "alpha_2", "epsilon", "keep")
 
 
 def adam_stepped(
     weight: Array, gradient: Array, dtype: str, mean: Array, mean_square: Array, rates: Sequence[float]
 ) -> tuple[Array, Array, Array]:
     """The weights, the mean and the mean square after a step of Adam, whose rates are in the order of ADAM."""
-    scale, decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon = np.array(rates, np.float32)
+    scale, decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon, keep = np.array(rates, np.float32)
     g = widen(gradient, dtype) * scale + decay * weight
     mean = same_nan(beta_1 * mean + alpha_1 * g)
     mean_square = same_nan(beta_2 * mean_square + alpha_2 * g * g)
-    return same_nan(weight - rate * mean / (np.sqrt(mean_square) / root + epsilon)), mean, mean_square
+    return same_nan(keep * weight - rate * mean / (np.sqrt(mean_square) / root + epsilon)), mean, mean_square
 
 
 def glu_stepped(

@@ -52,7 +52,8 @@ struct AdamBody {
       const float g = Element::to_float(elements.gradient[k]) * call.gradient_scale + call.weight_decay * weight;
       means[k] = same_nan(call.beta_1 * elements.mean[k] + call.alpha_1 * g);
       squares[k] = same_nan(call.beta_2 * elements.mean_square[k] + call.alpha_2 * g * g);
-      weights[k] = same_nan(weight - call.rate * means[k] / (sqrtf(squares[k]) / call.root + call.epsilon));
+      const float step = call.rate * means[k] / (sqrtf(squares[k]) / call.root + call.epsilon);
+      weights[k] = same_nan(call.keep * weight - step);
     }
     store<n>(call.mean + i, means);
     store<n>(call.mean_square + i, squares);

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "../../compute/cuda/adam_step.hpp"
 #include "../../compute/cuda/optimizer_steps.hpp"
 #include "../calls/stream_marks.hpp"
 #include "../memory/call_lists.hpp"
@@ -26,7 +27,8 @@ class DeviceSteps {
   [[nodiscard]] int device() const { return device_; }
 
   // Makes all steps, behind those that were made before, in whatever stream. `dtype`: of the gradients.
-  void run(std::span<const compute::MomentumStep> steps, DType dtype, Stream stream);
+  void run(std::span<const compute::MomentumStep> steps, std::span<const compute::AdamStep> steps_of_adam, DType dtype,
+           Stream stream);
 
   // The sums of these gradients, and behind them those of these weights, which are float32. Waits for the stream.
   [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,

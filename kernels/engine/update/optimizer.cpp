@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "../../compute/adam_step.hpp"
 #include "../../compute/kernels.hpp"
 #include "../../compute/optimizer_steps.hpp"
 
@@ -44,9 +45,12 @@ struct Optimizer::Task {
   float scale;
 
   [[nodiscard]] bool has_master() const { return parameter.master.data() != nullptr; }
-  [[nodiscard]] bool is_local() const { return settings.trust > 0.0F; }  // its rate: that of LARS
+  [[nodiscard]] bool is_local() const { return !settings.adam && settings.trust > 0.0F; }  // its rate: that of LARS
   [[nodiscard]] float* weights() const {
     return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
+  }
+  [[nodiscard]] std::byte* parameter_at(std::size_t element) const {  // of 16 bits
+    return has_master() ? parameter.data + element * size_of(parameter.dtype) : nullptr;
   }
   [[nodiscard]] const std::byte* gradient(std::size_t element) const {
     return gradients.at(gradients.update.offsets[tensor] + element);
@@ -120,7 +124,7 @@ std::string place_of(std::optional<int> device) {
 Optimizer::Optimizer(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
     : rate_inside_(rate_inside), device_(device) {
   for (const std::size_t count : counts) {
-    parameters_.push_back({.count = count, .momentum = {}, .master = {}});
+    parameters_.push_back({.count = count, .momentum = {}, .mean_square = {}, .master = {}});
   }
   if (device_) {
     on_device_ = std::make_unique<DeviceSteps>(*device_);
@@ -133,12 +137,12 @@ void Optimizer::order(Stream stream) const {
   }
 }
 
-FloatArray& Optimizer::momentum(std::size_t tensor) {
-  Parameter& parameter = parameters_[tensor];
-  if (parameter.momentum.size() != parameter.count) {
-    parameter.momentum = FloatArray(parameter.count, device_);
+FloatArray& Optimizer::array(Parameter& parameter, FloatArray Parameter::* member) const {
+  FloatArray& found = parameter.*member;
+  if (found.size() != parameter.count) {
+    found = FloatArray(parameter.count, device_);
   }
-  return parameter.momentum;
+  return found;
 }
 
 void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
@@ -227,11 +231,14 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
     if (given && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
       throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are missing");
     }
-    if (given && given->momentum != 0.0F) {
+    if (given && (given->adam || given->momentum != 0.0F)) {
       (void)momentum(tensor);  // memory may be what is missing: before anything is changed
     }
+    if (given && given->adam) {
+      (void)mean_square(tensor);
+    }
     if (given) {
-      tasks.push_back({parameters_[tensor], *given, gradients, tensor, scale});
+      tasks.push_back({parameters_[tensor], *given, gradients, tensor, given->maximize ? -scale : scale});
     }
   }
   if (device_) {
@@ -243,14 +250,13 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-std::vector<compute::MomentumStep> Optimizer::calls_of(const Task& task, float rate) const {
+void Optimizer::add_calls(Calls<compute::MomentumStep>& calls, const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;
   float* const momentum = parameter.momentum.data();
-  std::vector<compute::MomentumStep> calls;
   task.each_part([&](std::size_t begin, std::size_t end) {
     calls.push_back({.weight = task.weights() + begin,
-                     .parameter = task.has_master() ? parameter.data + begin * size_of(parameter.dtype) : nullptr,
+                     .parameter = task.parameter_at(begin),
                      .parameter_dtype = parameter.dtype,
                      .gradient = task.gradient(begin),
                      .gradient_dtype = task.gradients.dtype(),
@@ -262,10 +268,46 @@ std::vector<compute::MomentumStep> Optimizer::calls_of(const Task& task, float r
                      .inner_rate = inside ? rate : 1.0F,
                      .outer_rate = inside ? 1.0F : rate});
   });
-  return calls;
+}
+
+// The bias of the first updates is corrected in float64, as PyTorch does.
+void Optimizer::add_calls(Calls<compute::AdamStep>& calls, const Task& task) {
+  const Parameter& parameter = task.parameter;
+  const Adam& adam = *task.settings.adam;
+  const auto updates = static_cast<double>(adam.updates);
+  const auto rate = static_cast<double>(task.settings.rate);
+  const auto decay = static_cast<double>(task.settings.weight_decay);
+  const double bias_1 = 1.0 - std::pow(adam.beta_1, updates);
+  const double bias_2 = 1.0 - std::pow(adam.beta_2, updates);
+  task.each_part([&](std::size_t begin, std::size_t end) {
+    calls.push_back({.weight = task.weights() + begin,
+                     .parameter = task.parameter_at(begin),
+                     .parameter_dtype = parameter.dtype,
+                     .gradient = task.gradient(begin),
+                     .gradient_dtype = task.gradients.dtype(),
+                     .mean = parameter.momentum.data() + begin,
+                     .mean_square = parameter.mean_square.data() + begin,
+                     .count = end - begin,
+                     .gradient_scale = task.scale,
+                     .weight_decay = adam.decoupled ? 0.0F : task.settings.weight_decay,
+                     .rate = static_cast<float>(rate / bias_1),
+                     .root = static_cast<float>(std::sqrt(bias_2)),
+                     .beta_1 = static_cast<float>(adam.beta_1),
+                     .alpha_1 = static_cast<float>(1.0 - adam.beta_1),
+                     .beta_2 = static_cast<float>(adam.beta_2),
+                     .alpha_2 = static_cast<float>(1.0 - adam.beta_2),
+                     .epsilon = static_cast<float>(adam.epsilon),
+                     .keep = adam.decoupled ? static_cast<float>(1.0 - rate * decay) : 1.0F});
+  });
 }
 
 void Optimizer::step_on_host(const Task& task) const {
+  if (task.settings.adam) {
+    Calls<compute::AdamStep> calls;
+    add_calls(calls, task);
+    std::for_each(calls.begin(), calls.end(), compute::adam_step);
+    return;
+  }
   float rate = task.settings.rate;
   if (task.is_local()) {
     double squares = 0.0;
@@ -274,9 +316,9 @@ void Optimizer::step_on_host(const Task& task) const {
     });
     rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
   }
-  for (const compute::MomentumStep& call : calls_of(task, rate)) {
-    compute::momentum_step(call);
-  }
+  Calls<compute::MomentumStep> calls;
+  add_calls(calls, task, rate);
+  std::for_each(calls.begin(), calls.end(), compute::momentum_step);
 }
 
 // The norms of all tensors are asked for at once, and so the host waits once.
@@ -300,18 +342,22 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
   }
   auto of_gradients = sums.cbegin();
   auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());
-  std::vector<compute::MomentumStep> calls;
+  Calls<compute::MomentumStep> calls;
+  Calls<compute::AdamStep> calls_of_adam;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
+    if (tasks[i].settings.adam) {
+      add_calls(calls_of_adam, tasks[i]);
+      continue;
+    }
     float rate = tasks[i].settings.rate;
     if (tasks[i].is_local()) {
       const auto end = of_gradients + static_cast<std::ptrdiff_t>(parts[i]);
       rate = tasks[i].local_rate(std::accumulate(of_gradients, end, 0.0), *of_weights++);
       of_gradients = end;
     }
-    const auto more = calls_of(tasks[i], rate);
-    calls.insert(calls.end(), more.begin(), more.end());
+    add_calls(calls, tasks[i], rate);
   }
-  on_device_->run(calls, dtype, stream);
+  on_device_->run(calls, calls_of_adam, dtype, stream);
 }
 
 }  // namespace gradientflow::engine

@@ -1,11 +1,12 @@
-// The step of momentum SGD or LARS over the gradients of a pool: weights anywhere in memory, momentum here, and for
-// weights of 16 bits float32 master weights, too (GradientFlow paper, sections 2.5, 3.2 and 4.2).
+// The step of momentum SGD, LARS, Adam or AdamW over the gradients of a pool: weights anywhere in memory, momentum
+// here, and for weights of 16 bits float32 master weights, too (GradientFlow paper, sections 2.5, 3.2 and 4.2).
 //
 // All of that is in memory of the host, or all on one CUDA device. There, steps are put into a stream, and nobody waits
 // for them; but the local rates of LARS are computed by the host, which waits for the norms in every step.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,6 +24,15 @@ class Optimizer {
  public:
   using Stream = compute::cuda::Stream;  // of the device; not used where there is none
 
+  // Adam, or with `decoupled` AdamW: its mean of gradients is the momentum.
+  struct Adam {
+    double beta_1;
+    double beta_2;
+    double epsilon;
+    bool decoupled;         // whether weight decay makes the weights smaller by itself, and is not in the gradient
+    std::uint64_t updates;  // of the tensor, with this one
+  };
+
   // Of one tensor, in one step.
   struct Settings {
     float rate;
@@ -30,6 +40,8 @@ class Optimizer {
     float weight_decay;
     // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: without.
     float trust;
+    bool maximize = false;
+    std::optional<Adam> adam = {};  // in place of momentum and trust
   };
 
   // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: whether the learning
@@ -66,7 +78,11 @@ class Optimizer {
 
   [[nodiscard]] const FloatArray& momentum(std::size_t tensor) const { return parameters_[tensor].momentum; }
   [[nodiscard]] const FloatArray& master(std::size_t tensor) const { return parameters_[tensor].master; }
-  [[nodiscard]] FloatArray& momentum(std::size_t tensor);  // there from then on
+  // There from then on; `mean_square` is that of Adam.
+  [[nodiscard]] FloatArray& momentum(std::size_t tensor) { return array(parameters_[tensor], &Parameter::momentum); }
+  [[nodiscard]] FloatArray& mean_square(std::size_t tensor) {
+    return array(parameters_[tensor], &Parameter::mean_square);
+  }
   [[nodiscard]] FloatArray& master(std::size_t tensor) { return parameters_[tensor].master; }
 
  private:
@@ -74,20 +90,26 @@ class Optimizer {
     std::size_t count;
     std::byte* data = nullptr;
     DType dtype = DType::float32;
-    FloatArray momentum;  // none as long as it is 0
-    FloatArray master;    // of weights of 16 bits
+    FloatArray momentum;     // none as long as it is 0
+    FloatArray mean_square;  // the same
+    FloatArray master;       // of weights of 16 bits
   };
   struct Gradients;
 
   struct Task;
 
+  FloatArray& array(Parameter& parameter, FloatArray Parameter::* member) const;
   void check_takes(const Update& update) const;
   void step(const Gradients& gradients, std::span<const std::optional<Settings>> settings, float scale, Stream stream);
   void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
             Stream stream) const;
   void step_on_host(const Task& task) const;
   void step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream);
-  [[nodiscard]] std::vector<compute::MomentumStep> calls_of(const Task& task, float rate) const;
+  // The calls of a step of one kind.
+  template <class Step>
+  using Calls = std::vector<Step>;
+  void add_calls(Calls<compute::MomentumStep>& calls, const Task& task, float rate) const;
+  static void add_calls(Calls<compute::AdamStep>& calls, const Task& task);
 
   std::vector<Parameter> parameters_;
   Means used_ = no_means;  // by the last step
