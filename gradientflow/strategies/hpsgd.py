@@ -202,7 +202,8 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         rounds, were_written, _ = self._meet()
         if were_written.any():
             raise self._written(int(were_written.argmax()))
-        self._drain(int(rounds.max()))
+        with self.comm.span("finish"):
+            self._drain(int(rounds.max()))
 
     def _drain(self, most: int) -> None:
         while self.rounds <= most:  # the last one is for what is left
@@ -300,8 +301,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def _wait_for_round(self) -> None:
         handles, self._handles = self._handles, ()
         try:
-            for handle in handles:
-                handle.wait()
+            with self.comm.span("wait for round"):
+                for handle in handles:
+                    handle.wait()
         except GradientFlowError:
             for index, part in enumerate(self._parts if self.counter else ()):
                 self._weight(index)[...] = self._common[part]  # which all ranks have, or would have had
