@@ -1,8 +1,7 @@
 #include "one_pass.hpp"
 
-#include <vector>
-
 #include "../../base/config.hpp"
+#include "../../base/short_array.hpp"
 #include "../call/partition.hpp"
 #include "read_peers.hpp"
 
@@ -22,14 +21,12 @@ void one_pass(transport::Node& node, const Call& call, const PeerMemory& inputs,
   };
   const std::size_t length = task_bytes / element;
   const int root = node.local_rank_of(call.signature.root);
-  std::vector<std::byte*> destinations;
+  const bool to_all = call.signature.kind == transport::CallKind::allreduce;
+  ShortArray<std::byte*> destinations(to_all ? static_cast<std::size_t>(node.size()) : 1);
   const auto task = [&](int owner, std::uint32_t index) {
     const Range part = piece(slice_of(owner), length, index);
-    destinations.clear();
-    for (int local = 0; local < node.size(); ++local) {
-      if (call.signature.kind == transport::CallKind::allreduce || local == root) {
-        destinations.push_back(outputs.at(local) + part.begin * element);
-      }
+    for (std::size_t i = 0; i < destinations.size(); ++i) {
+      destinations[i] = outputs.at(to_all ? static_cast<int>(i) : root) + part.begin * element;
     }
     reduce_range(node, call, inputs, part.begin, part.end, destinations, store);
   };

@@ -14,7 +14,8 @@ PeerMemory PeerMemory::payloads(const transport::Node& node) {
   PeerMemory memory(node, true);
   for (int local = 0; local < node.size(); ++local) {
     // Only ever read; one type of address serves all three ways.
-    memory.addresses_.push_back(const_cast<std::byte*>(node.payload(local)));  // NOLINT(*-const-cast)
+    memory.addresses_[static_cast<std::size_t>(local)] =
+        const_cast<std::byte*>(node.payload(local));  // NOLINT(*-const-cast)
   }
   return memory;
 }
@@ -22,7 +23,7 @@ PeerMemory PeerMemory::payloads(const transport::Node& node) {
 PeerMemory PeerMemory::mapped(const transport::Node& node, Tensor tensor, const transport::Segment& segment) {
   PeerMemory memory(node, true);
   for (int local = 0; local < node.size(); ++local) {
-    memory.addresses_.push_back(segment.part(local) + announced(node, local, tensor).offset);
+    memory.addresses_[static_cast<std::size_t>(local)] = segment.part(local) + announced(node, local, tensor).offset;
   }
   return memory;
 }
@@ -30,7 +31,8 @@ PeerMemory PeerMemory::mapped(const transport::Node& node, Tensor tensor, const 
 PeerMemory PeerMemory::direct(const transport::Node& node, Tensor tensor) {
   PeerMemory memory(node, false);
   for (int local = 0; local < node.size(); ++local) {
-    memory.addresses_.push_back(reinterpret_cast<std::byte*>(announced(node, local, tensor).address));  // NOLINT
+    memory.addresses_[static_cast<std::size_t>(local)] =
+        reinterpret_cast<std::byte*>(announced(node, local, tensor).address);  // NOLINT
   }
   return memory;
 }

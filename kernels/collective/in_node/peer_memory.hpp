@@ -5,8 +5,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
+#include "../../base/short_array.hpp"
 #include "../../transport/node/node.hpp"
 #include "../call/call.hpp"
 
@@ -39,13 +39,12 @@ class PeerMemory {
   void fetch(int local, std::size_t offset, std::size_t bytes, std::byte* destination, compute::Store store) const;
 
  private:
-  PeerMemory(const transport::Node& node, bool mapped) : node_(&node), mapped_(mapped) {
-    addresses_.reserve(static_cast<std::size_t>(node.size()));
-  }
+  PeerMemory(const transport::Node& node, bool mapped)
+      : node_(&node), mapped_(mapped), addresses_(static_cast<std::size_t>(node.size())) {}
 
   const transport::Node* node_;
   bool mapped_;
-  std::vector<std::byte*> addresses_;
+  ShortArray<std::byte*> addresses_;
 };
 
 }  // namespace gradientflow::collective

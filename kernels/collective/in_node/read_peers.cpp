@@ -1,8 +1,8 @@
 #include "read_peers.hpp"
 
 #include <array>
-#include <vector>
 
+#include "../../base/short_array.hpp"
 #include "../call/partition.hpp"
 
 namespace gradientflow::collective {
@@ -32,8 +32,8 @@ void reduce_range(const transport::Node& node, const Call& call, const PeerMemor
   const std::size_t length = inputs.is_mapped() ? end - begin : buffered_elements(node, element);
   std::byte* const buffers = node.staging(node.rank(), 0);
   const compute::Reduction how = reduction(call.signature, node.size(), store);
-  std::vector<const void*> sources(ranks);
-  std::vector<void*> targets(destinations.size());
+  ShortArray<const void*> sources(ranks);
+  ShortArray<void*> targets(destinations.size());
   for (std::size_t from = begin; from < end; from += length) {
     const std::size_t count = std::min(length, end - from);
     for (std::size_t p = 0; p < ranks; ++p) {

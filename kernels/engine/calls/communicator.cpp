@@ -94,7 +94,6 @@ bool Communicator::is_alive(int rank) const {
 
 void Communicator::check_open() const {
   check_process();
-  const std::lock_guard lock(mutex_);
   check_usable();
 }
 
@@ -171,13 +170,13 @@ void Communicator::check_usable() const {
     throw Error(ErrorKind::value,
                 "a signal's handler can make no call on the communicator whose call the signal has interrupted");
   }
-  if (closed_) {
+  if (usable_.load()) {
+    return;
+  }
+  if (closed_.load()) {
     throw Error(ErrorKind::closed, "the communicator is closed");
   }
-  if (broken_) {
-    throw Error(broken_->kind(),
-                std::string("the communicator cannot be used any more, because of: ") + broken_->what());
-  }
+  throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());
 }
 
 // Runs `work`; an error that breaks the communicator is remembered, and the other ranks are told.
@@ -208,6 +207,7 @@ void Communicator::break_off(const Error& error) {
     if (!broken_) {
       broken_ = error;
     }
+    usable_ = false;
   }
   abort_on_device();
 }
@@ -243,42 +243,45 @@ Error Communicator::with_untold_failure(const Error& error) const {
           error.code()};
 }
 
+// Who draws a ticket looks at `serving_` afterwards, and who has been served looks at `next_ticket_` after it has
+// called the next; both orders are sequentially consistent, so one of them sees the other. The same goes for `usable_`,
+// which is looked at with a ticket in the hand, and for who waits until all tickets are served.
 template <class Work>
 auto Communicator::in_turn(Work work) {
-  {
-    std::unique_lock lock(mutex_);
-    check_usable();
-    const std::uint64_t ticket = next_ticket_++;
-    if (serving_ != ticket) {
-      ++waiting_;
-      turn_.wait(lock, [&] { return serving_ == ticket; });
-      --waiting_;
-      if (closed_ || broken_) {
-        ++serving_;
-        turn_.notify_all();
-        check_usable();
-      }
-    }
-  }
+  check_usable();
+  const std::uint64_t ticket = next_ticket_.fetch_add(1);
   struct LeaveTurn {
     void operator()(Communicator* self) const { self->leave_turn(); }
   };
+  if (serving_.load() != ticket) {
+    std::unique_lock lock(mutex_);
+    turn_.wait(lock, [&] { return serving_.load() == ticket; });
+  }
   const std::unique_ptr<Communicator, LeaveTurn> turn(this);  // however `work` ends
+  check_usable();
   return guarded(std::move(work));
 }
 
 void Communicator::leave_turn() {
-  const std::lock_guard lock(mutex_);
-  ++serving_;
-  if (waiting_ > 0 || !pending_.empty()) {
+  const std::uint64_t next = serving_.load(std::memory_order_relaxed) + 1;  // nobody else writes it now
+  serving_.store(next);
+  if (next_ticket_.load() != next || draining_.load() > 0) {
+    const std::lock_guard lock(mutex_);
     turn_.notify_all();
   }
 }
 
 collective::Outcome Communicator::run(const collective::Call& call) {
   admit(call);
+  if (!recorded_.load(std::memory_order_relaxed)) {
+    return in_turn([&] { return execute(call); });
+  }
   const auto queued = Times::Clock::now();
   return in_turn([&] { return serve(call, queued).outcome; });
+}
+
+collective::Outcome Communicator::execute(const collective::Call& call) {
+  return call.placement ? run_on_device(call) : group_->run(call);
 }
 
 collective::Outcome Communicator::run_within(const collective::Call& call, Times& times) {
@@ -317,7 +320,7 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
   Served served{{}, {queued, Times::Clock::now(), {}}, {}};
   std::optional<Error> failure;
   try {
-    served.outcome = call.placement ? run_on_device(call) : group_->run(call);
+    served.outcome = execute(call);
   } catch (const Error& error) {
     failure = error;
   }
@@ -331,6 +334,9 @@ Communicator::Served Communicator::serve(const collective::Call& call, Times::Cl
 
 void Communicator::record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
                           const std::optional<Error>& failure) const {
+  if (!recorded_.load(std::memory_order_relaxed)) {
+    return;
+  }
   std::shared_ptr<Timeline> timeline;
   int track = 0;
   {
@@ -395,6 +401,7 @@ void Communicator::follow(const std::shared_ptr<Timeline>& timeline) {
   former = std::exchange(device_timeline_, nullptr);
   timeline_ = timeline;
   track_ = track;
+  recorded_ = timeline != nullptr;
 }
 
 void Communicator::start_timeline(const std::string& path) {
@@ -421,6 +428,9 @@ void Communicator::stop_timeline() {
 }
 
 std::shared_ptr<Timeline> Communicator::timeline() const {
+  if (!recorded_.load(std::memory_order_relaxed)) {
+    return nullptr;
+  }
   const std::lock_guard lock(mutex_);
   return timeline_;
 }
@@ -568,8 +578,7 @@ std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>
   if (!progress_thread_.joinable()) {
     progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
   }
-  pending_.push_back({next_ticket_, work, handle});
-  ++next_ticket_;
+  pending_.push_back({next_ticket_.fetch_add(1), work, handle});
   turn_.notify_all();
   return handle;
 }
@@ -578,7 +587,7 @@ void Communicator::progress() {
   std::unique_lock lock(mutex_);
   while (true) {
     turn_.wait(lock, [&] {
-      return (!pending_.empty() && pending_.front().ticket == serving_) || (closed_ && pending_.empty());
+      return (!pending_.empty() && pending_.front().ticket == serving_.load()) || (closed_ && pending_.empty());
     });
     if (pending_.empty()) {
       return;
@@ -609,6 +618,12 @@ void Communicator::progress() {
   }
 }
 
+void Communicator::wait_until_served(std::unique_lock<std::mutex>& lock) {
+  ++draining_;
+  turn_.wait(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
+  --draining_;
+}
+
 void Communicator::close(bool drain) noexcept {
   if (forks_ != count_forks()) {
     return;
@@ -627,15 +642,14 @@ void Communicator::close(bool drain) noexcept {
     if (closed_) {
       return;
     }
-    unserved = serving_ != next_ticket_;
+    unserved = serving_.load() != next_ticket_.load();
     if (drain) {
-      ++waiting_;
-      turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });
-      --waiting_;
+      wait_until_served(lock);
     } else {
       group_->interrupt();
     }
     closed_ = true;
+    usable_ = false;
     turn_.notify_all();
     finished = std::move(progress_thread_);
   }
@@ -646,21 +660,14 @@ void Communicator::close(bool drain) noexcept {
     finished.join();
   }
   std::unique_lock lock(mutex_);
-  ++waiting_;
-  turn_.wait(lock, [&] { return serving_ == next_ticket_ && apart_ == 0; });  // blocking calls of other threads
-  --waiting_;
+  wait_until_served(lock);  // blocking calls of other threads
+  recorded_ = false;
   timeline_.reset();
   const std::shared_ptr<DeviceTimeline> device_timeline = std::exchange(device_timeline_, nullptr);
   lock.unlock();
   group_->close();
 }
 
-bool Communicator::closed() const {
-  if (forks_ != count_forks()) {
-    return true;
-  }
-  const std::lock_guard lock(mutex_);
-  return closed_;
-}
+bool Communicator::closed() const { return closed_ || forks_ != count_forks(); }
 
 }  // namespace gradientflow::engine

@@ -1,12 +1,14 @@
 // A communicator: the calls of one rank, from any thread, served one at a time in the order in which they were made.
 //
 // Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
-// is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do.
-// A process forked off this one has no part in it: there every call throws, and closing does nothing.
-// After an error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken:
-// every later call throws, on this rank and, as soon as they wait for it, on the others.
+// is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do. A
+// blocking call that nobody is in front of, and nobody behind, takes no lock; clocks are read for those who ask for
+// times. A process forked off this one has no part in it: there every call throws, and closing does nothing. After an
+// error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken: every later
+// call throws, on this rank and, as soon as they wait for it, on the others.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -134,7 +136,7 @@ class Communicator {
 
   Communicator(MPI_Comm comm, const Config& config);
   void admit(const collective::Call& call) const;
-  void check_usable() const;  // with mutex_ held
+  void check_usable() const;
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
   [[nodiscard]] Error with_untold_failure(const Error& error) const;
   template <class Work>
@@ -146,7 +148,9 @@ class Communicator {
   void apart(int peer, Work work);
   void progress();
   void leave_turn();
+  void wait_until_served(std::unique_lock<std::mutex>& lock);
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
+  collective::Outcome execute(const collective::Call& call);
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void take_device(int device);
   collective::DeviceGroup& device_group(int device, const collective::Call& call);
@@ -164,18 +168,20 @@ class Communicator {
   int forks_;  // how often the process had forked when this was made
   mutable std::mutex mutex_;
   std::condition_variable turn_;
-  std::uint64_t next_ticket_ = 0;
-  std::uint64_t serving_ = 0;
+  std::atomic<std::uint64_t> next_ticket_{0};
+  std::atomic<std::uint64_t> serving_{0};
+  std::atomic<int> draining_{0};  // threads that wait until nobody has a ticket
   std::deque<Pending> pending_;
-  int waiting_ = 0;  // threads that wait for their turn
-  int apart_ = 0;    // threads that send or receive a tensor, out of turn
-  bool closed_ = false;
+  int apart_ = 0;                    // threads that send or receive a tensor, out of turn
+  std::atomic<bool> usable_{true};   // neither closed nor broken
+  std::atomic<bool> closed_{false};  // once `usable_` is false, this or what follows does not change any more
   std::optional<Error> broken_;
   std::shared_ptr<Failure> failure_;  // of the first asynchronous call that failed, until somebody is told
   std::thread progress_thread_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
   std::string name_ = "collectives";  // in the timeline
   std::function<void()> attend_;
+  std::atomic<bool> recorded_{false};  // whether there is a timeline
   std::shared_ptr<Timeline> timeline_;
   int track_ = 0;
   std::shared_ptr<DeviceTimeline> device_timeline_;

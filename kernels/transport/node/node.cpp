@@ -156,7 +156,8 @@ Announcement* Node::announcement_at(int local, std::uint32_t sequence) const noe
 }
 
 const std::byte* Node::payload(int local) const noexcept {
-  return reinterpret_cast<const std::byte*>(announcement_at(local, sequence_)) + sizeof(Announcement);
+  const Announcement& theirs = announcement(local);
+  return theirs.has_payload_inside ? theirs.inside() : reinterpret_cast<const std::byte*>(&theirs) + sizeof theirs;
 }
 
 std::byte* Node::staging(int local, std::size_t slot) const noexcept {
@@ -194,8 +195,11 @@ bool Node::try_exchange(const Signature& signature, const Location& input, const
   mine.signature = signature;
   mine.input = input;
   mine.output = output;
+  const bool has_tensors = input.address != 0 || output.address != 0;
+  mine.has_payload_inside = !has_tensors && payload.size() <= Announcement::inside_bytes;
   if (!payload.empty()) {
-    std::memcpy(reinterpret_cast<std::byte*>(&mine) + sizeof(Announcement), payload.data(), payload.size());
+    std::byte* const behind = reinterpret_cast<std::byte*>(&mine) + sizeof mine;
+    std::memcpy(mine.has_payload_inside ? mine.inside() : behind, payload.data(), payload.size());
   }
   tasks(rank_).taken.store(0, std::memory_order_relaxed);
   tasks(rank_).done.store(0, std::memory_order_relaxed);

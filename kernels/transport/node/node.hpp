@@ -47,14 +47,20 @@ struct Location {
   std::uint64_t segment : 24 = 0;
 };
 
-// One cache line, followed in memory by the payload.
+// One cache line, followed in memory by the payload. Where no tensors have to be found, a payload that fits lies in the
+// place of their locations: the others read one line, not two.
 struct alignas(64) Announcement {
   std::atomic<std::uint32_t> sequence;
+  bool has_payload_inside;
   Signature signature;
   Location input;
   Location output;
+
+  static constexpr std::size_t inside_bytes = 2 * sizeof(Location);
+  [[nodiscard]] std::byte* inside() noexcept { return reinterpret_cast<std::byte*>(&input); }
+  [[nodiscard]] const std::byte* inside() const noexcept { return reinterpret_cast<const std::byte*>(&input); }
 };
-static_assert(sizeof(Announcement) == 64);
+static_assert(sizeof(Announcement) == 64 && offsetof(Announcement, output) == offsetof(Announcement, input) + 16);
 
 // Memory of the node, one part of equal size for every rank. This rank's mapping of it.
 class Segment {
