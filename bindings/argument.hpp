@@ -47,6 +47,9 @@ using Timeout = Argument<"timeout", "a number of seconds, or None", std::optiona
   return wire.value ? std::optional(dtype_from_name(*wire.value)) : std::nullopt;
 }
 
+// Sets Python's error, for functions of CPython's own calling convention. With Python's lock.
+void raise(const Error& error);
+
 // Throws Error(type); Error(value) where a whole number was needed and given.
 [[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);
 

@@ -20,6 +20,7 @@
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
+#include "short_way.hpp"
 #include "tensor.hpp"
 
 namespace gradientflow::bindings {
@@ -133,6 +134,43 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
                                             const AlgorithmName& algorithm, const LabelText& label, py::handle out) {
     return submit(communicator, bind(communicator, x, options..., algorithm, label, out));
   });
+}
+
+// The short ways of the calls that small tensors use: with neither out, wire nor label, in place.
+py::object allreduce(Communicator& communicator, Given given, py::handle /*self*/) {
+  if (given[0] == nullptr || given[3] != nullptr || given[4] != nullptr || given[5] != nullptr) {
+    return {};
+  }
+  run(communicator,
+      bind_call(communicator,
+                {.kind = CallKind::allreduce,
+                 .op = reduce_op_from_name(converted(given[1], Op{"sum"}).value),
+                 .algorithm = transport::algorithm_from_name(converted(given[2], AlgorithmName{"auto"}).value)},
+                {}, given[0], py::none()));
+  return py::reinterpret_borrow<py::object>(given[0]);
+}
+
+py::object broadcast(Communicator& communicator, Given given, py::handle /*self*/) {
+  if (given[0] == nullptr || given[3] != nullptr) {
+    return {};
+  }
+  run(communicator,
+      bind_call(communicator,
+                {.kind = CallKind::broadcast,
+                 .root = converted(given[1], Root{0}).value,
+                 .algorithm = transport::algorithm_from_name(converted(given[2], AlgorithmName{"auto"}).value)},
+                {}, given[0], py::none()));
+  return py::reinterpret_borrow<py::object>(given[0]);
+}
+
+void meet(Communicator& communicator) {
+  const WithoutGil release;
+  communicator.run(make_call(communicator, {.kind = CallKind::barrier}));
+}
+
+py::object barrier(Communicator& communicator, Given /*given*/, py::handle /*self*/) {
+  meet(communicator);
+  return py::none();
 }
 
 void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
@@ -309,11 +347,7 @@ void bind_communicator(py::module_& module) {
       .def("send", &send, py::arg("x"), py::arg("to"))
       .def("receive", &receive, py::arg("x"), py::arg("from"))
       .def("split", &split, py::arg("color"), py::arg("key"))
-      .def("barrier",
-           [](Communicator& self) {
-             const WithoutGil release;
-             self.run(make_call(self, {.kind = CallKind::barrier}));
-           })
+      .def("barrier", &meet)
       .def("barrier_async", [](Communicator& self) {
         return py::make_tuple(self.submit(make_call(self, {.kind = CallKind::barrier})), py::none(), py::none());
       });
@@ -326,6 +360,9 @@ void bind_communicator(py::module_& module) {
   def_collective<>(communicator, CallKind::alltoall);
   def_collective<Root>(communicator, CallKind::gather);
   def_collective<Root>(communicator, CallKind::scatter);
+  def_short_way<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "label"});
+  def_short_way<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "label"});
+  def_short_way<&barrier>(communicator, "barrier", {});
   Communicator::watch_forks();
 }
 

@@ -61,6 +61,11 @@ std::string shown(py::handle object) {
 
 }  // namespace
 
+void raise(const Error& error) {
+  const py::object type = py::module_::import("gradientflow.errors").attr(exception_name(error.kind()));
+  PyErr_SetString(type.ptr(), error.what());
+}
+
 void refuse_argument(const char* name, const char* what, py::handle given, bool needs_whole_number) {
   const bool is_too_large = needs_whole_number && PyIndex_Check(given.ptr()) != 0;
   throw Error(is_too_large ? ErrorKind::value : ErrorKind::type,
@@ -75,8 +80,7 @@ void bind_errors(py::module_& /*module*/) {
             std::rethrow_exception(pointer);
           }
         } catch (const Error& error) {
-          const py::object type = py::module_::import("gradientflow.errors").attr(exception_name(error.kind()));
-          PyErr_SetString(type.ptr(), error.what());
+          raise(error);
         }
       });
 }

@@ -15,6 +15,7 @@
 #include "gil.hpp"
 #include "pool_memory.hpp"
 #include "reports.hpp"
+#include "short_way.hpp"
 #include "update.hpp"
 
 namespace gradientflow::bindings {
@@ -55,12 +56,38 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
 
+// The short ways of an iteration in memory of the host: without a stream.
+py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
+  if (given[1] != nullptr) {
+    return {};
+  }
+  if (given[0] == nullptr) {
+    const WithoutGil release;
+    pool.ready_all();
+  } else {
+    const std::size_t tensor = tensor_at(pool, converted(given[0], TensorIndex{}));
+    const WithoutGil release;
+    pool.ready(tensor);
+  }
+  return py::none();
+}
+
+py::object wait(GradientPool& pool, Given given, py::handle /*self*/) {
+  if (given[1] != nullptr) {
+    return {};
+  }
+  const std::optional<double> timeout = converted(given[0], Timeout{}).value;
+  const WithoutGil release;
+  pool.wait(timeout);
+  return py::none();
+}
+
 }  // namespace
 
 void bind_gradient_pool(py::module_& module) {
-  py::class_<GradientPool, std::shared_ptr<GradientPool>>(module, "GradientPool")
-      .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
-           py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
+  py::class_<GradientPool, std::shared_ptr<GradientPool>> cls(module, "GradientPool");
+  cls.def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
+          py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
       .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
@@ -106,6 +133,8 @@ void bind_gradient_pool(py::module_& module) {
           [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
           py::arg("stream"), py::call_guard<WithoutGil>())
       .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<WithoutGil>());
+  def_short_way<&ready>(cls, "ready", {"index", "stream"});
+  def_short_way<&wait>(cls, "wait", {"timeout", "stream"});
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from ._short_ways import take_short_ways
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
@@ -72,6 +73,7 @@ class Communicator:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self.mpi = mpi
+        take_short_ways(Communicator, core.Communicator)
         self._config = settings(config)
         self._native = core.Communicator(MPI._addressof(mpi), self._config)
         self.rank: int = self._native.rank

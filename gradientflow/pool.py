@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from ._short_ways import take_short_ways
 from .arguments import whole
 from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number, threshold_from
 from .communicator import Communicator
@@ -124,11 +125,13 @@ class GradientPool(BasePool):
         *,
         extra: int = 0,
     ) -> None:
+        core = load_core()
+        take_short_ways(GradientPool, core.GradientPool)
         native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
         self._adopt(
-            load_core().GradientPool(
+            core.GradientPool(
                 native,
                 counts,
                 self.dtype,

@@ -105,6 +105,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
     "gradientflow._location": {"gradientflow.errors"},
+    "gradientflow._short_ways": set(),
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},

@@ -1,0 +1,72 @@
+// The short way of a call from Python into the core. A method such as
+//
+//     def allreduce(self, x, op="sum", algorithm="auto", out=None, wire=None, *, label=None):
+//     self._native.allreduce(...)
+//
+// has a short way that stands in its place in the class: an object that takes the arguments as CPython has them on its
+// stack, and `self._native`, and calls the core. That saves a small call half of its time. Arguments are converted by
+// the same types as in pybind11's bindings. What is not as usual (another `_native`, an argument that the short way
+// does not know) goes to the method itself, which the object also shows its name, signature and documentation of.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+#include "../kernels/base/error.hpp"
+#include "argument.hpp"
+
+namespace gradientflow::bindings {
+
+// What a call was given, by the parameters behind `self`; nullptr for what was not given, and for None.
+using Given = std::span<PyObject* const>;
+
+// Returns a new reference. nullptr without an error of Python's: let the method do it.
+using ShortWay = PyObject* (*)(PyObject* native, Given given) noexcept;
+
+// One as Python has it, which leads to objects of the type `native`, with the names of the parameters behind `self`.
+pybind11::object make_short_way(const pybind11::type& native, ShortWay way,
+                                std::initializer_list<const char*> parameters);
+
+// An argument as the bindings convert it; throws what they throw.
+template <class T>
+T converted(PyObject* given, T by_default) {
+  if (given == nullptr) {
+    return by_default;
+  }
+  pybind11::detail::make_caster<T> caster;
+  caster.load(given, false);
+  return pybind11::detail::cast_op<T>(std::move(caster));
+}
+
+// `function` takes the object of the core, what it was given, and the Python object that holds it; it returns an
+// object, an empty one where the method shall do it.
+template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
+PyObject* short_way(PyObject* native, Given given) noexcept {
+  try {
+    auto* const holder = reinterpret_cast<pybind11::detail::instance*>(native)->get_value_and_holder().value_ptr();
+    return function(*static_cast<T*>(holder), given, native).release().ptr();
+  } catch (const Error& error) {
+    raise(error);
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+// Adds a short way to those of a bound class: its attribute `short_ways` has them by the name of the method.
+template <auto function, class T, class... Options>
+void def_short_way(pybind11::class_<T, Options...>& cls, const char* name,
+                   std::initializer_list<const char*> parameters) {
+  if (!pybind11::hasattr(cls, "short_ways")) {
+    cls.attr("short_ways") = pybind11::dict();
+  }
+  cls.attr("short_ways")[name] = make_short_way(cls, &short_way<T, function>, parameters);
+}
+
+}  // namespace gradientflow::bindings
