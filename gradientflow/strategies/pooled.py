@@ -125,6 +125,7 @@ class PoolSynchronizer(Synchronizer):
             extra = max(1, layout.numbers if group == 0 else 0)
             pools.append(strategy.make_pool(comm, shapes, dtype, device=layout.device, extra=extra))
         self.pools: tuple[Any, ...] = tuple(pools)
+        self.takes_any_content = all(isinstance(pool, GradientPool) for pool in pools)
         places = {
             index: partial(pool.ready, place)
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)

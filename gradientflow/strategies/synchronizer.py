@@ -69,6 +69,8 @@ class Synchronizer(ABC):
         to their places.
     keeps_elsewhere : bool
         Whether it reads these until `wait` has returned, so that nobody writes to them or frees them before.
+    takes_any_content : bool
+        Whether a gradient may be written over whatever is in its place, so that nobody needs to zero it before.
     reads_gradients : bool
         Whether it has a use for gradients beyond whether they are finite.
     exchanges_weights : bool
@@ -86,6 +88,7 @@ class Synchronizer(ABC):
     settings: Callable[[int], Settings]
     reads_elsewhere: bool = False
     keeps_elsewhere: bool = False
+    takes_any_content: bool = False
     reads_gradients: bool = True
     exchanges_weights: bool = True
     exchange_failed: bool = False

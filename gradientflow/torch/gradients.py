@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.memory import numpy_dtype
@@ -15,6 +16,8 @@ from gradientflow.strategies import Layout, Settings, Synchronizer
 from . import devices
 
 Group = Mapping[str, Any]
+
+_current_task: Callable[[], int] = torch._C._current_graph_task_id  # which backward pass runs in this thread
 
 
 class ParameterGradients:
@@ -57,6 +60,8 @@ class ParameterGradients:
         self._versions: list[int] = []  # when all that was not zero lay where the synchronizer knows of it
         self._synchronizer: Synchronizer | None = None
         self._kept: list[torch.Tensor | None] = []
+        self._indices: dict[int, int] = {}  # of the parameters, by their ids
+        self._overwritten: list[int | None] = []  # by which backward pass; until it arrives
 
     def layout(self) -> Layout:
         """Return the layout of the parameters."""
@@ -104,6 +109,8 @@ class ParameterGradients:
                 views[index] = flat.as_strided(parameter.shape, dense_strides(parameter), offset // flat.element_size())
         self.views = views
         self._addresses = [view.data_ptr() for view in views]
+        self._overwritten = [None] * len(views)
+        self._indices = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._places = [parameter.data_ptr() for parameter in self.parameters]
         for index, (name, parameter, view) in enumerate(zip(self.names, self.parameters, views, strict=True)):
             if name in before:
@@ -148,18 +155,22 @@ class ParameterGradients:
     def zero(self, forget: bool) -> None:
         """Zero all gradients, in their places, and let parameters have them.
 
-        With `forget` they have none where the synchronizer reads gradients elsewhere: so backpropagation need not add
-        to zeros what it has computed.
+        With `forget` they have none where the synchronizer reads gradients elsewhere, or where they can be written over
+        what is in their places: so backpropagation need not add to zeros what it has computed.
         """
         assert self._synchronizer is not None
         self._kept.clear()
+        self._overwritten = [None] * len(self.views)
+        leave_all = forget and self.takes_any_content
         for group, flat in enumerate(self._flat):
-            if flat._version == self._versions[group]:
+            if leave_all:
+                self._versions[group] = -1  # places are zeroed or written to one by one
+            elif flat._version == self._versions[group]:
                 self._synchronizer.zero(group, self.stream)
             else:
                 flat.zero_()
                 self._versions[group] = flat._version
-        leave_none = forget and self._synchronizer.reads_elsewhere
+        leave_none = leave_all or (forget and self._synchronizer.reads_elsewhere)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if leave_none:
                 parameter.grad = None
@@ -170,12 +181,51 @@ class ParameterGradients:
         """Note that the gradients are what the synchronizer has left."""
         self._versions = [flat._version for flat in self._flat]
         self._kept.clear()
+        self._overwritten = [None] * len(self.views)
 
     def settings(self, index: int) -> Settings:
         """Return what the optimizer does with a parameter in the next step."""
         return self._settings_of(self.parameters[index])
 
     # ---- what the optimizer asks for -----------------------------------------------------------------------------
+
+    @property
+    def takes_any_content(self) -> bool:
+        """Whether gradients may be written over what is in their places."""
+        assert self._synchronizer is not None
+        return self._synchronizer.takes_any_content and self.device == devices.HOST
+
+    def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the place for a gradient that a backward pass now computes, unless it needs memory of its own.
+
+        It does where there is a gradient to add to, where the parameter is used more than once in the pass, or where
+        somebody else may get it: by a hook, from `torch.autograd.grad`, or in a pass that is differentiated itself.
+        """
+        index = self._indices[id(parameter)]
+        view = self.views[index]
+        if (
+            parameter.grad is not None
+            or parameter._backward_hooks
+            or self._overwritten[index] is not None
+            or dtype is not view.dtype
+            or torch.is_grad_enabled()
+            or not _is_for_the_parameter(parameter)
+        ):
+            return None
+        self._overwritten[index] = _current_task()
+        return view
+
+    def arrive(self, index: int) -> None:
+        """See to it that a gradient that a backward pass has computed is in its place."""
+        parameter, task = self.parameters[index], self._overwritten[index]
+        gradient: Any = parameter.grad
+        if task is None or task == _current_task():
+            self._overwritten[index] = None
+            if gradient.layout is torch.strided and gradient.data_ptr() == self._addresses[index]:
+                parameter.grad = self.views[index]  # which it has been written to
+            else:
+                self._write(index)
+        # Else the pass around this one has yet to add what it has written to the place.
 
     def address_elsewhere(self, index: int) -> int | None:
         """Return where a gradient lies that the synchronizer can read there; None if it has to be stored first."""
@@ -196,6 +246,11 @@ class ParameterGradients:
         self.show(index, present=True)
 
     def store(self, index: int) -> None:
+        """Write a gradient that lies elsewhere to its place, and count it."""
+        self._write(index)
+        self.bytes_copied += self.views[index].nbytes
+
+    def _write(self, index: int) -> None:
         """Write a gradient that lies elsewhere to its place, which becomes the parameter's ``grad``."""
         parameter, view = self.parameters[index], self.views[index]
         gradient: Any = parameter.grad
@@ -204,7 +259,6 @@ class ParameterGradients:
         try:
             view.copy_(gradient.detach() if gradient.requires_grad else gradient)
             parameter.grad = view
-            self.bytes_copied += view.nbytes
         except RuntimeError:
             self._raise_changed(index)
             raise
@@ -255,6 +309,14 @@ class ParameterGradients:
             "it first, or close the optimizer and make a new one"
         )
         raise ArgumentError(message)
+
+
+def _is_for_the_parameter(parameter: torch.Tensor) -> bool:
+    """Tell whether the backward pass that runs brings a gradient to the parameter, rather than to who has asked."""
+    try:
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
+    except RuntimeError:  # torch.autograd.grad asks for this one
+        return False
 
 
 def pool_device(device: torch.device) -> str | int:

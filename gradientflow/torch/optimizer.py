@@ -23,6 +23,7 @@ from gradientflow.training import Loop, LossScale, require_same
 from . import checkpoint, devices
 from .fused_step import FusedStep, check_can_step, settings_of_group, why_fused
 from .gradients import ParameterGradients
+from .linear import write_as_usual, write_directly
 from .parameters import broadcast_optimizer_state, broadcast_parameters, require_same_values
 from .trained import trained_parameters
 
@@ -598,7 +599,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             if parameter.grad is not view:
                 elsewhere = None if loop.hold else gradients.address_elsewhere(index)
                 if elsewhere is None:
-                    gradients.store(index)
+                    gradients.arrive(index)
             if elsewhere is not None:
                 try:
                     ready(index, elsewhere)
@@ -725,6 +726,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         for index, parameter in enumerate(self._gradients.parameters):
             register: Any = parameter.register_post_accumulate_grad_hook
             self._hooks.append(register(self._hook(self._loop, self._gradients, index)))
+        if self._gradients.takes_any_content:
+            write_directly(self._model, self._gradients)
         if self._fused_step is not None:
             self._fused_step.lay_out(self._gradients, self._loop.layout)
             if self.strategy.writes_weights:
@@ -738,6 +741,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._hooks = []
         if self._loop is None or self._gradients is None:
             return None
+        write_as_usual(self._model)
         self._gradients.detach_unused(self._loop.used)
         self._bytes_copied += self._gradients.bytes_copied
         synchronizer = self._loop.synchronizer
