@@ -15,6 +15,7 @@
 
 #include "../kernels/collective/call/call.hpp"
 #include "../kernels/engine/calls/communicator.hpp"
+#include "../kernels/engine/calls/prepared_call.hpp"
 #include "../kernels/engine/calls/request.hpp"
 #include "../kernels/transport/mpi/launcher.hpp"
 #include "argument.hpp"
@@ -30,6 +31,7 @@ namespace py = pybind11;
 using collective::Call;
 using engine::Communicator;
 using engine::Handle;
+using engine::PreparedCall;
 using engine::Request;
 using transport::CallKind;
 using transport::Segment;
@@ -111,6 +113,72 @@ py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   return py::make_tuple(communicator.submit(bound.call), bound.input.owner, bound.output.owner);
 }
 
+// What is put into the stream of `result` from now on sees what a call on a device came to; or it is there.
+void order_result(Handle& handle, py::handle result) {
+  if (handle.ends_on_device()) {
+    if (const auto stream = current_stream(result)) {
+      handle.order(*stream);
+    } else {
+      const WithoutGil release;
+      handle.synchronize();
+    }
+  }
+}
+
+// A prepared call, and what keeps its tensors alive. While it is under way it keeps itself.
+struct BoundPreparedCall {
+  std::unique_ptr<PreparedCall> call;
+  TensorView input;
+  TensorView output;
+  py::object tensor;  // whose stream tells when it is ready, on a device
+  py::object result;
+  py::object self = py::none();
+};
+
+std::shared_ptr<BoundPreparedCall> prepare(const std::shared_ptr<Communicator>& communicator, BoundCall bound,
+                                           py::object tensor, py::object result) {
+  return std::make_shared<BoundPreparedCall>(std::make_unique<PreparedCall>(communicator, std::move(bound.call)),
+                                             std::move(bound.input), std::move(bound.output), std::move(tensor),
+                                             std::move(result));
+}
+
+// A tensor of a device is ready in the stream in which it would be used now.
+void start(BoundPreparedCall& prepared, py::handle self) {
+  if (prepared.call->call().placement) {
+    if (const auto stream = current_stream(prepared.tensor)) {
+      prepared.call->set_stream(*stream);
+    }
+  }
+  {
+    const WithoutGil release;
+    prepared.call->start();
+  }
+  prepared.self = py::reinterpret_borrow<py::object>(self);
+}
+
+// MPI may still write to the tensors of a call that was given up: then it is kept for ever.
+void let_go(BoundPreparedCall& prepared) {
+  if (!prepared.call->under_way() && !prepared.call->communicator().group().stuck()) {
+    prepared.self = py::none();
+  }
+}
+
+py::object wait_for_prepared(BoundPreparedCall& prepared, const Timeout& timeout) {
+  try {
+    const WithoutGil release;
+    prepared.call->wait(timeout.value);
+  } catch (...) {
+    let_go(prepared);
+    throw;
+  }
+  if (prepared.call->call().placement) {
+    order_result(*prepared.call->handle(), prepared.result);
+  }
+  py::object result = prepared.result;
+  let_go(prepared);
+  return result;
+}
+
 void take(Request& request, const Op& op) { request.op = reduce_op_from_name(op.value); }
 void take(Request& request, const Root& root) { request.root = root.value; }
 void take(Request& request, const Wire& wire) { request.wire = dtype_of(wire); }
@@ -134,6 +202,12 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
                                             const AlgorithmName& algorithm, const LabelText& label, py::handle out) {
     return submit(communicator, bind(communicator, x, options..., algorithm, label, out));
   });
+  cls.def((name + "_init").c_str(),
+          [bind](const std::shared_ptr<Communicator>& communicator, py::handle x, const Options&... options,
+                 const AlgorithmName& algorithm, const LabelText& label, py::handle out, const py::object& result) {
+            return prepare(communicator, bind(*communicator, x, options..., algorithm, label, out),
+                           py::reinterpret_borrow<py::object>(x.is_none() ? out : x), result);
+          });
 }
 
 // The short ways of the calls that small tensors use: with neither out, wire nor label, in place.
@@ -178,14 +252,16 @@ void wait_for(Handle& handle, const Timeout& timeout, py::handle result) {
     const WithoutGil release;
     handle.wait(timeout.value);
   }
-  if (handle.ends_on_device()) {
-    if (const auto stream = current_stream(result)) {
-      handle.order(*stream);
-    } else {
-      const WithoutGil release;
-      handle.synchronize();
-    }
-  }
+  order_result(handle, result);
+}
+
+py::object start_short(BoundPreparedCall& prepared, Given /*given*/, py::handle self) {
+  start(prepared, self);
+  return py::none();
+}
+
+py::object wait_short(BoundPreparedCall& prepared, Given given, py::handle /*self*/) {
+  return wait_for_prepared(prepared, converted(given[0], Timeout{}));
 }
 
 void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
@@ -297,6 +373,14 @@ void bind_communicator(py::module_& module) {
           "For a result on a device: until it is known how the call ends. What is put into the result's current stream "
           "from then on sees it; where that is not known, it is there.");
 
+  py::class_<BoundPreparedCall, std::shared_ptr<BoundPreparedCall>> prepared(module, "PreparedCall");
+  prepared.def("start", [](const py::object& self) { start(self.cast<BoundPreparedCall&>(), self); })
+      .def("wait", &wait_for_prepared, py::arg("timeout"))
+      .def_property_readonly("done", [](BoundPreparedCall& self) { return self.call->done(); })
+      .def_property_readonly("nonfinite", [](const BoundPreparedCall& self) { return self.call->outcome().nonfinite; });
+  def_short_way<&start_short>(prepared, "start", {});
+  def_short_way<&wait_short>(prepared, "wait", {"timeout"});
+
   module.def(
       "launcher_trouble",
       [](std::uintptr_t mpi_comm_address) {
@@ -348,6 +432,10 @@ void bind_communicator(py::module_& module) {
       .def("receive", &receive, py::arg("x"), py::arg("from"))
       .def("split", &split, py::arg("color"), py::arg("key"))
       .def("barrier", &meet)
+      .def("barrier_init",
+           [](const std::shared_ptr<Communicator>& self) {
+             return prepare(self, {make_call(*self, {.kind = CallKind::barrier}), {}, {}}, py::none(), py::none());
+           })
       .def("barrier_async", [](Communicator& self) {
         return py::make_tuple(self.submit(make_call(self, {.kind = CallKind::barrier})), py::none(), py::none());
       });
@@ -360,8 +448,8 @@ void bind_communicator(py::module_& module) {
   def_collective<>(communicator, CallKind::alltoall);
   def_collective<Root>(communicator, CallKind::gather);
   def_collective<Root>(communicator, CallKind::scatter);
-  def_short_way<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "label"});
-  def_short_way<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "label"});
+  def_short_way<&allreduce>(communicator, "allreduce", {"x", "op", "algorithm", "out", "wire", "*", "label"});
+  def_short_way<&broadcast>(communicator, "broadcast", {"x", "root", "algorithm", "*", "label"});
   def_short_way<&barrier>(communicator, "barrier", {});
   Communicator::watch_forks();
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string_view>
 
 namespace gradientflow::bindings {
 namespace {
@@ -22,12 +23,13 @@ struct Object {
   PyObject* native_name;  // "_native"
   std::array<PyObject*, most_parameters> parameters;
   std::size_t parameter_count;
+  std::size_t positional_count;  // of them; the others are given by name only
 };
 
 // The arguments by their parameters. False where they do not fit, which the method explains.
 bool sort_arguments(const Object& self, std::span<PyObject* const> positional, PyObject* keywords,
                     std::span<PyObject*> given) {
-  if (positional.size() > given.size()) {
+  if (positional.size() > self.positional_count) {
     return false;
   }
   std::copy(positional.begin(), positional.end(), given.begin());
@@ -131,7 +133,12 @@ py::object make_short_way(const py::type& native, ShortWay way, std::initializer
   self.native = reinterpret_cast<PyTypeObject*>(native.ptr());
   self.way = way;
   self.native_name = PyUnicode_InternFromString("_native");
+  self.positional_count = parameters.size();
   for (const char* const parameter : parameters) {
+    if (std::string_view(parameter) == "*") {
+      self.positional_count = self.parameter_count;
+      continue;
+    }
     self.parameters.at(self.parameter_count++) = PyUnicode_InternFromString(parameter);
   }
   return object;

@@ -28,6 +28,7 @@ using Given = std::span<PyObject* const>;
 using ShortWay = PyObject* (*)(PyObject* native, Given given) noexcept;
 
 // One as Python has it, which leads to objects of the type `native`, with the names of the parameters behind `self`.
+// Those behind "*" are given by name only.
 pybind11::object make_short_way(const pybind11::type& native, ShortWay way,
                                 std::initializer_list<const char*> parameters);
 

@@ -12,6 +12,7 @@ if not use_installed_package():
     from .job import init
     from .parameter_server import ParameterServer
     from .pool import GradientPool
+    from .request import Request
     from .sparse_pool import SparseGradientPool
     from .top_k_pool import TopKGradientPool
 
@@ -22,6 +23,7 @@ if not use_installed_package():
         "GradientPool",
         "Handle",
         "ParameterServer",
+        "Request",
         "SparseGradientPool",
         "TopKGradientPool",
         "__version__",

@@ -23,6 +23,7 @@ from .device import DeviceArray, device_number, dtype_name
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle, let_go_of_done, warn_of_all
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
+from .request import Request
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -234,6 +235,19 @@ class Communicator:
         native = self._native.allreduce_async(x, op, wire, algorithm, label, out)
         return self._started(native, x if out is None else out)
 
+    def allreduce_init(
+        self,
+        x: Any,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        wire: str | None = None,
+        *,
+        label: str | None = None,
+    ) -> Request:
+        """Prepare `allreduce`, see `Request`."""
+        return Request(self._native.allreduce_init(x, op, wire, algorithm, label, out, x if out is None else out))
+
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Any:
         """Copy the root's `x` to all ranks, in place.
 
@@ -259,6 +273,10 @@ class Communicator:
     def broadcast_async(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Handle:
         """Start `broadcast` in the background."""
         return self._started(self._native.broadcast_async(x, root, algorithm, label, None), x)
+
+    def broadcast_init(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Request:
+        """Prepare `broadcast`, see `Request`."""
+        return Request(self._native.broadcast_init(x, root, algorithm, label, None, x))
 
     def reduce(
         self,
@@ -311,6 +329,20 @@ class Communicator:
         native = self._native.reduce_async(x, op, root, algorithm, label, target)
         return self._started(native, x if target is None else target)
 
+    def reduce_init(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
+    ) -> Request:
+        """Prepare `reduce`, see `Request`."""
+        target = out if self._is_root(root) else None
+        return Request(self._native.reduce_init(x, op, root, algorithm, label, target, x if target is None else target))
+
     def allgather(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
         """Collect the `x` of all ranks on every rank.
 
@@ -338,6 +370,11 @@ class Communicator:
         """Start `allgather` in the background."""
         out = self._stacked(x) if out is None else out
         return self._started(self._native.allgather_async(x, algorithm, label, out), out)
+
+    def allgather_init(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Request:
+        """Prepare `allgather`, see `Request`."""
+        out = self._stacked(x) if out is None else out
+        return Request(self._native.allgather_init(x, algorithm, label, out, out))
 
     def allgatherv(
         self,
@@ -385,6 +422,19 @@ class Communicator:
         counts, out = self._uneven(x, counts, out)
         return self._started(self._native.allgatherv_async(x, counts, algorithm, label, out), out)
 
+    def allgatherv_init(
+        self,
+        x: Any,
+        counts: Sequence[int] | None = None,
+        algorithm: str = "auto",
+        out: Any = None,
+        *,
+        label: str | None = None,
+    ) -> Request:
+        """Prepare `allgatherv`, see `Request`. Without `counts` it waits for those of the others first."""
+        counts, out = self._uneven(x, counts, out)
+        return Request(self._native.allgatherv_init(x, counts, algorithm, label, out, out))
+
     def reduce_scatter(
         self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
     ) -> Any:
@@ -421,6 +471,13 @@ class Communicator:
         out = self._block(x) if out is None else out
         return self._started(self._native.reduce_scatter_async(x, op, algorithm, label, out), out)
 
+    def reduce_scatter_init(
+        self, x: Any, op: str = "sum", algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Request:
+        """Prepare `reduce_scatter`, see `Request`."""
+        out = self._block(x) if out is None else out
+        return Request(self._native.reduce_scatter_init(x, op, algorithm, label, out, out))
+
     def alltoall(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Any:
         """Send block r of `x` to rank r; get a block from every rank.
 
@@ -449,6 +506,11 @@ class Communicator:
         """Start `alltoall` in the background."""
         out = new_like(x, shape_of(x)) if out is None else out
         return self._started(self._native.alltoall_async(x, algorithm, label, out), out)
+
+    def alltoall_init(self, x: Any, algorithm: str = "auto", out: Any = None, *, label: str | None = None) -> Request:
+        """Prepare `alltoall`, see `Request`."""
+        out = new_like(x, shape_of(x)) if out is None else out
+        return Request(self._native.alltoall_init(x, algorithm, label, out, out))
 
     def gather(
         self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
@@ -483,6 +545,13 @@ class Communicator:
         """Start `gather` in the background."""
         out = self._on_root(x, root, out)
         return self._started(self._native.gather_async(x, root, algorithm, label, out), out)
+
+    def gather_init(
+        self, x: Any, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Request:
+        """Prepare `gather`, see `Request`."""
+        out = self._on_root(x, root, out)
+        return Request(self._native.gather_init(x, root, algorithm, label, out, out))
 
     def scatter(
         self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
@@ -520,6 +589,13 @@ class Communicator:
         out = self._received_block(x, root, out)
         return self._started(self._native.scatter_async(x, root, algorithm, label, out), out)
 
+    def scatter_init(
+        self, x: Any = None, root: int = 0, algorithm: str = "auto", out: Any = None, *, label: str | None = None
+    ) -> Request:
+        """Prepare `scatter`, see `Request`."""
+        out = self._received_block(x, root, out)
+        return Request(self._native.scatter_init(x, root, algorithm, label, out, out))
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._native.barrier()
@@ -527,6 +603,10 @@ class Communicator:
     def barrier_async(self) -> Handle:
         """Start `barrier` in the background."""
         return self._started(self._native.barrier_async(), None)
+
+    def barrier_init(self) -> Request:
+        """Prepare `barrier`, see `Request`."""
+        return Request(self._native.barrier_init())
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ..core.peers import OURS, Contestant, Key
 from ..core.plan import format_size
 from ..core.results import shared
 from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratio, ratios, timed
-from .plan import LIMIT
+from .plan import LIMIT, PREPARED
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,8 @@ def _legend(results: Sequence[Result], with_cpu: bool) -> str:
         text += " cpu is the processor time of a call: of all ranks together, and for each byte and rank."
     if any(result.backend == LIMIT for result in results):
         text += " limit is the same traffic in node memory with no word between ranks; of limit, its time over call."
+    if any(result.backend == PREPARED for result in results):
+        text += " prepared is ours with a prepared call: its start and its wait."
     if any(result.backend not in (OURS, LIMIT) for result in results):
         text += " The last columns are the peer's time over ours: below 1 we are slower."
     return text

@@ -12,8 +12,10 @@ import numpy as np
 from gradientflow.device import empty
 
 from ..core.case import COLLECTIVES, ROOT, Case
+from ..core.data import Values
 from ..core.device import DevicePart
 from ..core.peers import OURS, Contestant, mirrored
+from .plan import PREPARED
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -88,3 +90,35 @@ def _our_call(
     else:
         call = comm.barrier
     return call
+
+
+class PreparedPeer:
+    """Our own calls, prepared once, on ordinary memory: as a contestant beside the ordinary ones.
+
+    Parameters
+    ----------
+    comm : Communicator
+        All ranks of it have to make it together.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def contestant(self, case: Case, source: Values | None = None) -> Contestant:
+        """Prepare a call; on a given source or one of its own."""
+        source = np.empty(case.input_count, case.dtype) if source is None else source
+        result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
+        ordinary: Any = _our_call(self._comm, case, "auto", case.dtype, source, result)
+        arguments = ordinary.args if isinstance(ordinary, partial) else ()
+        method = ordinary.func if isinstance(ordinary, partial) else ordinary
+        request = getattr(self._comm, f"{method.__name__}_init")(*arguments)
+        start, wait = request.start, request.wait
+
+        def call() -> None:
+            start()
+            wait()
+
+        return Contestant(PREPARED, "auto", "array", case.dtype, source, result, call)
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -28,7 +28,8 @@ MEMORIES = ("pool", "array")
 ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
 ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
 LIMIT = "limit"  # what memory allows: not a library
-PEERS_OF = {"cpu": (*PEERS, LIMIT), "cuda": (*PEERS, "nccl")}
+PREPARED = "prepared"  # our prepared calls, beside the ordinary ones
+PEERS_OF = {"cpu": (*PEERS, LIMIT, PREPARED), "cuda": (*PEERS, "nccl")}
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
 

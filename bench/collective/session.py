@@ -21,9 +21,9 @@ from ..core.peers import Contestant, Peer, staged
 from ..core.plan import format_size
 from ..core.session import Session
 from .columns import Result, summarise
-from .contestants import our_contestant
+from .contestants import PreparedPeer, our_contestant
 from .limit import LimitPeer
-from .plan import LIMIT
+from .plan import LIMIT, PREPARED
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -80,6 +80,8 @@ class CollectiveSession(Session[int, Contestant, Result]):
 
     def open_peer(self, name: str) -> Any:
         """Make a peer ready; with the limit the round trip of a cache line is measured, on which small calls depend."""
+        if name == PREPARED:
+            return PreparedPeer(self.comm)
         if name != LIMIT:
             return super().open_peer(name)
         self._limit = LimitPeer(self.comm)

@@ -32,6 +32,14 @@ gf_status start(gf_communicator* communicator, const Arguments& arguments, gf_ha
   });
 }
 
+gf_status prepare(gf_communicator* communicator, const Arguments& arguments, gf_request** request) {
+  return guarded([&] {
+    gf_request*& result = result_of(request, "request");
+    const std::shared_ptr<engine::Communicator>& engine = given(communicator, "communicator").engine;
+    result = new gf_request{{engine, make_call(*engine, arguments)}, getpid()};
+  });
+}
+
 }  // namespace
 }  // namespace gradientflow::c
 
@@ -47,6 +55,11 @@ gf_status gf_allreduce_async(gf_communicator* communicator, const void* input, v
   return start(communicator, {CallKind::allreduce, input, output, count, dtype, op, no_root, options}, handle);
 }
 
+gf_status gf_allreduce_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::allreduce, input, output, count, dtype, op, no_root, options}, request);
+}
+
 gf_status gf_reduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                     gf_op op, int root, const gf_call_options* options) {
   return run(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options});
@@ -55,6 +68,11 @@ gf_status gf_reduce(gf_communicator* communicator, const void* input, void* outp
 gf_status gf_reduce_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                           gf_op op, int root, const gf_call_options* options, gf_handle** handle) {
   return start(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options}, handle);
+}
+
+gf_status gf_reduce_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                         gf_op op, int root, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::reduce, input, output, count, dtype, op, root, options}, request);
 }
 
 gf_status gf_broadcast(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
@@ -67,6 +85,11 @@ gf_status gf_broadcast_async(gf_communicator* communicator, void* data, size_t c
   return start(communicator, {CallKind::broadcast, data, data, count, dtype, no_op, root, options}, handle);
 }
 
+gf_status gf_broadcast_init(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
+                            const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::broadcast, data, data, count, dtype, no_op, root, options}, request);
+}
+
 gf_status gf_allgather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                        const gf_call_options* options) {
   return run(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options});
@@ -75,6 +98,11 @@ gf_status gf_allgather(gf_communicator* communicator, const void* input, void* o
 gf_status gf_allgather_async(gf_communicator* communicator, const void* input, void* output, size_t count,
                              gf_dtype dtype, const gf_call_options* options, gf_handle** handle) {
   return start(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options}, handle);
+}
+
+gf_status gf_allgather_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::allgather, input, output, count, dtype, no_op, no_root, options}, request);
 }
 
 gf_status gf_allgatherv(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
@@ -87,6 +115,12 @@ gf_status gf_allgatherv_async(gf_communicator* communicator, const void* input, 
   return start(communicator, {CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts}, handle);
 }
 
+gf_status gf_allgatherv_init(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
+                             gf_dtype dtype, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::allgatherv, input, output, 0, dtype, no_op, no_root, options, counts},
+                 request);
+}
+
 gf_status gf_reduce_scatter(gf_communicator* communicator, const void* input, void* output, size_t count,
                             gf_dtype dtype, gf_op op, const gf_call_options* options) {
   return run(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options});
@@ -95,6 +129,11 @@ gf_status gf_reduce_scatter(gf_communicator* communicator, const void* input, vo
 gf_status gf_reduce_scatter_async(gf_communicator* communicator, const void* input, void* output, size_t count,
                                   gf_dtype dtype, gf_op op, const gf_call_options* options, gf_handle** handle) {
   return start(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options}, handle);
+}
+
+gf_status gf_reduce_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                                 gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::reduce_scatter, input, output, count, dtype, op, no_root, options}, request);
 }
 
 gf_status gf_alltoall(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
@@ -107,6 +146,11 @@ gf_status gf_alltoall_async(gf_communicator* communicator, const void* input, vo
   return start(communicator, {CallKind::alltoall, input, output, count, dtype, no_op, no_root, options}, handle);
 }
 
+gf_status gf_alltoall_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                           const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::alltoall, input, output, count, dtype, no_op, no_root, options}, request);
+}
+
 gf_status gf_gather(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                     int root, const gf_call_options* options) {
   return run(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options});
@@ -115,6 +159,11 @@ gf_status gf_gather(gf_communicator* communicator, const void* input, void* outp
 gf_status gf_gather_async(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                           int root, const gf_call_options* options, gf_handle** handle) {
   return start(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options}, handle);
+}
+
+gf_status gf_gather_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                         int root, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::gather, input, output, count, dtype, no_op, root, options}, request);
 }
 
 gf_status gf_scatter(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
@@ -127,10 +176,19 @@ gf_status gf_scatter_async(gf_communicator* communicator, const void* input, voi
   return start(communicator, {CallKind::scatter, input, output, count, dtype, no_op, root, options}, handle);
 }
 
+gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                          int root, const gf_call_options* options, gf_request** request) {
+  return prepare(communicator, {CallKind::scatter, input, output, count, dtype, no_op, root, options}, request);
+}
+
 gf_status gf_barrier(gf_communicator* communicator) { return run(communicator, {CallKind::barrier}); }
 
 gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle) {
   return start(communicator, {CallKind::barrier}, handle);
+}
+
+gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request) {
+  return prepare(communicator, {CallKind::barrier}, request);
 }
 
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count) {

@@ -8,7 +8,8 @@
 // Status    Functions that can fail return a gf_status. GF_SUCCESS is 0; otherwise gf_last_error_message() has the
 //           reason in a sentence. No C++ exception leaves the library, and it never ends the process. NULL where
 //           something is needed is GF_ERROR_VALUE.
-// Objects   What a function hands out through its last argument (a communicator, handle, memory, pool or optimizer)
+// Objects   What a function hands out through its last argument (a communicator, handle, request, memory, pool or
+// optimizer)
 //           belongs to the caller, who gives it to the _free function of its type once. Freeing NULL does nothing.
 //           After a failure the argument is NULL. They may be freed in any order, also after MPI_Finalize.
 // Ranks     "Collective" means that all ranks of the communicator make the call, in the same order and with the same
@@ -256,6 +257,53 @@ gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
 // Also before the call has ended, which then goes on: its arrays stay in use until gf_close returns. Where it fails and
 // nobody has waited for it, nothing says so at once; the message of a later call that times out does.
 void gf_handle_free(gf_handle* handle);
+
+// ---- prepared calls -------------------------------------------------------------------------------------------------
+// A call that is checked once, and its way chosen, and then made as often as one likes on the same arrays: what the
+// persistent collectives of MPI 4 are. gf_request_start makes it, gf_request_wait ends it; in between the arrays are
+// left alone. Preparing is not collective, starting is: to the other ranks it is a call like any other, served in the
+// order in which calls are made, also where several prepared ones are under way. Ranks that start different ones get
+// GF_ERROR_MISMATCH from gf_request_wait. One thread at a time uses a request. The arrays live as long as the request.
+
+typedef struct gf_request gf_request;
+
+gf_status gf_allreduce_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request);
+gf_status gf_reduce_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                         gf_op op, int root, const gf_call_options* options, gf_request** request);
+gf_status gf_broadcast_init(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int root,
+                            const gf_call_options* options, gf_request** request);
+gf_status gf_allgather_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                            gf_dtype dtype, const gf_call_options* options, gf_request** request);
+// `counts` is copied.
+gf_status gf_allgatherv_init(gf_communicator* communicator, const void* input, void* output, const size_t* counts,
+                             gf_dtype dtype, const gf_call_options* options, gf_request** request);
+gf_status gf_reduce_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count,
+                                 gf_dtype dtype, gf_op op, const gf_call_options* options, gf_request** request);
+gf_status gf_alltoall_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                           const gf_call_options* options, gf_request** request);
+gf_status gf_gather_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                         int root, const gf_call_options* options, gf_request** request);
+gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
+                          int root, const gf_call_options* options, gf_request** request);
+gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request);
+
+// GF_ERROR_VALUE where it has been started and not waited for. Small calls inside a node begin here and now.
+gf_status gf_request_start(gf_request* request);
+
+// Waits until the call has ended, and returns how; for arrays on a device it waits for the device, too. GF_ERROR_VALUE
+// where it has not been started. A `timeout` in seconds that passes first is GF_ERROR_TIMEOUT: the call goes on, and is
+// waited for again. Negative: no limit but that of the call itself. After any other status it may be started again.
+gf_status gf_request_wait(gf_request* request, double timeout);
+
+// Whether gf_request_wait would return at once: `*done` is 1 or 0. Does not wait.
+gf_status gf_request_test(gf_request* request, int* done);
+
+// As gf_handle_nonfinite, of the last call that was waited for.
+gf_status gf_request_nonfinite(const gf_request* request, int64_t* count);
+
+// A call that has been started is waited for.
+void gf_request_free(gf_request* request);
 
 // ---- between two ranks ----------------------------------------------------------------------------------------------
 // Only the two ranks take part. Tensors from one rank to another arrive in the order in which they were sent.

@@ -8,6 +8,7 @@
 
 #include "../engine/calls/communicator.hpp"
 #include "../engine/calls/handle.hpp"
+#include "../engine/calls/prepared_call.hpp"
 #include "../engine/exchange/gradient_pool.hpp"
 #include "../engine/exchange/sparse_pool.hpp"
 #include "../engine/exchange/top_k_pool.hpp"
@@ -22,6 +23,11 @@ struct gf_communicator {
 struct gf_handle {
   std::shared_ptr<gradientflow::engine::Handle> engine;
   pid_t process;  // that made the call
+};
+
+struct gf_request {
+  gradientflow::engine::PreparedCall engine;
+  pid_t process;  // that prepared the call
 };
 
 struct gf_memory {

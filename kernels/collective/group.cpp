@@ -166,7 +166,8 @@ Outcome Group::serve(const Call& call) {
       run_alone(call);
       break;
     case Path::announcement:
-      run_inline(call);
+      announce_inline(call);
+      finish_inline(call);
       break;
     case Path::node_memory:
     case Path::direct:
@@ -201,6 +202,25 @@ Outcome Group::serve(const Call& call) {
     report(call, choice);
   }
   return outcome;
+}
+
+bool Group::can_begin(const Call& call) {
+  return call.choice && (call.choice->path == Path::announcement || call.choice->path == Path::alone);
+}
+
+void Group::begin(const Call& call) {
+  if (call.choice->path == Path::announcement) {
+    announce_inline(call);
+  }
+}
+
+Outcome Group::finish(const Call& call) {
+  const bool alone = call.choice->path == Path::alone;
+  alone ? run_alone(call) : finish_inline(call);
+  if (config_.debug) {
+    report(call, *call.choice);
+  }
+  return {call.choice->path, {}, 0, alone ? call.signature.idle : all_idle_};
 }
 
 void Group::report(const Call& call, const Choice& choice) const {
@@ -479,11 +499,15 @@ void Group::run_alone(const Call& call) {
   }
 }
 
-void Group::run_inline(const Call& call) {
+void Group::announce_inline(const Call& call) {
   const std::size_t bytes = input_count(call, mpi_.size(), mpi_.rank()) * call.element();
   const bool from_root = call.signature.kind == CallKind::broadcast || call.signature.kind == CallKind::scatter;
   const bool sends = !from_root || call.signature.root == mpi_.rank();
-  node_->exchange(call.signature, {}, {}, {call.input, sends ? bytes : 0}, call.label);
+  node_->announce(call.signature, {}, {}, {call.input, sends ? bytes : 0});
+}
+
+void Group::finish_inline(const Call& call) {
+  node_->confirm(call.label);
   all_idle_ = node_->all_idle();
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }

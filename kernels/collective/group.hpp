@@ -49,6 +49,13 @@ class Group {
   // A failed call leaves the tensors undefined if it throws anything but Error(mismatch), Error(value), Error(type).
   Outcome run(const Call& call);
 
+  // The same in two parts, for calls of which the others need nothing more of this rank once begin() has told them:
+  // small ones inside a node. begin() waits for nobody; the next call comes after finish().
+  [[nodiscard]] static bool can_begin(const Call& call);
+  void begin(const Call& call);
+  Outcome finish(const Call& call);
+  [[nodiscard]] bool is_heard() const { return node_->is_heard(); }  // whether finish() would not have to wait
+
   // What the selector knows about a call of this kind, and what it says.
   [[nodiscard]] Situation situation(const transport::Signature& signature, bool in_node_memory) const;
   [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const {
@@ -98,7 +105,8 @@ class Group {
   void report(const Call& call, const Choice& choice) const;
   [[nodiscard]] bool in_node_memory(const transport::Signature& signature) const;
   static void run_alone(const Call& call);
-  void run_inline(const Call& call);
+  void announce_inline(const Call& call);
+  void finish_inline(const Call& call);
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 

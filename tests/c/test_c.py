@@ -82,7 +82,7 @@ LAYOUTS = [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1), (4, 2), (3, 2
 
 
 @pytest.mark.parametrize(("ranks", "node_size"), LAYOUTS)
-@pytest.mark.parametrize("command", ["collectives", "errors", "objects", "objects MPI_Init", "threads"])
+@pytest.mark.parametrize("command", ["collectives", "errors", "objects", "objects MPI_Init", "prepared", "threads"])
 def test_program(mpirun: Run, programs: dict[str, Path], command: str, ranks: int, node_size: int) -> None:
     name, *arguments = command.split()
     mpirun(ranks, "execute", programs[name], *arguments, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)

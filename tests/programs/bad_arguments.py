@@ -94,6 +94,8 @@ def collectives(comm: gf.Communicator) -> Iterator[Case]:
     for name, parameters in tables.items():
         blocking, background = getattr(comm, name), getattr(comm, f"{name}_async")
         yield Case(f"Communicator.{name}", blocking, parameters)
+        prepared = getattr(comm, f"{name}_init")
+        yield Case(f"Communicator.{name}_init", prepared, parameters)
         yield Case(f"Communicator.{name}_async", lambda call=background, **given: call(**given).wait(), parameters)
 
 

@@ -108,6 +108,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow._short_ways": set(),
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._short_ways"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.launch": {"gradientflow.errors", "gradientflow._location", "gradientflow.arguments"},
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},

@@ -25,3 +25,9 @@ def test_calls_that_fail_while_nobody_waits_are_told(check: Callable[..., Any], 
 def test_calls_that_have_failed_are_told_at_exit(mpirun: Callable[..., Any]) -> None:
     job = mpirun(2, "forgotten", "exit")
     assert job.stderr.count("an asynchronous call has failed, and nobody has waited") == 2 * 2, job.output
+
+
+@pytest.mark.checks("prepared_calls")
+@pytest.mark.parametrize(("ranks", "node_size"), [(1, 0), (2, 0), (3, 0), (5, 0), (2, 1), (3, 1), (4, 2)])
+def test_prepared_calls(check: Callable[..., Any], ranks: int, node_size: int) -> None:
+    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "../../base/thread.hpp"
+#include "prepared_call.hpp"
+#include "waiting.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -250,12 +252,9 @@ template <class Work>
 auto Communicator::in_turn(Work work) {
   check_usable();
   const std::uint64_t ticket = next_ticket_.fetch_add(1);
-  struct LeaveTurn {
-    void operator()(Communicator* self) const { self->leave_turn(); }
-  };
   if (serving_.load() != ticket) {
     std::unique_lock lock(mutex_);
-    turn_.wait(lock, [&] { return serving_.load() == ticket; });
+    wait_for(lock, [&] { return serving_.load() == ticket; });
   }
   const std::unique_ptr<Communicator, LeaveTurn> turn(this);  // however `work` ends
   check_usable();
@@ -269,6 +268,120 @@ void Communicator::leave_turn() {
     const std::lock_guard lock(mutex_);
     turn_.notify_all();
   }
+}
+
+// Waits until it is so, and finishes a prepared call that is in the way.
+template <class Reached>
+void Communicator::wait_for(std::unique_lock<std::mutex>& lock, Reached reached) {
+  while (!reached()) {
+    if (!finish_open(lock)) {
+      turn_.wait(lock);
+    }
+  }
+}
+
+// Does nothing where none is open any more: its own thread may have come first.
+bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
+  PreparedCall* const prepared = open_.exchange(nullptr);
+  if (prepared == nullptr) {
+    return false;
+  }
+  if (prepared->handle_ == nullptr) {
+    prepared->handle_ = std::make_shared<Handle>();
+  }
+  const std::shared_ptr<Handle> handle = prepared->handle_;
+  collective::Outcome outcome{};
+  std::shared_ptr<Failure> failure = attempt(lock, [&] { outcome = group_->finish(prepared->call_); });
+  lock.unlock();
+  leave_turn();
+  handle->finish(outcome, {}, nullptr, std::move(failure));
+  lock.lock();
+  return true;
+}
+
+// What goes on at the moment may keep the turn for long: a call that is not the next one is left to the progress
+// thread.
+void Communicator::start(PreparedCall& prepared) {
+  const collective::Call& call = prepared.call_;
+  std::uint64_t ticket = next_ticket_.load();
+  if (!collective::Group::can_begin(call) || recorded_.load(std::memory_order_relaxed) || serving_.load() != ticket) {
+    prepared.handle_ = submit(call);
+    return;
+  }
+  admit(call);
+  check_usable();
+  if (!next_ticket_.compare_exchange_strong(ticket, ticket + 1)) {
+    prepared.handle_ = submit(call);
+    return;
+  }
+  prepared.handle_ = nullptr;
+  try {
+    check_usable();
+    guarded([&] { group_->begin(call); });
+  } catch (...) {
+    leave_turn();
+    throw;
+  }
+  offer(prepared);
+}
+
+// To whoever wants the turn. As in leave_turn.
+void Communicator::offer(PreparedCall& prepared) {
+  open_.store(&prepared);
+  if (next_ticket_.load() != serving_.load() + 1 || draining_.load() > 0) {
+    const std::lock_guard lock(mutex_);
+    turn_.notify_all();
+  }
+}
+
+// Takes it back from there, unless somebody else has it.
+bool Communicator::take(PreparedCall& prepared) {
+  PreparedCall* open = &prepared;
+  return open_.compare_exchange_strong(open, nullptr);
+}
+
+collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout) {
+  check_process();
+  check_timeout(timeout);
+  if (take(prepared)) {
+    if (!timeout || group_->is_heard() || !usable_.load()) {
+      const std::unique_ptr<Communicator, LeaveTurn> turn(this);
+      prepared.handle_ = nullptr;
+      check_usable();
+      return guarded([&] { return group_->finish(prepared.call_); });
+    }
+    offer(prepared);
+  }
+  std::shared_ptr<Handle> handle;
+  bool hand_over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    hand_over = prepared.handle_ == nullptr;
+    if (hand_over) {
+      prepared.handle_ = std::make_shared<Handle>();
+    }
+    handle = prepared.handle_;
+  }
+  if (hand_over) {  // to the progress thread, by a call behind it
+    try {
+      enqueue([](Served& /*served*/) {});
+    } catch (const Error&) {
+      return finish(prepared, {});
+    }
+  }
+  handle->wait(timeout);
+  return handle->outcome();
+}
+
+bool Communicator::is_finished(PreparedCall& prepared) {
+  check_process();
+  if (take(prepared)) {
+    const bool is_heard = group_->is_heard();
+    offer(prepared);
+    return is_heard;
+  }
+  const std::lock_guard lock(mutex_);
+  return prepared.handle_ != nullptr && prepared.handle_->done();
 }
 
 collective::Outcome Communicator::run(const collective::Call& call) {
@@ -583,35 +696,45 @@ std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>
   return handle;
 }
 
+// Does what an asynchronous call is, without the lock. Returns why it failed, which is kept until somebody is told.
+template <class Work>
+std::shared_ptr<Failure> Communicator::attempt(std::unique_lock<std::mutex>& lock, Work work) {
+  try {
+    check_usable();
+    lock.unlock();
+    guarded(work);
+    lock.lock();
+    return nullptr;
+  } catch (const Error& error) {
+    // Whoever closes the communicator, or made the call that broke it, need not be told of the calls behind.
+    const bool is_consequence = lock.owns_lock() || error.kind() == ErrorKind::closed;
+    auto failure = std::make_shared<Failure>(error, is_consequence);
+    if (!lock.owns_lock()) {
+      lock.lock();
+    }
+    if (!failure_ || failure_->told) {
+      failure_ = failure;
+    }
+    return failure;
+  }
+}
+
 void Communicator::progress() {
   std::unique_lock lock(mutex_);
   while (true) {
-    turn_.wait(lock, [&] {
-      return (!pending_.empty() && pending_.front().ticket == serving_.load()) || (closed_ && pending_.empty());
-    });
-    if (pending_.empty()) {
-      return;
+    const auto is_next = [&] { return !pending_.empty() && pending_.front().ticket == serving_.load(); };
+    while (!is_next()) {
+      if (pending_.empty() && closed_) {
+        return;
+      }
+      if (pending_.empty() || !finish_open(lock)) {
+        turn_.wait(lock);
+      }
     }
     const Pending next = std::move(pending_.front());
     pending_.pop_front();
-    std::shared_ptr<Failure> failure;
     Served served{};
-    try {
-      check_usable();
-      lock.unlock();
-      guarded([&] { next.work(served); });
-      lock.lock();
-    } catch (const Error& error) {
-      // Whoever closes the communicator, or made the call that broke it, need not be told of the calls behind.
-      const bool is_consequence = lock.owns_lock() || error.kind() == ErrorKind::closed;
-      failure = std::make_shared<Failure>(error, is_consequence);
-      if (!lock.owns_lock()) {
-        lock.lock();
-      }
-      if (!failure_ || failure_->told) {
-        failure_ = failure;
-      }
-    }
+    std::shared_ptr<Failure> failure = attempt(lock, [&] { next.work(served); });
     ++serving_;
     turn_.notify_all();
     next.handle->finish(served.outcome, served.times, std::move(served.end), std::move(failure));
@@ -620,7 +743,7 @@ void Communicator::progress() {
 
 void Communicator::wait_until_served(std::unique_lock<std::mutex>& lock) {
   ++draining_;
-  turn_.wait(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
+  wait_for(lock, [&] { return serving_.load() == next_ticket_.load() && apart_ == 0; });
   --draining_;
 }
 

@@ -31,6 +31,8 @@
 
 namespace gradientflow::engine {
 
+class PreparedCall;
+
 class Communicator {
  public:
   // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process whose MPI
@@ -72,6 +74,12 @@ class Communicator {
 
   // Several calls, and what lies between them, in the background, as one.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
+
+  // Of a PreparedCall. Served in turn, in the order in which they are started; finish() throws what the call ended
+  // with, or Error(timeout) where the time is over first and the call goes on.
+  void start(PreparedCall& prepared);
+  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout);
+  [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
   // As run(), by such work. Tells when the call began and ended.
   collective::Outcome run_within(const collective::Call& call, Times& times);
@@ -134,6 +142,10 @@ class Communicator {
     std::shared_ptr<Handle> handle;
   };
 
+  struct LeaveTurn {
+    void operator()(Communicator* self) const { self->leave_turn(); }
+  };
+
   Communicator(MPI_Comm comm, const Config& config);
   void admit(const collective::Call& call) const;
   void check_usable() const;
@@ -143,6 +155,13 @@ class Communicator {
   auto in_turn(Work work);
   template <class Work>
   auto guarded(Work work);
+  template <class Work>
+  std::shared_ptr<Failure> attempt(std::unique_lock<std::mutex>& lock, Work work);
+  template <class Reached>
+  void wait_for(std::unique_lock<std::mutex>& lock, Reached reached);
+  bool finish_open(std::unique_lock<std::mutex>& lock);
+  void offer(PreparedCall& prepared);
+  bool take(PreparedCall& prepared);
   void break_off(const Error& error);
   template <class Work>
   void apart(int peer, Work work);
@@ -170,7 +189,8 @@ class Communicator {
   std::condition_variable turn_;
   std::atomic<std::uint64_t> next_ticket_{0};
   std::atomic<std::uint64_t> serving_{0};
-  std::atomic<int> draining_{0};  // threads that wait until nobody has a ticket
+  std::atomic<PreparedCall*> open_{nullptr};  // it has begun, and has the turn until somebody finishes it
+  std::atomic<int> draining_{0};              // threads that wait until nobody has a ticket
   std::deque<Pending> pending_;
   int apart_ = 0;                    // threads that send or receive a tensor, out of turn
   std::atomic<bool> usable_{true};   // neither closed nor broken

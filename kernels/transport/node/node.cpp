@@ -167,7 +167,12 @@ std::byte* Node::staging(int local, std::size_t slot) const noexcept {
 
 void Node::exchange(const Signature& signature, const Location& input, const Location& output,
                     std::span<const std::byte> payload, std::string_view label) {
-  if (try_exchange(signature, input, output, payload)) {
+  announce(signature, input, output, payload);
+  confirm(label);
+}
+
+void Node::confirm(std::string_view label) {
+  if (hear()) {
     return;
   }
   std::vector<Said> said;
@@ -177,8 +182,8 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
     labelled = labelled || said.back().signature.labelled;
   }
   if (labelled) {  // all ranks see that, and tell each other the labels
-    const Said mine(signature, label);
-    static_cast<void>(try_exchange(signature, {}, {}, std::as_bytes(std::span(mine.label))));
+    const Said mine(signature_, label);
+    static_cast<void>(try_exchange(signature_, {}, {}, std::as_bytes(std::span(mine.label))));
     for (int local = 0; local < size_; ++local) {
       std::array<char, longest_label + 1>& theirs = said[static_cast<std::size_t>(local)].label;
       std::memcpy(theirs.data(), this->payload(local), sizeof theirs);
@@ -189,6 +194,12 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
 
 bool Node::try_exchange(const Signature& signature, const Location& input, const Location& output,
                         std::span<const std::byte> payload) {
+  announce(signature, input, output, payload);
+  return hear();
+}
+
+void Node::announce(const Signature& signature, const Location& input, const Location& output,
+                    std::span<const std::byte> payload) {
   ++sequence_;
   signature_ = signature;
   Announcement& mine = *announcement_at(rank_, sequence_);
@@ -204,12 +215,24 @@ bool Node::try_exchange(const Signature& signature, const Location& input, const
   tasks(rank_).taken.store(0, std::memory_order_relaxed);
   tasks(rank_).done.store(0, std::memory_order_relaxed);
   publish(mine.sequence, sequence_);
+}
+
+bool Node::is_heard() const noexcept {
+  for (int local = 0; local < size_; ++local) {
+    if (!arrived(local, Event::announcement, sequence_)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Node::hear() {
   wait_for_all(Event::announcement, sequence_);
   bool same = true;
   all_idle_ = true;
   for (int local = 0; local < size_; ++local) {
     const Signature& theirs = announcement(local).signature;
-    same = same && theirs == signature;
+    same = same && theirs == signature_;
     all_idle_ = all_idle_ && theirs.idle;
   }
   return same;

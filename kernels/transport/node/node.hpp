@@ -110,7 +110,13 @@ class Node {
   // Afterwards announcement(p) and payload(p) may be read until this rank's next exchange.
   void exchange(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload, std::string_view label = {});
-  // The same without the comparison: returns whether all signatures are alike.
+  // The same in two parts: announce() tells the others and waits for nobody, confirm() waits until all have told
+  // theirs.
+  void announce(const Signature& signature, const Location& input, const Location& output,
+                std::span<const std::byte> payload);
+  void confirm(std::string_view label = {});
+  [[nodiscard]] bool is_heard() const noexcept;  // whether all have told theirs
+  // exchange() without the comparison: returns whether all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);
   [[nodiscard]] const Announcement& announcement(int local) const noexcept {
@@ -220,6 +226,7 @@ class Node {
     std::size_t rank_stride;
   };
 
+  [[nodiscard]] bool hear();
   Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores);
 
   [[nodiscard]] Flags& flags(int local) const noexcept;

@@ -1,0 +1,86 @@
+"""What a prepared call is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._location import load_core
+from ._short_ways import take_short_ways
+from .errors import ArgumentTypeError
+
+
+class Request:
+    """A call that is checked once, and its way chosen, and then made as often as one likes on the same tensors.
+
+    What `Communicator.allreduce_init` and its relatives return, after the persistent collectives of MPI 4. Preparing a
+    call sends nothing. `start` makes it, `wait` ends it; in between the tensors must not be read or written. Several
+    may be under way: they are served in the order in which they were started, with all other calls of the communicator.
+    To the other ranks it is a call like any other, prepared or not. The tensors are kept alive as long as the request,
+    which is kept while it is under way. Where a call makes a new array for its result, it is made once: every `wait`
+    returns the same.
+
+    One thread at a time uses a request.
+    """
+
+    def __init__(self, native: Any) -> None:
+        core = load_core()
+        if not isinstance(native, core.PreparedCall):
+            message = f"a Request is what allreduce_init returns; it is not made of {type(native).__name__}"
+            raise ArgumentTypeError(message)
+        take_short_ways(Request, core.PreparedCall)
+        self._native = native
+
+    def start(self) -> None:
+        """Make the call, without waiting for the other ranks.
+
+        A small call inside a node begins here and now: the other ranks need nothing more of this one. Other calls go
+        to the communicator's progress thread, as asynchronous calls do.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it has been started and not waited for.
+        gradientflow.errors.ClosedError
+            If the communicator is closed.
+        """
+        self._native.start()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the call has ended. Afterwards it may be started again.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; by default as long as the call itself may take.
+
+        Returns
+        -------
+        array
+            What the blocking form of the call returns. Tensors on a CUDA device are as after `Handle.wait`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it has not been started.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the call goes on and can be waited for again.
+        gradientflow.errors.MismatchError
+            If the ranks have started different calls.
+        gradientflow.errors.GradientFlowError
+            What the call ended with, if it failed.
+        """
+        return self._native.wait(timeout)
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once: the call has ended, well or badly, or is not under way."""
+        return bool(self._native.done)
+
+    @property
+    def nonfinite(self) -> int | None:
+        """As `Handle.nonfinite`, of the last call that was waited for."""
+        count = self._native.nonfinite
+        return None if count is None else int(count)
+
+
+__all__ = ["Request"]

@@ -1,0 +1,50 @@
+#include "prepared_call.hpp"
+
+#include <utility>
+
+#include "../../base/error.hpp"
+
+namespace gradientflow::engine {
+
+PreparedCall::PreparedCall(std::shared_ptr<Communicator> communicator, collective::Call call)
+    : communicator_(std::move(communicator)), call_(std::move(call)) {}
+
+PreparedCall::~PreparedCall() {
+  if (under_way_) {
+    try {
+      wait();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody is left to be told
+    }
+  }
+}
+
+void PreparedCall::start() {
+  if (under_way_) {
+    throw Error(ErrorKind::value, "the prepared call has been started already: wait for it before it is started again");
+  }
+  communicator_->start(*this);
+  under_way_ = true;
+}
+
+void PreparedCall::wait(std::optional<double> timeout) {
+  if (!under_way_) {
+    throw Error(ErrorKind::value, "the prepared call has not been started: start it before waiting for it");
+  }
+  struct End {
+    bool* under_way;
+    const std::shared_ptr<Handle>* handle;
+    ~End() { *under_way = *handle != nullptr && !(*handle)->done(); }
+  };
+  const End end{&under_way_, &handle_};
+  outcome_ = communicator_->finish(*this, timeout);
+}
+
+bool PreparedCall::done() { return !under_way_ || communicator_->is_finished(*this); }
+
+void PreparedCall::set_stream(compute::cuda::Stream stream) {
+  if (call_.placement) {
+    call_.placement->stream = stream;
+  }
+}
+
+}  // namespace gradientflow::engine
