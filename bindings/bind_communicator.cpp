@@ -212,7 +212,7 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
 
 // The short ways of the calls that small tensors use: with neither out, wire nor label, in place.
 py::object allreduce(Communicator& communicator, Given given, py::handle /*self*/) {
-  if (given[0] == nullptr || given[3] != nullptr || given[4] != nullptr || given[5] != nullptr) {
+  if (given[0] == nullptr || !is_none(given[3]) || !is_none(given[4]) || !is_none(given[5])) {
     return {};
   }
   run(communicator,
@@ -225,7 +225,7 @@ py::object allreduce(Communicator& communicator, Given given, py::handle /*self*
 }
 
 py::object broadcast(Communicator& communicator, Given given, py::handle /*self*/) {
-  if (given[0] == nullptr || given[3] != nullptr) {
+  if (given[0] == nullptr || !is_none(given[3])) {
     return {};
   }
   run(communicator,

@@ -58,10 +58,10 @@ std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector
 
 // The short ways of an iteration in memory of the host: without a stream.
 py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
-  if (given[1] != nullptr) {
+  if (!is_none(given[1])) {
     return {};
   }
-  if (given[0] == nullptr) {
+  if (is_none(given[0])) {
     const WithoutGil release;
     pool.ready_all();
   } else {
@@ -73,7 +73,7 @@ py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
 }
 
 py::object wait(GradientPool& pool, Given given, py::handle /*self*/) {
-  if (given[1] != nullptr) {
+  if (!is_none(given[1])) {
     return {};
   }
   const std::optional<double> timeout = converted(given[0], Timeout{}).value;

@@ -44,7 +44,6 @@ bool sort_arguments(const Object& self, std::span<PyObject* const> positional, P
     }
     given[place] = values[i];
   }
-  std::replace(given.begin(), given.end(), Py_None, static_cast<PyObject*>(nullptr));
   return true;
 }
 

@@ -21,8 +21,10 @@
 
 namespace gradientflow::bindings {
 
-// What a call was given, by the parameters behind `self`; nullptr for what was not given, and for None.
+// What a call was given, by the parameters behind `self`; nullptr for what was not given.
 using Given = std::span<PyObject* const>;
+
+[[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
 
 // Returns a new reference. nullptr without an error of Python's: let the method do it.
 using ShortWay = PyObject* (*)(PyObject* native, Given given) noexcept;
