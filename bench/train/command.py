@@ -72,6 +72,11 @@ TRAIN = Bench(
             f"of our model, of {', '.join(PRECISIONS)}; bfloat16 with float32 master weights",
         ),
         click.Option(
+            ["--fused"],
+            is_flag=True,
+            help="each strategy also with the step made by the core, in one pass",
+        ),
+        click.Option(
             ["--ladder"],
             is_flag=True,
             help="in place of all contestants: MPI, ring, +fp16, +overlap, +lazy, +strategy, as in the paper",

@@ -66,7 +66,7 @@ class Contestant:
         if entry.strategy is not None:
             import gradientflow.torch as gft
 
-            fused = None if entry.precision == "float32" else True
+            fused = True if entry.fused or entry.precision != "float32" else None
             self.optimizer = gft.DistributedOptimizer(
                 self.optimizer, self.model, comm, strategy=entry.strategy, fused=fused
             )

@@ -51,6 +51,8 @@ class Entry:
         Ours: whether gradients travel during the backward pass, and not only after it.
     precision : str
         Of the model. With 16 bits gradients have them too, and the update is that of float32 master weights.
+    fused : bool
+        Ours: whether the core is told to make the step, where the strategy leaves that open.
     """
 
     contestant: str
@@ -58,6 +60,7 @@ class Entry:
     approximation_rank: int | None = None
     overlaps: bool = True
     precision: str = "float32"
+    fused: bool = False
 
     @property
     def is_reference(self) -> bool:
@@ -119,6 +122,7 @@ class Entry:
         if self.strategy is None:
             return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
         parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
+        parts += ["fused step"] if self.fused else []
         return ", ".join([*parts, *([] if self.overlaps else ["after backward"])])
 
     @property
@@ -163,6 +167,8 @@ class TrainPlan(Plan):
         Variants of PowerSGD.
     precisions : tuple of str
         Of `PRECISIONS`: variants of ours.
+    fused : bool
+        Whether there are variants of ours whose step the core makes.
     ladder : bool
         In place of all contestants, what each part of ours adds to the one before it, as in the GradientFlow paper.
     steps : int
@@ -198,6 +204,7 @@ class TrainPlan(Plan):
     thresholds: tuple[Threshold, ...] = ()
     approximation_ranks: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("float32",)
+    fused: bool = False
     ladder: bool = False
     steps: int = 40
     turn: int = 5
@@ -282,8 +289,10 @@ class TrainPlan(Plan):
             else:  # of which gradients travel as they are
                 wired = [_with(strategy, wire=None) if "wire" in strategy.settings else strategy]
             for each in wired:
-                fused = _variants(each, "--thresholds", "fusion_threshold", self.thresholds)
-                found += [Entry(OURS, variant, precision=precision) for variant in fused]
+                for variant in _variants(each, "--thresholds", "fusion_threshold", self.thresholds):
+                    found.append(Entry(OURS, variant, precision=precision))
+                    if self.fused and precision == "float32" and variant.step == "any":
+                        found.append(Entry(OURS, variant, fused=True))
         return list(dict.fromkeys(found))
 
     @property

@@ -370,6 +370,7 @@ class TrainResult:
             "approximation_rank": entry.approximation_rank,
             "optimizer": self.optimizer,
             "overlaps": None if entry.strategy is None else entry.overlaps,
+            "fused": None if entry.strategy is None else entry.fused,
             "ranks": self.ranks,
             "nodes": self.nodes,
             "batch": self.batch,

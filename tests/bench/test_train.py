@@ -57,7 +57,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
-    "overlaps",
+    *("overlaps", "fused"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
@@ -132,6 +132,12 @@ def test_strategies_go_with_precisions() -> None:
     assert [(entry.setting, entry.sent_dtype) for entry in plan.entries[1:]] == [
         *(("dense", "float32"), ("dense, bfloat16 model", "bfloat16"), ("dense(wire='float16')", "float16"))
     ]
+
+
+def test_strategies_go_with_the_fused_step() -> None:
+    plan = named("dense; csc(density=0.1)", fused=True)
+    found = [(entry.setting, entry.fused) for entry in plan.entries[1:]]
+    assert found == [("dense", False), ("dense, fused step", True), ("csc", False)]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def check_timing(comm: gf.Communicator) -> None:
         ),
         thresholds=(1 << 16,),
         precisions=("float32", "bfloat16"),
+        fused=True,
         steps=3,
         turn=2,
         batch=8,
