@@ -398,7 +398,14 @@ void bind_communicator(py::module_& module) {
       .def_buffer([](const Segment& segment) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(segment.mine()),
                                static_cast<py::ssize_t>(segment.stride()), false);
-      });
+      })
+      .def_property_readonly(
+          "parts",
+          [](const std::shared_ptr<Segment>& segment) {
+            return py::array_t<std::uint8_t>({segment->parts(), segment->stride()},
+                                             reinterpret_cast<std::uint8_t*>(segment->part(0)), py::cast(segment));
+          },
+          "The memory of all ranks of the node, one row each.");
 
   py::class_<Communicator, std::shared_ptr<Communicator>> communicator(module, "Communicator");
   communicator

@@ -95,6 +95,16 @@ class Owner {
     check(tensor);
     return engine_.master(tensor);
   }
+  void place(const std::string& numbers, std::size_t tensor, const py::array_t<float, py::array::c_style>& memory) {
+    check(tensor);
+    auto view = memory;  // another reference
+    using Numbers = Optimizer::Numbers;
+    const auto kind = numbers == "momentum"      ? Numbers::momentum
+                      : numbers == "mean_square" ? Numbers::mean_square
+                                                 : Numbers::master;
+    engine_.place(kind, tensor, {view.mutable_data(), static_cast<std::size_t>(view.size())});
+    places_.push_back(std::move(view));
+  }
   void round_master(std::size_t tensor) {
     check(tensor);
     engine_.round_master(tensor);
@@ -109,6 +119,7 @@ class Owner {
 
   Optimizer engine_;
   std::vector<py::object> owners_;
+  std::vector<py::object> places_;  // of numbers that lie in memory of others
 };
 
 // Gradients of `dtype` that lie at these places of memory, for one step; it goes everywhere.
@@ -127,6 +138,21 @@ BoundUpdate update_over(const py::object& memory, const std::string& dtype, cons
   }
   update.offsets.push_back(elements);
   return {std::move(update), memory};
+}
+
+// The same for a step that changes these elements of the memory alone. With memory of all ranks of a node, it takes the
+// means of the gradients there.
+BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end, const py::list& of_ranks) {
+  BoundUpdate part{whole.update, py::make_tuple(whole.memory, of_ranks)};
+  part.update.limit({begin, end});
+  for (const py::handle memory : of_ranks) {
+    const TensorView view = view_tensor(memory, Access::read, "the memory of gradients");
+    if (view.placement || view.count * size_of(view.dtype) < part.update.offsets.back() * size_of(part.update.dtype)) {
+      throw Error(ErrorKind::value, "gradients of several ranks lie in memory of the host, of the same size on each");
+    }
+    part.update.of_ranks.push_back(view.data);
+  }
+  return part;
 }
 
 // A NumPy array, or on a device an address, behind which the default stream sees what steps have written.
@@ -150,11 +176,13 @@ void bind_optimizer(py::module_& module) {
       .def_readonly("size", &DeviceFloats::size)
       .def_readonly("device", &DeviceFloats::device);
   py::class_<BoundUpdate>(module, "Update")
-      .def(py::init(&update_over), py::arg("memory"), py::arg("dtype"), py::arg("offsets"));
+      .def(py::init(&update_over), py::arg("memory"), py::arg("dtype"), py::arg("offsets"))
+      .def("part", &part_of, py::arg("begin"), py::arg("end"), py::arg("of_ranks") = py::list());
   py::class_<Owner>(module, "Optimizer")
       .def(py::init<const std::vector<std::size_t>&, bool, std::optional<int>>(), py::arg("counts"),
            py::arg("rate_inside"), py::arg("device") = py::none())
       .def("set_parameter", &Owner::set_parameter, py::arg("tensor"), py::arg("array"), py::arg("keep_master") = false)
+      .def("place", &Owner::place, py::arg("numbers"), py::arg("tensor"), py::arg("memory").noconvert())
       .def("step", &Owner::step, py::arg("gradients"), py::arg("settings"), py::arg("gradient_scale"),
            py::arg("stream") = 0)
       .def("skip", &Owner::skip, py::arg("gradients"))

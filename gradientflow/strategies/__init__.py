@@ -23,6 +23,7 @@ from .power_sgd import PowerSGD
 from .psgd import PSGD
 from .random_k import RandomK
 from .served import ServedStrategy, ServedSynchronizer
+from .shared import NodeWeights
 from .slgs import SLGS
 from .sparse_loco import SparseLoCo
 from .speed_model import ServedExplanation, StepTimes
@@ -59,6 +60,7 @@ __all__ = [
     "Layout",
     "LocalSGD",
     "MonitorReport",
+    "NodeWeights",
     "PoolStrategy",
     "PoolSynchronizer",
     "PowerSGD",

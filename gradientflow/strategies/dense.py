@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 
 from .layout import Layout
 from .pooled import PoolStrategy, PoolSynchronizer
+from .shared import bind_shared
+from .synchronizer import Synchronizer
 
 
 class Dense(PoolStrategy):
@@ -18,6 +21,9 @@ class Dense(PoolStrategy):
     ----------
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
+    share : {"node"}, optional
+        With "node" the ranks of a node train on one copy of the weights, see `Strategy.shares_weights`: the step takes
+        the mean of the gradients, so that they are not averaged before it. In memory of the host.
     """
 
     name = "dense"
@@ -25,9 +31,27 @@ class Dense(PoolStrategy):
     averages = True
     alone_is_identity = True
 
-    def bind(self, comm: Communicator, layout: Layout) -> PoolSynchronizer:
+    def __init__(
+        self,
+        *,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        algorithm: str = "auto",
+        share: str | None = None,
+    ) -> None:
+        super().__init__(fusion_threshold=fusion_threshold, wire=wire, algorithm=algorithm)
+        if share not in (None, "node"):
+            message = f"share is 'node' or None, not {share!r}"
+            raise ArgumentError(message)
+        self.share = share
+        if share is not None:
+            self.step = "core"
+            self.averages = False
+            self.shares_weights = True
+
+    def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""
-        return PoolSynchronizer(comm, layout, self)
+        return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return how pools fuse tensors."""

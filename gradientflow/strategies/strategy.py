@@ -37,6 +37,10 @@ class Strategy(Description, ABC):
         Whether the core's step changes every weight, or only those of gradients that were sent.
     writes_weights : bool
         Whether weights are written outside of the step.
+    shares_weights : bool
+        Whether the ranks of a node train on one copy of the weights and of what the optimizer keeps, in
+        `Synchronizer.shared`: each rank makes the core's step on a slice of them. What `gradients` says is true in the
+        step alone: before it they are the rank's own, and must not be changed.
     works_on_host : bool
         Whether it knows memory of the host alone. Gradients of a CUDA device are then copied down to it, and what comes
         of them up: means, and weights if it writes them.
@@ -60,6 +64,7 @@ class Strategy(Description, ABC):
     takes_momentum: bool = True
     everywhere: bool = True
     writes_weights: bool = False
+    shares_weights: bool = False
     works_on_host: bool = False
     alone_is_identity: bool = False
     averages: bool = False

@@ -22,6 +22,7 @@ from .update import Settings, Update
 
 if TYPE_CHECKING:
     from .explanation import Explanation
+    from .shared import NodeWeights
     from .strategy import Strategy
 
 
@@ -77,6 +78,8 @@ class Synchronizer(ABC):
         Whether the next `after_step` may read or write weights.
     exchange_failed : bool
         Whether `after_step` or `finish` has raised; `abandon` takes it back.
+    shared : NodeWeights or None
+        Where the ranks of a node share weights.
     residuals : sequence of arrays
         What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
     decay : float
@@ -92,6 +95,7 @@ class Synchronizer(ABC):
     reads_gradients: bool = True
     exchanges_weights: bool = True
     exchange_failed: bool = False
+    shared: NodeWeights | None = None
     residuals: Sequence[Any] = ()
     decay: float = 1.0
     bookkeeping_seconds: float | None = None

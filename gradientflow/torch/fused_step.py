@@ -11,13 +11,14 @@ import torch
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.optimizers.optimizer import state_array
-from gradientflow.strategies import Layout, Settings, Strategy, Update
+from gradientflow.strategies import Layout, NodeWeights, Settings, Strategy, Update
 from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import LossScale
 
 from . import devices
 from .gradients import ParameterGradients, dense_strides, pool_device
 from .lars import LARS
+from .shared_model import SharedModel
 
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -66,33 +67,49 @@ class FusedStep:
     strategy : gradientflow.strategies.Strategy
         Whose `Strategy.rate_in_momentum` says whether the learning rate of SGD is in the momentum, as the GradientFlow
         paper has it, or outside, as PyTorch has it. That of LARS is always in the momentum.
+    model : torch.nn.Module
+        Whose parameters they are.
+
+    Attributes
+    ----------
+    shared_model : SharedModel or None
+        Where the ranks of a node share weights: what watches over those.
     """
 
-    def __init__(self, optimizer: Any, strategy: Strategy) -> None:
+    def __init__(self, optimizer: Any, strategy: Strategy, model: torch.nn.Module) -> None:
         self._optimizer = optimizer
         is_lars = type(optimizer) is LARS
+        self.shared_model = SharedModel(model) if strategy.shares_weights else None
+        self._shared: NodeWeights | None = None
+        self._shares_buffers = False
         self._rate_inside = strategy.rate_in_momentum or is_lars
         self._momentum_in_state = is_lars or not strategy.rate_in_momentum
         self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their names in the state
         self._natives: list[Any] = []
         self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
 
-    def lay_out(self, gradients: ParameterGradients, layout: Layout) -> None:
-        """Take the gradients from these places from now on. What there is of their parameters is kept."""
+    def lay_out(self, gradients: ParameterGradients, layout: Layout, shared: NodeWeights | None) -> None:
+        """Take the gradients from these places from now on. What there is of their parameters is kept.
+
+        Where the ranks of a node share weights, it is collective.
+        """
         before = {id(weights.parameter): weights for weights in self._all()}
         self._natives, self._weights = [], []
+        self._shared = shared
         device = pool_device(gradients.device)
-        for _, indices in layout.groups:
+        for group, (_, indices) in enumerate(layout.groups):
             counts = [layout.counts[index] for index in indices]
             native = load_core().Optimizer(counts, self._rate_inside, None if device == "cpu" else device)
             all_weights = []
             for place, index in enumerate(indices):
                 parameter, view = gradients.parameters[index], gradients.views[index]
-                weights = _Weights(gradients.names[index], parameter, view.stride(), native, place)
-                old = before.get(id(parameter))
+                all_weights.append(_Weights(gradients.names[index], parameter, view.stride(), native, place))
+            if shared is not None:
+                self._share(shared, group, all_weights)
+            for weights in all_weights:
+                old = before.get(id(weights.parameter))
                 if old is not None:
                     self._carry_over(old, weights)
-                all_weights.append(weights)
             self._natives.append(native)
             self._weights.append(all_weights)
 
@@ -121,8 +138,27 @@ class FusedStep:
                 self._take_weights(weights)
                 weights.version = weights.parameter._version
 
-    def step(self, update: Update, gradient_scale: float, stream: int) -> None:
-        """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone."""
+    def step(self, update: Update, gradient_scale: float, stream: int, error: Exception | None = None) -> None:
+        """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone.
+
+        Where the ranks of a node share weights, `error` is why this rank cannot make it: no rank of the node does then.
+        """
+        if self._shared is None:
+            self._step(self._prepared(), update, gradient_scale, stream)
+            return
+        assert self.shared_model is not None
+        settings: list[list[Settings | None]] = []
+        try:
+            self.shared_model.check()
+            settings = self._prepared()
+        except Exception as caught:
+            error = caught
+        with self._shared.step(error):
+            self._step(settings, update, gradient_scale, stream)
+        self.shared_model.accept()
+
+    def _prepared(self) -> list[list[Settings | None]]:
+        """Return the settings of a step for each parameter, and see to it that the core has what it needs for it."""
         for group in self._optimizer.param_groups:
             _check_group(group)
         group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
@@ -139,6 +175,9 @@ class FusedStep:
                     if self._arrays is _OF_ADAM:
                         found = found._replace(adam=self._adam_settings(weights.parameter, group))
                 settings[-1].append(found)
+        return settings
+
+    def _step(self, settings: list[list[Settings | None]], update: Update, gradient_scale: float, stream: int) -> None:
         for native, gradients, all_weights, of_group in zip(
             self._natives, update.gradients, self._weights, settings, strict=True
         ):
@@ -150,14 +189,21 @@ class FusedStep:
                 if self._arrays is _OF_ADAM:
                     self._optimizer.state[weights.parameter][_STEP] += 1
 
+    def check_whole(self) -> None:
+        """Raise if the ranks of a node share weights, and a step on them has not been completed."""
+        if self.shared_model is not None:
+            self.shared_model.check_whole()
+
     def close(self) -> None:
         """Leave the optimizer a momentum that it can go on with by itself."""
         for weights in self._all():
             of_parameter = self._optimizer.state.get(weights.parameter, {})
             for name, buffer in weights.buffers.items():
                 if of_parameter.get(name) is buffer:
-                    of_parameter[name] = buffer.to(weights.parameter.dtype)
+                    of_parameter[name] = buffer.to(weights.parameter.dtype, copy=self._shared is not None)
         self._natives, self._weights = [], []
+        if self.shared_model is not None:
+            self.shared_model.close()
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +257,12 @@ class FusedStep:
 
     def _buffer(self, weights: _Weights, name: str) -> torch.Tensor:
         if name not in weights.buffers:
+            if self._shared is not None and not self._shares_buffers:
+                message = (
+                    "with share='node' memory for momentum is shared when DistributedOptimizer is made: the optimizer "
+                    "must have one then"
+                )
+                raise ArgumentError(message)
             weights.buffers[name] = weights.numbers(self._arrays[name])
         return weights.buffers[name]
 
@@ -253,6 +305,23 @@ class FusedStep:
         if weights.master is not None:
             weights.master.copy_(master)
 
+    def _share(self, shared: NodeWeights, group: int, all_weights: list[_Weights]) -> None:
+        """Have weights and what belongs to them lie in memory of the node. Collective."""
+        assert self.shared_model is not None
+        parameters = [weights.parameter for weights in all_weights]
+        self.shared_model.share(
+            shared, group, [weights.name for weights in all_weights], parameters, [each.strides for each in all_weights]
+        )
+        has_momentum = any(settings_of_group(each).momentum for each in self._optimizer.param_groups)
+        self._shares_buffers = has_momentum or self._arrays is _OF_ADAM
+        kinds = [*self._arrays.values()] if self._shares_buffers else []
+        if parameters[0].dtype is not torch.float32:
+            kinds.append("master")
+        for kind in kinds:
+            numbers = shared.numbers(group)
+            for weights, offset in zip(all_weights, shared.offsets[group], strict=True):
+                weights.native.place(kind, weights.index, numbers[offset : offset + weights.parameter.numel()])
+
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _all(self) -> Iterator[_Weights]:
@@ -285,8 +354,10 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
 def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
     """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
     possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
-    if strategy.step == "any" and strategy.gradients != "consumed":
+    if (strategy.step == "any" or strategy.shares_weights) and strategy.gradients != "consumed":
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
+    if strategy.shares_weights:  # by slices, and LARS needs the norms of whole gradients
+        del possible[LARS]
     if type(optimizer) not in possible:
         *names, last = possible.values()
         message = (

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -85,7 +86,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     accumulation_steps : int, default 1
         Average in every n-th backward pass only; gradients add up in between. It does not divide by n.
     fused : bool, optional
-        Whether the core makes the step. By default where it must: with `csc`, a loss scale, or LARS.
+        Whether the core makes the step. By default where it must: with `csc`, a loss scale, LARS, or `share`.
+    share : {"node"}, optional
+        With "node" the ranks of a node train on one copy of parameters and optimizer state, of which each rank updates
+        a slice in every step, while it averages the gradients of that slice. ``grad`` is then not the mean, and must
+        not be changed between ``backward()`` and `step`; and only steps may write parameters. A strategy has its own.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
         What `scale` multiplies the loss by, and `step` divides the gradients by; a step with gradients that are not
         finite is skipped then, on all ranks.
@@ -142,6 +147,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         wire: str | None = None,
         accumulation_steps: int = 1,
         fused: bool | None = None,
+        share: str | None = None,
         loss_scale: LossScale | float | str | None = None,
         broadcast: bool = True,
     ) -> None:
@@ -151,7 +157,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self.accumulation_steps = accumulation_steps
         self._model = model
         self._broadcast = broadcast
-        self.strategy = _checked_strategy(strategy, fusion_threshold, wire)
+        self.strategy = _checked_strategy(strategy, fusion_threshold=fusion_threshold, wire=wire, share=share)
         self.loss_scale = LossScale.of(loss_scale)
         if self.loss_scale is not None:
             self.loss_scale.bind(self)
@@ -172,7 +178,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         reason = why_fused(optimizer, self.strategy, self.loss_scale, fused)
         if reason is not None:
             check_can_step(optimizer, self.strategy, trained, reason)
-            self._fused_step = FusedStep(optimizer, self.strategy)
+            self._fused_step = FusedStep(optimizer, self.strategy, model)
             self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
         self.comm = init() if comm is None else comm
         try:
@@ -455,8 +461,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _refuse_grad_scaler(self) -> None:
         if "grad_scale" in self.__dict__:  # set by GradScaler for the time of `step`
             del self.grad_scale, self.found_inf
+            name = "share='node'" if self.strategy.shares_weights else self.strategy.name
             message = (
-                f"torch.amp.GradScaler does not go with {self.strategy.name} or loss_scale: use "
+                f"torch.amp.GradScaler does not go with {name} or loss_scale: use "
                 "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
             raise ArgumentError(message)
@@ -478,8 +485,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         assert self._fused_step is not None
         assert self._loop is not None
         assert self._loop.update is not None
+        assert self._gradients is not None
         scale = 1.0 if self.loss_scale is None or self._loop.unscaled else self.loss_scale.value
-        self._fused_step.step(self._loop.update, 1 / scale, self._loop.tensors.stream)
+        error = None
+        if self.strategy.shares_weights and self._gradients.changed:
+            error = ArgumentError(
+                "with share='node' gradients are averaged by step(): what changes them after backward(), as clipping "
+                "does, does not go with it"
+            )
+        self._fused_step.step(self._loop.update, 1 / scale, self._loop.tensors.stream, error)
 
     # ---- averaging -----------------------------------------------------------------------------------------------
 
@@ -517,6 +531,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         calls in the block are not made for ranks that have left it.
         """
         self._check_open()
+        if self.strategy.shares_weights:
+            message = "join() does not go with share='node': every rank makes a part of every step"
+            raise ArgumentError(message)
         if self._loop is None:
             with self._alone_in_join():
                 yield
@@ -629,6 +646,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     def _check_model(self) -> None:
         """Raise unless the model has the parameters that it had."""
+        if self._fused_step is not None and self._fused_step.shared_model is not None:
+            self._fused_step.shared_model.check()
         if self._model_now() != self._model_at_start:
             message = (
                 "the model has other parameters now: a model must not change after DistributedOptimizer has been made; "
@@ -682,11 +701,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             return
         # In the order in which backpropagation comes to them, mostly.
         gradients = ParameterGradients(dict(reversed(trained.items())), self._settings_of)
+        layout = gradients.layout()
+        if self.strategy.shares_weights:  # they will lie elsewhere
+            layout = replace(layout, weights=())
         self._gradients = gradients
         self._loop = Loop(
             self.comm,
             self.strategy,
-            gradients.layout(),
+            layout,
             gradients,
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
@@ -729,7 +751,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._gradients.takes_any_content:
             write_directly(self._model, self._gradients)
         if self._fused_step is not None:
-            self._fused_step.lay_out(self._gradients, self._loop.layout)
+            self._fused_step.lay_out(self._gradients, self._loop.layout, self._loop.synchronizer.shared)
             if self.strategy.writes_weights:
                 its = self._fused_step
                 self._loop.use_masters(its.masters(self._loop.layout), its.round_masters, its.follow_weights)
@@ -757,6 +779,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """Return the state dict, with what of the strategy it is to have."""
         if self._fused_step is not None:
             self._check_open()
+            self._fused_step.check_whole()
         state: dict[str, Any] = self._inner.state_dict()
         if self._loop is None:
             return state
@@ -862,15 +885,19 @@ def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any)
         raise ArgumentError(message)
 
 
-def _checked_strategy(strategy: Strategy | str | None, fusion_threshold: Any, wire: str | None) -> Strategy:
-    """Return the strategy."""
+def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:
+    """Return the strategy; dense communication with these settings by default."""
     if strategy is None:
-        return Dense(fusion_threshold=fusion_threshold, wire=wire)
+        return Dense(**settings)
     strategy = as_strategy(strategy)
-    if fusion_threshold != "auto" or wire is not None:
-        given = "fusion_threshold" if wire is None else "wire"
-        message = f"fusion_threshold and wire are settings of the strategy: {strategy.name}({given}=...)"
-        if given in strategy.not_taken:
-            message = f"{strategy.name} takes no {given}: {strategy.not_taken[given]}"
+    default = Dense().settings
+    given = [name for name, value in settings.items() if value != default[name]]
+    if given:
+        name = given[0]
+        message = f"fusion_threshold, wire and share are settings of the strategy: {strategy.name}({name}=...)"
+        if name in strategy.not_taken:
+            message = f"{strategy.name} takes no {name}: {strategy.not_taken[name]}"
+        elif name == "share" and name not in strategy.settings:
+            message = f"{strategy.name} takes no share: only with dense can the ranks of a node share weights"
         raise ArgumentError(message)
     return strategy

@@ -16,7 +16,7 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.job import init
 from gradientflow.training import require_same
 
-from . import devices
+from . import devices, shared_model
 
 is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
 
@@ -58,6 +58,7 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
             if comm.size > 1:
                 there = [tensor for tensor in tensors.values() if devices.device_of(tensor) == device]
                 _broadcast_tensors(comm, there, root)
+    shared_model.broadcast_done()
 
 
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:

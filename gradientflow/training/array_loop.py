@@ -81,6 +81,9 @@ class ArrayLoop:
     ) -> None:
         self.comm = comm
         self.strategy = as_strategy(strategy)
+        if self.strategy.shares_weights:
+            message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
+            raise ArgumentError(message)
         self.weights = list(weights)
         self.loss_scale = LossScale.of(loss_scale)
         layout = Layout.of(self.weights)

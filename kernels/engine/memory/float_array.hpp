@@ -1,5 +1,5 @@
 // Zero-filled float32 numbers: in memory of the host, at a multiple of a cache line and in huge pages where the system
-// has them, or in memory of a CUDA device.
+// has them, or in memory of a CUDA device; or numbers that lie in memory of somebody else's.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,12 @@ class FloatArray {
  public:
   FloatArray() = default;
   explicit FloatArray(std::size_t size, std::optional<int> device = {});  // throws Error(memory)
+  explicit FloatArray(std::span<float> elsewhere) : elsewhere_(elsewhere.data()), size_(elsewhere.size()) {}
 
   [[nodiscard]] float* data() const noexcept {
+    if (elsewhere_ != nullptr) {
+      return elsewhere_;
+    }
     return device_ ? reinterpret_cast<float*>(on_device_.data()) : memory_.get();
   }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
@@ -32,6 +36,7 @@ class FloatArray {
     void operator()(float* memory) const noexcept;
   };
 
+  float* elsewhere_ = nullptr;
   std::unique_ptr<float, Free> memory_;
   compute::cuda::DeviceMemory on_device_;
   std::optional<int> device_;

@@ -1,6 +1,7 @@
 #include "optimizer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -34,6 +35,33 @@ struct Optimizer::Gradients {
       }
     }
   }
+
+  // The same with the gradients of the part, work(begin, end, gradients); where they are those of several ranks, in
+  // blocks whose means stay in a cache until they are used.
+  template <class Work>
+  void each_gradient(std::size_t tensor, std::size_t count, Work work) const {
+    constexpr std::size_t block = 4096;
+    alignas(64) std::array<std::byte, block * sizeof(float)> means;  // NOLINT(*-member-init): written before it is read
+    each_part(tensor, count, [&](std::size_t begin, std::size_t end) {
+      if (update.of_ranks.empty()) {
+        work(begin, end, at(update.offsets[tensor] + begin));
+        return;
+      }
+      const compute::Reduction mean{.dtype = dtype(), .op = ReduceOp::mean, .divisor = ranks()};
+      std::vector<const void*> sources(update.of_ranks.size());
+      for (std::size_t next = begin; next < end; next = std::min(end, next + block)) {
+        const std::size_t length = std::min(block, end - next);
+        const std::size_t place = (update.offsets[tensor] + next) * size_of(update.dtype);
+        std::ranges::transform(update.of_ranks, sources.begin(), [&](const auto* memory) { return memory + place; });
+        void* const destination = means.data();
+        compute::reduce({&destination, 1}, sources, length, mean);
+        work(next, next + length, means.data());
+      }
+    });
+  }
+
+ private:
+  [[nodiscard]] int ranks() const { return static_cast<int>(update.of_ranks.size()); }
 };
 
 // The step of one tensor.
@@ -115,6 +143,28 @@ std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSte
   return sums;
 }
 
+void advance(compute::MomentumStep& step, std::size_t elements) {
+  step.momentum = step.momentum == nullptr ? nullptr : step.momentum + elements;
+}
+
+void advance(compute::AdamStep& step, std::size_t elements) {
+  step.mean += elements;
+  step.mean_square += elements;
+}
+
+// The step of a part of a tensor.
+template <class Step>
+Step part(Step step, std::size_t begin, std::size_t end, const std::byte* gradient) {
+  step.weight += begin;
+  if (step.parameter != nullptr) {
+    step.parameter = static_cast<std::byte*>(step.parameter) + begin * size_of(step.parameter_dtype);
+  }
+  step.gradient = gradient;
+  step.count = end - begin;
+  advance(step, begin);
+  return step;
+}
+
 std::string place_of(std::optional<int> device) {
   return device ? "on CUDA device " + std::to_string(*device) : std::string("in memory of the host");
 }
@@ -143,6 +193,26 @@ FloatArray& Optimizer::array(Parameter& parameter, FloatArray Parameter::* membe
     found = FloatArray(parameter.count, device_);
   }
   return found;
+}
+
+void Optimizer::place(Numbers numbers, std::size_t tensor, std::span<float> memory) {
+  Parameter& parameter = parameters_[tensor];
+  if (device_ || memory.size() != parameter.count) {
+    throw Error(ErrorKind::value, "memory for " + std::to_string(memory.size()) + " numbers of tensor " +
+                                      std::to_string(tensor) + ", which has " + std::to_string(parameter.count) +
+                                      " elements " + place_of(device_));
+  }
+  switch (numbers) {
+    case Numbers::momentum:
+      parameter.momentum = FloatArray(memory);
+      break;
+    case Numbers::mean_square:
+      parameter.mean_square = FloatArray(memory);
+      break;
+    case Numbers::master:
+      parameter.master = FloatArray(memory);
+      break;
+  }
 }
 
 void Optimizer::set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
@@ -198,6 +268,9 @@ void Optimizer::check_takes(const Update& update) const {
   if (!fits) {
     throw Error(ErrorKind::value, "the pool has other tensors than the optimizer");
   }
+  if (device_ && !update.of_ranks.empty()) {
+    throw Error(ErrorKind::value, "gradients of several ranks are in memory of the host, not " + place_of(device_));
+  }
   if (update.dtype == DType::float64) {
     throw Error(ErrorKind::type, "gradients are float16, bfloat16 or float32, not float64");
   }
@@ -226,8 +299,13 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
                                       std::to_string(tensors()) + " tensors");
   }
   std::vector<Task> tasks;
+  const bool is_whole = gradients.update.of_ranks.empty();
   for (std::size_t tensor = 0; tensor < tensors(); ++tensor) {
     const std::optional<Settings>& given = settings[tensor];
+    if (given && given->trust > 0.0F && !is_whole) {
+      throw Error(ErrorKind::value,
+                  "LARS needs the norms of whole gradients, and those of several ranks are not added up");
+    }
     if (given && parameters_[tensor].count > 0 && parameters_[tensor].data == nullptr) {
       throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are missing");
     }
@@ -250,28 +328,26 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-void Optimizer::add_calls(Calls<compute::MomentumStep>& calls, const Task& task, float rate) const {
+// The steps of whole tensors, without gradients.
+compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;
-  float* const momentum = parameter.momentum.data();
-  task.each_part([&](std::size_t begin, std::size_t end) {
-    calls.push_back({.weight = task.weights() + begin,
-                     .parameter = task.parameter_at(begin),
-                     .parameter_dtype = parameter.dtype,
-                     .gradient = task.gradient(begin),
-                     .gradient_dtype = task.gradients.dtype(),
-                     .momentum = momentum == nullptr ? nullptr : momentum + begin,
-                     .count = end - begin,
-                     .gradient_scale = task.scale,
-                     .weight_decay = task.settings.weight_decay,
-                     .factor = task.settings.momentum,
-                     .inner_rate = inside ? rate : 1.0F,
-                     .outer_rate = inside ? 1.0F : rate});
-  });
+  return {.weight = task.weights(),
+          .parameter = task.parameter_at(0),
+          .parameter_dtype = parameter.dtype,
+          .gradient = nullptr,
+          .gradient_dtype = task.gradients.dtype(),
+          .momentum = parameter.momentum.data(),
+          .count = parameter.count,
+          .gradient_scale = task.scale,
+          .weight_decay = task.settings.weight_decay,
+          .factor = task.settings.momentum,
+          .inner_rate = inside ? rate : 1.0F,
+          .outer_rate = inside ? 1.0F : rate};
 }
 
 // The bias of the first updates is corrected in float64, as PyTorch does.
-void Optimizer::add_calls(Calls<compute::AdamStep>& calls, const Task& task) {
+compute::AdamStep Optimizer::adam_step_of(const Task& task) {
   const Parameter& parameter = task.parameter;
   const Adam& adam = *task.settings.adam;
   const auto updates = static_cast<double>(adam.updates);
@@ -279,33 +355,35 @@ void Optimizer::add_calls(Calls<compute::AdamStep>& calls, const Task& task) {
   const auto decay = static_cast<double>(task.settings.weight_decay);
   const double bias_1 = 1.0 - std::pow(adam.beta_1, updates);
   const double bias_2 = 1.0 - std::pow(adam.beta_2, updates);
-  task.each_part([&](std::size_t begin, std::size_t end) {
-    calls.push_back({.weight = task.weights() + begin,
-                     .parameter = task.parameter_at(begin),
-                     .parameter_dtype = parameter.dtype,
-                     .gradient = task.gradient(begin),
-                     .gradient_dtype = task.gradients.dtype(),
-                     .mean = parameter.momentum.data() + begin,
-                     .mean_square = parameter.mean_square.data() + begin,
-                     .count = end - begin,
-                     .gradient_scale = task.scale,
-                     .weight_decay = adam.decoupled ? 0.0F : task.settings.weight_decay,
-                     .rate = static_cast<float>(rate / bias_1),
-                     .root = static_cast<float>(std::sqrt(bias_2)),
-                     .beta_1 = static_cast<float>(adam.beta_1),
-                     .alpha_1 = static_cast<float>(1.0 - adam.beta_1),
-                     .beta_2 = static_cast<float>(adam.beta_2),
-                     .alpha_2 = static_cast<float>(1.0 - adam.beta_2),
-                     .epsilon = static_cast<float>(adam.epsilon),
-                     .keep = adam.decoupled ? static_cast<float>(1.0 - rate * decay) : 1.0F});
-  });
+  return {.weight = task.weights(),
+          .parameter = task.parameter_at(0),
+          .parameter_dtype = parameter.dtype,
+          .gradient = nullptr,
+          .gradient_dtype = task.gradients.dtype(),
+          .mean = parameter.momentum.data(),
+          .mean_square = parameter.mean_square.data(),
+          .count = parameter.count,
+          .gradient_scale = task.scale,
+          .weight_decay = adam.decoupled ? 0.0F : task.settings.weight_decay,
+          .rate = static_cast<float>(rate / bias_1),
+          .root = static_cast<float>(std::sqrt(bias_2)),
+          .beta_1 = static_cast<float>(adam.beta_1),
+          .alpha_1 = static_cast<float>(1.0 - adam.beta_1),
+          .beta_2 = static_cast<float>(adam.beta_2),
+          .alpha_2 = static_cast<float>(1.0 - adam.beta_2),
+          .epsilon = static_cast<float>(adam.epsilon),
+          .keep = adam.decoupled ? static_cast<float>(1.0 - rate * decay) : 1.0F};
 }
 
 void Optimizer::step_on_host(const Task& task) const {
+  const auto make = [&task](const auto& whole, auto kernel) {
+    task.gradients.each_gradient(task.tensor, task.parameter.count,
+                                 [&](std::size_t begin, std::size_t end, const std::byte* gradient) {
+                                   kernel(part(whole, begin, end, gradient));
+                                 });
+  };
   if (task.settings.adam) {
-    Calls<compute::AdamStep> calls;
-    add_calls(calls, task);
-    std::for_each(calls.begin(), calls.end(), compute::adam_step);
+    make(adam_step_of(task), compute::adam_step);
     return;
   }
   float rate = task.settings.rate;
@@ -316,9 +394,7 @@ void Optimizer::step_on_host(const Task& task) const {
     });
     rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
   }
-  Calls<compute::MomentumStep> calls;
-  add_calls(calls, task, rate);
-  std::for_each(calls.begin(), calls.end(), compute::momentum_step);
+  make(momentum_step_of(task, rate), compute::momentum_step);
 }
 
 // The norms of all tensors are asked for at once, and so the host waits once.
@@ -342,11 +418,15 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
   }
   auto of_gradients = sums.cbegin();
   auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());
-  Calls<compute::MomentumStep> calls;
-  Calls<compute::AdamStep> calls_of_adam;
+  std::vector<compute::MomentumStep> calls;
+  std::vector<compute::AdamStep> calls_of_adam;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const auto add = [&task = tasks[i]](auto& steps, const auto& whole) {
+      task.each_part(
+          [&](std::size_t begin, std::size_t end) { steps.push_back(part(whole, begin, end, task.gradient(begin))); });
+    };
     if (tasks[i].settings.adam) {
-      add_calls(calls_of_adam, tasks[i]);
+      add(calls_of_adam, adam_step_of(tasks[i]));
       continue;
     }
     float rate = tasks[i].settings.rate;
@@ -355,7 +435,7 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
       rate = tasks[i].local_rate(std::accumulate(of_gradients, end, 0.0), *of_weights++);
       of_gradients = end;
     }
-    add_calls(calls, tasks[i], rate);
+    add(calls, momentum_step_of(tasks[i], rate));
   }
   on_device_->run(calls, calls_of_adam, dtype, stream);
 }

@@ -59,6 +59,10 @@ class Optimizer {
   void set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
                      const std::optional<collective::Placement>& placement = {});
 
+  // Has these numbers of a tensor lie in this memory of the host, with the numbers that are there.
+  enum class Numbers { momentum, mean_square, master };
+  void place(Numbers numbers, std::size_t tensor, std::span<float> memory);
+
   // Makes weights of 16 bits what their master weights round to; on a device, the host waits for it.
   void round_master(std::size_t tensor);
 
@@ -105,11 +109,8 @@ class Optimizer {
             Stream stream) const;
   void step_on_host(const Task& task) const;
   void step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream);
-  // The calls of a step of one kind.
-  template <class Step>
-  using Calls = std::vector<Step>;
-  void add_calls(Calls<compute::MomentumStep>& calls, const Task& task, float rate) const;
-  static void add_calls(Calls<compute::AdamStep>& calls, const Task& task);
+  [[nodiscard]] compute::MomentumStep momentum_step_of(const Task& task, float rate) const;
+  [[nodiscard]] static compute::AdamStep adam_step_of(const Task& task);
 
   std::vector<Parameter> parameters_;
   Means used_ = no_means;  // by the last step

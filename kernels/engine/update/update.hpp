@@ -23,8 +23,12 @@ struct Update {
   std::optional<int> device;
   std::vector<std::size_t> offsets;  // of each tensor, in elements; then the end of the last
   std::vector<Span> spans;           // sorted, and apart
+  // On the host: memory of the same form on each rank of the node, this one's included, of whose gradients the step
+  // takes the mean. Empty: the gradients are those at `data`.
+  std::vector<const std::byte*> of_ranks = {};
 
   [[nodiscard]] std::size_t tensors() const { return offsets.size() - 1; }
+  void limit(Span elements);  // to those that lie in it
 };
 
 // Throws Error(value) unless a pool holds averaged gradients: `ready` of its tensors are ready for the next iteration.

@@ -73,6 +73,7 @@ class Segment {
   }
   [[nodiscard]] std::byte* mine() const noexcept { return part(rank_); }
   [[nodiscard]] std::size_t stride() const noexcept { return stride_; }
+  [[nodiscard]] std::size_t parts() const noexcept { return memory_.size() / stride_; }
   [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
 
  private:
