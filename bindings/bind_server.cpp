@@ -199,22 +199,24 @@ void bind_server(py::module_& module) {
           py::arg("number"), py::call_guard<WithoutGil>())
       .def(
           "take",
-          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, const py::object& weights) {
+          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, const py::object& weights,
+             const Timeout& timeout) {
             const TensorView view = view_tensor(weights, Access::write, "weights");
             check_tensor(self, tensor, view, "weights");
             if (view.dtype != DType::float32) {
               throw Error(ErrorKind::type, "weights are float32, not " + std::string(name_of(view.dtype)));
             }
             const WithoutGil release;
-            self.worker().take(number, tensor, reinterpret_cast<float*>(view.data));
+            self.worker().take(number, tensor, reinterpret_cast<float*>(view.data), timeout.value);
           },
-          py::arg("number"), py::arg("tensor"), py::arg("weights"))
+          py::arg("number"), py::arg("tensor"), py::arg("weights"), py::arg("timeout"))
       .def(
           "take_to",
-          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, std::uintptr_t address) {
-            self.worker().take(number, tensor, static_cast<float*>(pointer(address)));
+          [](const ParameterServer& self, std::uint64_t number, std::size_t tensor, std::uintptr_t address,
+             const Timeout& timeout) {
+            self.worker().take(number, tensor, static_cast<float*>(pointer(address)), timeout.value);
           },
-          py::arg("number"), py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
+          py::arg("number"), py::arg("tensor"), py::arg("address"), py::arg("timeout"), py::call_guard<WithoutGil>())
       .def(
           "finish",
           [](const ParameterServer& self, const Timeout& timeout) { return self.worker().finish(timeout.value); },

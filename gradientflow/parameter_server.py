@@ -141,8 +141,8 @@ class Pull:
         """
         self._native.wait_for_pull(self.number, timeout)
 
-    def take(self, index: int, weights: Any) -> None:
-        """Copy the weights of tensor `index`, once they have come.
+    def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
+        """Copy the weights of tensor `index`, as they come.
 
         Parameters
         ----------
@@ -150,26 +150,31 @@ class Pull:
             Its place in the order given.
         weights : array or int
             float32, of as many elements; or the address of such memory.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, or the pull has not come yet, or has given way to another one.
+            If there is no such tensor, or the pull has given way to another one.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`; what has come is in `weights` then.
         """
         tensor = _index(index, self._tensors)
         if isinstance(weights, int):
-            self._native.take_to(self.number, tensor, weights)
+            self._native.take_to(self.number, tensor, weights, timeout)
         else:
-            self._native.take(self.number, tensor, weights)
+            self._native.take(self.number, tensor, weights, timeout)
 
-    def take_all(self, arrays: Sequence[Any]) -> None:
-        """Copy the weights of all tensors, as `take` does."""
+    def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
+        """Copy the weights of all tensors, as `take` does, and as they come: there is no need to wait before."""
         found = sequence("arrays", arrays, "arrays")
         if len(found) != self._tensors:
             message = f"arrays are {self._tensors}, one for each tensor, not {len(found)}"
             raise ArgumentError(message)
         for index, each in enumerate(found):
-            self.take(index, each)
+            self.take(index, each, timeout)
+        self.wait(timeout)
 
 
 class ParameterServer:
@@ -435,9 +440,7 @@ class ParameterServer:
 
     def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
         """Pull, wait, and take all tensors."""
-        pull = self.pull(exact)
-        pull.wait(timeout)
-        pull.take_all(arrays)
+        self.pull(exact).take_all(arrays, timeout)
 
     def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
         """Push no more until all workers have said so and all is applied; then take the weights, exactly.

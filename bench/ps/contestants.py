@@ -103,7 +103,6 @@ def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> S
 
     def call() -> None:
         _, pull = server.push_pull(_SETTINGS, gradients=[gradient])
-        pull.wait()
         pull.take_all([weights])
 
     return ServerContestant(OURS, wire, gradient, weights, mean, call, server.close)

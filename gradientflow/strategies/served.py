@@ -315,7 +315,6 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def _take_pull(self) -> None:
         if self._pull is not None:
-            self._pull.wait()
             self._pull.take_all(self.weights)
             self._pull = None
 

@@ -677,7 +677,7 @@ gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t pu
 gf_status gf_parameter_server_pull(gf_parameter_server* server, int exact, uint64_t* pull);
 gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pull, double timeout);
 
-// Copies the weights of a tensor, once they have come.
+// Copies the weights of a tensor, as they come.
 gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
 
 // Waits until all ranks have come so far, and all is applied; gives a pull of the exact weights, which has come.

@@ -166,7 +166,7 @@ gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, s
     if (tensor < counts.size() && counts[tensor] > 0) {
       static_cast<void>(given(weights, "weights"));
     }
-    worker.take(pull, tensor, weights);
+    worker.take(pull, tensor, weights, {});
   });
 }
 

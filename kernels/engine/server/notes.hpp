@@ -54,7 +54,7 @@ enum class NoteKind : std::uint32_t {
   // to a worker
   release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped, as pairs of
             // number and Skip
-  answer,   // number: of the server; version: what in node memory answers the pull
+  answer,   // number: of the server, which has answered the pull; version: what in node memory does
   failure,  // number: the kind of error; its text
 };
 

@@ -172,9 +172,9 @@ void Server::expect_push(int number) {
   for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
     const Piece& piece = shared_.layout.piece(r, number_);
     if (piece.count > 0) {
-      of.parts.push_back(shared_.mailbox->receive(number, shared_.tags.pushed(),
-                                                  of.received.get() + piece.shard * size_of(shared_.wire),
-                                                  piece.count * size_of(shared_.wire), of.received));
+      of.parts.push_back(shared_.mailbox->receive(
+          number, shared_.tags.pushed(), of.received.get() + piece.shard * size_of(shared_.wire),
+          piece.count * size_of(shared_.wire), of.received, transport::Way::in_parts));
     }
   }
 }
@@ -350,10 +350,25 @@ void Server::apply_round(const std::vector<int>& workers) {
   const Round round = gather(workers);
   const std::vector<float> rates = rates_of(round);
   ++rounds_;
+  const std::vector<ReceivedNote> pulls = pulls_after_round();
+  std::size_t ranges = 0;  // that have been sent
+  const auto send_to_all = [&](std::size_t end) {
+    for (; ranges < end; ++ranges) {
+      for (const ReceivedNote& pull : pulls) {
+        send_weights(pull.source, pull.note.exact, ranges);
+        worker(pull.source).has_weights = true;
+      }
+    }
+  };
   if (round.skip == Skip::no) {
-    shard_.apply(round.contributions, *round.settings, rates, round.scale);
     ++changes_;
+    if (pulls.empty()) {
+      shard_.apply(round.contributions, *round.settings, rates, round.scale);
+    } else {
+      shard_.apply(round.contributions, *round.settings, rates, round.scale, send_to_all);
+    }
   }
+  send_to_all(shared_.layout.ranges().size());
   for (const int w : workers) {
     Worker& of = worker(w);
     of.pushes.pop_front();
@@ -452,15 +467,34 @@ void Server::end_epoch() {
   }
 }
 
+bool Server::is_due(const ReceivedNote& pull, std::uint64_t released) const {
+  return has_weights_ && released >= pull.note.pushes && ends_ >= pull.note.round;
+}
+
 void Server::answer_pulls(int number) {
   Worker& of = worker(number);
   std::erase_if(of.pulls, [&](const ReceivedNote& pull) {
-    const bool is_due = has_weights_ && of.released >= pull.note.pushes && ends_ >= pull.note.round;
+    const bool is_due = this->is_due(pull, of.released);
     if (is_due) {
       answer(number, pull);
     }
     return is_due;
   });
+}
+
+// Pulls of workers of other nodes that come next after the round about to be applied, before anything else changes:
+// weights are sent to them range by range, while later ranges are still updated.
+std::vector<ReceivedNote> Server::pulls_after_round() {
+  std::vector<ReceivedNote> pulls;
+  for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {
+    for (const int w : next->workers) {
+      std::copy_if(worker(w).pulls.begin(), worker(w).pulls.end(), std::back_inserter(pulls),
+                   [&](const ReceivedNote& pull) {
+                     return !is_here(w) && pull.note.kind != NoteKind::state && is_due(pull, worker(w).released + 1);
+                   });
+    }
+  }
+  return pulls;
 }
 
 void Server::answer(int number, const ReceivedNote& pull) {
@@ -470,27 +504,39 @@ void Server::answer(int number, const ReceivedNote& pull) {
   }
   if (is_here(number)) {
     shard_.lease_to(number, pull.note.exact);
-    send_note(*shared_.mailbox, number, shared_.tags.to_worker,
-              {.kind = NoteKind::answer, .number = number_, .version = shard_.version()});
-    return;
+  } else if (!std::exchange(worker(number).has_weights, false)) {
+    for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
+      send_weights(number, pull.note.exact, r);
+    }
   }
-  const Copy& copy = copy_for_others(pull.note.exact);
-  static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), copy.values.get(), copy.bytes, copy.values));
+  send_note(*shared_.mailbox, number, shared_.tags.to_worker,
+            {.kind = NoteKind::answer, .number = number_, .version = shard_.version()});
 }
 
-// One for all workers that pull the same weights. What is still on its way is not written to.
-const Server::Copy& Server::copy_for_others(bool exact) {
+// From a copy for all workers that pull the same weights, made range by range. What is still on its way is not written
+// to.
+void Server::send_weights(int number, bool exact, std::size_t range) {
   Copy& copy = copies_[exact ? 1 : 0];
+  const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);
   if (copy.values == nullptr || copy.changes != changes_) {
-    copy.bytes = shard_.size() * (exact ? sizeof(float) : size_of(shared_.wire));
     if (copy.values == nullptr || copy.values.use_count() > 1) {
-      copy.values = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(copy.bytes, 1));
+      copy.values = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(shard_.size() * item, 1));
     }
-    std::memcpy(copy.values.get(), exact ? static_cast<const void*>(shard_.weights()) : shard_.travelling(),
-                copy.bytes);
+    copy.ranges = 0;
     copy.changes = changes_;
   }
-  return copy;
+  const Piece& piece = shared_.layout.piece(range, number_);
+  std::byte* const values = copy.values.get() + piece.shard * item;
+  if (range == copy.ranges) {
+    const std::byte* const weights =
+        exact ? reinterpret_cast<const std::byte*>(shard_.latest()) : shard_.latest_travelling();
+    std::memcpy(values, weights + piece.shard * item, piece.count * item);
+    ++copy.ranges;
+  }
+  if (piece.count > 0) {
+    static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), values, piece.count * item, copy.values,
+                                            transport::Way::in_parts));
+  }
 }
 
 void Server::send_array(int number, std::size_t array) {

@@ -89,6 +89,7 @@ class Server {
     std::shared_ptr<std::byte[]> received;                                      // of a worker of another node: its push
     std::vector<std::shared_ptr<transport::Letter>> parts;  // of which these are the pieces, under way
     std::vector<ReceivedNote> pulls;                        // that wait
+    bool has_weights = false;                               // of another node: sent for the pull that comes due
     bool departed = false;
     bool closed = false;
   };
@@ -128,13 +129,15 @@ class Server {
   void report(int number, std::uint64_t what);
   void end_epoch();
   void answer_pulls(int number);
+  [[nodiscard]] bool is_due(const ReceivedNote& pull, std::uint64_t released) const;
   void answer(int number, const ReceivedNote& pull);
+  [[nodiscard]] std::vector<ReceivedNote> pulls_after_round();
   struct Copy {
     std::shared_ptr<std::byte[]> values;
-    std::size_t bytes = 0;
+    std::size_t ranges = 0;     // that are there, the first ones
     std::uint64_t changes = 0;  // what changes_ was
   };
-  [[nodiscard]] const Copy& copy_for_others(bool exact);
+  void send_weights(int number, bool exact, std::size_t range);
   void send_array(int number, std::size_t array);
   void check_farewells() const;
   [[nodiscard]] static bool says_bye(const Worker& of);

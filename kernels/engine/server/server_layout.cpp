@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "../exchange/fusion.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -26,11 +27,15 @@ ServerLayout::ServerLayout(std::vector<std::size_t> counts, std::size_t servers,
     }
     bytes.push_back(room * size_of(wire));
   }
-  ranges_ = fuse(bytes, threshold);
-  range_of_.assign(counts_.size(), 0);
-  for (std::size_t r = 0; r < ranges_.size(); ++r) {
-    std::fill(range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].begin),
-              range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].end), r);
+  for (const TensorRange& fused : fuse(bytes, threshold)) {
+    const std::size_t begin = offsets_[fused.begin];
+    const std::size_t units = (offsets_[fused.end] - begin) / unit;
+    const std::size_t all = units * unit * size_of(wire);
+    const std::size_t parts =
+        threshold == 0 ? 1 : std::clamp<std::size_t>(all / threshold, 1, std::max<std::size_t>(units, 1));
+    for (std::size_t i = 0; i < parts; ++i) {
+      ranges_.push_back({begin + units * i / parts * unit, begin + units * (i + 1) / parts * unit});
+    }
   }
   cut();
   const auto empty = std::find(shard_sizes_.begin(), shard_sizes_.end(), 0);
@@ -60,8 +65,9 @@ void ServerLayout::cut() {
   of_server_.resize(servers_);
   of_tensor_.resize(counts_.size());
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
-    const std::size_t begin = offsets_[ranges_[r].begin];
-    const std::size_t units = (offsets_[ranges_[r].end] - begin) / unit;
+    const std::size_t begin = ranges_[r].begin;
+    const std::size_t units = (ranges_[r].end - begin) / unit;
+    elements_.push_back(0);
     for (std::size_t s = 0; s < servers_; ++s) {
       const std::size_t place = (s + r) % servers_;
       const std::size_t from = units * place / servers_ * unit;
@@ -75,14 +81,17 @@ void ServerLayout::cut() {
 
 void ServerLayout::list_parts(std::size_t range, std::size_t server) {
   const Piece& piece = pieces_.back();
-  for (std::size_t tensor = ranges_[range].begin; tensor < ranges_[range].end; ++tensor) {
+  const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), piece.flat);
+  for (auto tensor = static_cast<std::size_t>(after - offsets_.begin()) - 1;
+       tensor < counts_.size() && offsets_[tensor] < piece.flat + piece.count; ++tensor) {
     const std::size_t begin = std::max(offsets_[tensor], piece.flat);
     const std::size_t end = std::min(offsets_[tensor] + counts_[tensor], piece.flat + piece.count);
     if (begin < end) {
-      const TensorPart part{tensor,     server, begin - offsets_[tensor], begin, piece.shard + (begin - piece.flat),
-                            end - begin};
+      const std::size_t shard = piece.shard + (begin - piece.flat);
+      const TensorPart part{tensor, server, range, begin - offsets_[tensor], begin, shard, end - begin};
       of_server_[server].push_back(part);
       of_tensor_[tensor].push_back(part);
+      elements_[range] += part.count;
     }
   }
 }

@@ -1,7 +1,8 @@
 // Where the tensors of a parameter server lie, and which server has which part of them.
 //
-// The tensors lie one after the other in one flat vector. It is cut into ranges (see `fuse`), and every range into one
-// piece for each server, of nearly equal size: so all servers are busy all the time, whatever the sizes of the tensors.
+// The tensors lie one after the other in one flat vector. It is cut into ranges, of whole tensors that are put together
+// (see `fuse`) or of parts of a large one, and every range into one piece for each server, of nearly equal size: so all
+// servers are busy all the time, whatever the sizes of the tensors.
 // The shard of a server is all of its pieces, one after the other.
 #pragma once
 
@@ -9,11 +10,14 @@
 #include <vector>
 
 #include "../../base/dtype.hpp"
-#include "../exchange/fusion.hpp"
 
 namespace gradientflow::engine {
 
 // All in elements.
+struct FlatRange {
+  std::size_t begin;
+  std::size_t end;
+};
 struct Piece {
   std::size_t flat;   // where it begins in the flat vector,
   std::size_t shard;  // and in the shard
@@ -24,6 +28,7 @@ struct Piece {
 struct TensorPart {
   std::size_t tensor;
   std::size_t server;
+  std::size_t range;
   std::size_t begin;  // in the tensor,
   std::size_t flat;   // in the flat vector,
   std::size_t shard;  // and in the shard
@@ -44,8 +49,8 @@ class ServerLayout {
   [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }
   [[nodiscard]] std::size_t size() const { return offsets_.back(); }
   [[nodiscard]] std::size_t servers() const { return servers_; }
-  [[nodiscard]] const std::vector<TensorRange>& ranges() const { return ranges_; }
-  [[nodiscard]] std::size_t range_of(std::size_t tensor) const { return range_of_[tensor]; }
+  [[nodiscard]] const std::vector<FlatRange>& ranges() const { return ranges_; }
+  [[nodiscard]] std::size_t elements_of(std::size_t range) const { return elements_[range]; }  // of tensors
   [[nodiscard]] const Piece& piece(std::size_t range, std::size_t server) const {
     return pieces_[range * servers_ + server];
   }
@@ -60,8 +65,8 @@ class ServerLayout {
   std::vector<std::size_t> counts_;
   std::size_t servers_;
   std::vector<std::size_t> offsets_;  // one more than tensors
-  std::vector<TensorRange> ranges_;
-  std::vector<std::size_t> range_of_;
+  std::vector<FlatRange> ranges_;
+  std::vector<std::size_t> elements_;
   std::vector<Piece> pieces_;  // by range, then by server
   std::vector<std::size_t> shard_sizes_;
   std::vector<std::vector<TensorPart>> of_server_;

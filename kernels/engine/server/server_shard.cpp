@@ -40,8 +40,8 @@ ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory,
 // Block by block, so that the weights, the optimizer's state and the mean of a block stay in the caches from one kernel
 // to the next.
 void ServerShard::apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
-                        std::span<const float> rates, float scale) {
-  const std::size_t next = free_version();
+                        std::span<const float> rates, float scale, const AfterRanges& after_ranges) {
+  const std::size_t next = latest_ = free_version();
   float* const weights = memory_->weights(server_, next);
   const float* const present = this->weights();
   const bool rounds = wire_ != DType::float32;
@@ -69,20 +69,35 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
       }
     }
   };
-  // Every thread has an equal piece of the shard.
-  const auto update_piece = [&](std::size_t piece, std::size_t pieces) {
-    const std::size_t first = size() * piece / pieces / least_block * least_block;
-    const std::size_t end = piece + 1 == pieces ? size() : size() * (piece + 1) / pieces / least_block * least_block;
-    for (const TensorPart& part : parts) {
-      const std::size_t from = std::clamp(first, part.shard, part.shard + part.count) - part.shard;
-      const std::size_t to = std::clamp(end, part.shard, part.shard + part.count) - part.shard;
-      update(part, from, to, scratch_[piece]);
+  const auto update_shard = [&](std::size_t first, std::size_t end, Scratch& scratch) {
+    auto part = std::upper_bound(parts.begin(), parts.end(), first,
+                                 [](std::size_t at, const TensorPart& each) { return at < each.shard + each.count; });
+    for (; part != parts.end() && part->shard < end; ++part) {
+      update(*part, std::max(first, part->shard) - part->shard, std::min(end, part->shard + part->count) - part->shard,
+             scratch);
     }
   };
-  if (size() < worth_sharing) {
-    update_piece(0, 1);
+  // Every thread has an equal piece.
+  const auto update_together = [&](std::size_t first, std::size_t end) {
+    if (end - first < worth_sharing) {
+      update_shard(first, end, scratch_[0]);
+      return;
+    }
+    team_.run([&](std::size_t piece, std::size_t pieces) {
+      const auto border = [&](std::size_t i) {
+        return i == pieces ? end : first + (end - first) * i / pieces / least_block * least_block;
+      };
+      update_shard(border(piece), border(piece + 1), scratch_[piece]);
+    });
+  };
+  if (after_ranges) {
+    for (std::size_t r = 0; r < layout_->ranges().size(); ++r) {
+      const Piece& piece = layout_->piece(r, server_);
+      update_together(piece.shard, piece.shard + piece.count);
+      after_ranges(r + 1);
+    }
   } else {
-    team_.run(update_piece);
+    update_together(0, size());
   }
   version_ = next;
 }
@@ -272,7 +287,7 @@ void ServerShard::load(std::size_t number, const float* values) {
   if (number == 0) {
     const std::size_t next = free_version();
     std::copy_n(values, size(), memory_->weights(server_, next));
-    version_ = next;
+    version_ = latest_ = next;
     round_weights();
   } else if (number <= states()) {
     state_[number - 1].assign(values, values + size());

@@ -29,9 +29,10 @@ class ServerShard {
               const ServerOptimizer& optimizer, std::size_t threads, IsAlive is_alive);
 
   // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
-  // `rates`: of each tensor.
+  // `rates`: of each tensor. `after_ranges`: called as ranges are done, with the number of them; see `latest`.
+  using AfterRanges = std::function<void(std::size_t ranges)>;
   void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
-             std::span<const float> rates, float scale);
+             std::span<const float> rates, float scale, const AfterRanges& after_ranges = {});
 
   // The sums of the squares of this shard's weights, and of that mean, for LARS: two numbers for each tensor that has a
   // trust coefficient, zeros for the others.
@@ -42,6 +43,10 @@ class ServerShard {
   [[nodiscard]] std::size_t version() const { return version_; }
   [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
   [[nodiscard]] const std::byte* travelling() const { return memory_->travelling(server_, version_); }
+
+  // The same, or where an update is under way those that it makes, as far as it has come.
+  [[nodiscard]] const float* latest() const { return memory_->weights(server_, latest_); }
+  [[nodiscard]] const std::byte* latest_travelling() const { return memory_->travelling(server_, latest_); }
 
   // A worker of this node may read the present version from now on, until it lets go.
   void lease_to(int worker, bool exact);
@@ -88,6 +93,7 @@ class ServerShard {
   DType wire_;
   IsAlive is_alive_;
   std::size_t version_ = 0;
+  std::size_t latest_ = 0;
   std::vector<bool> exact_;  // by worker: its lease is on the weights as they are
   ServerOptimizer optimizer_;
   std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty as long as there is none

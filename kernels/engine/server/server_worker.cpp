@@ -19,7 +19,6 @@ using namespace std::chrono_literals;
 constexpr auto between_looks = 50ms;
 constexpr auto last_words = 200ms;
 constexpr double longest_wait = 1e9;
-constexpr std::uint64_t most_ahead = 16;  // pushes that the policy has not answered yet
 
 // What does not fit into the caches is not read again while it is there.
 compute::Store store_for(std::size_t bytes) {
@@ -27,7 +26,8 @@ compute::Store store_for(std::size_t bytes) {
 }
 
 bool have_ended(const std::vector<std::shared_ptr<transport::Letter>>& letters) {
-  return std::all_of(letters.begin(), letters.end(), [](const auto& letter) { return letter->ended(); });
+  return std::all_of(letters.begin(), letters.end(),
+                     [](const auto& letter) { return letter == nullptr || letter->ended(); });
 }
 
 void check_number(const char* name, float value) {
@@ -43,9 +43,17 @@ ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function
       timeout_(timeout),
       attend_(std::move(attend)),
       ready_(shared.layout.tensors()),
-      versions_(shared.roles.servers.size()) {
-  for (const TensorRange& range : shared_.layout.ranges()) {
-    left_.push_back(range.end - range.begin);
+      answers_(shared.roles.servers.size()),
+      has_answered_(answers_, true),
+      versions_(answers_) {
+  begin_ranges();
+}
+
+void ServerWorker::begin_ranges() {
+  sent_ = 0;
+  left_.clear();
+  for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
+    left_.push_back(shared_.layout.elements_of(r));
   }
 }
 
@@ -77,6 +85,7 @@ void ServerWorker::take_notes() {
       }
     } else if (note.kind == NoteKind::answer) {
       versions_[note.number] = note.version;
+      has_answered_[note.number] = true;
       ++answers_;
     } else if (note.kind == NoteKind::report) {
       ++reports_come_;
@@ -160,15 +169,12 @@ bool ServerWorker::slot_is_free() {
     letter->check();
   }
   sends.clear();
-  // To another node, a small push has left as soon as it is sent: what bounds it is how far the worker is ahead.
-  bool has_remote = false;
   for (std::size_t s = 0; s < servers(); ++s) {
-    has_remote = has_remote || !is_here(s);
     if (is_here(s) && shared_.memory.word(s, rank()).applied.load(std::memory_order_acquire) + 2 < next) {
       return false;
     }
   }
-  return !has_remote || pushes_ < released_ + most_ahead;
+  return true;
 }
 
 void ServerWorker::await_slot(Lock& lock) {
@@ -191,23 +197,32 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
   ready_.check_new(tensor);
   ready_.add(tensor);
   std::byte* const slot = slot_of_tensor(tensor);
+  const std::byte* const source = static_cast<const std::byte*>(gradient);
+  const std::size_t store = shared_.layout.counts()[tensor] * size_of(dtype);
   ++copying_;
-  lock.unlock();
-  if (slot != gradient) {
-    const std::size_t count = shared_.layout.counts()[tensor];
-    if (dtype == shared_.wire) {
-      compute::copy(slot, gradient, count * size_of(dtype), store_for(count * size_of(dtype)));
-    } else {
-      compute::cast(slot, shared_.wire, gradient, dtype, count, 1.0F);
+  const auto& parts = shared_.layout.parts_of_tensor(tensor);
+  for (auto at = parts.begin(); at != parts.end();) {  // what a tensor has of a range lies together
+    const std::size_t range = at->range;
+    std::size_t begin = at->begin;
+    std::size_t count = 0;
+    for (; at != parts.end() && at->range == range; ++at) {
+      begin = std::min(begin, at->begin);
+      count += at->count;
     }
+    lock.unlock();
+    std::byte* const to = slot + begin * size_of(shared_.wire);
+    const std::byte* const from = source + begin * size_of(dtype);
+    if (dtype == shared_.wire) {
+      compute::copy(to, from, count * size_of(dtype), store_for(store));
+    } else {
+      compute::cast(to, shared_.wire, from, dtype, count, 1.0F);
+    }
+    lock.lock();
+    left_[range] -= count;
+    send_ranges();
   }
-  lock.lock();
   --copying_;
   copied_.notify_all();
-  if (shared_.layout.counts()[tensor] > 0 || !left_.empty()) {
-    --left_[shared_.layout.range_of(tensor)];
-  }
-  send_ranges();
 }
 
 // Those that are complete, and all before them. A worker begins with another server each.
@@ -221,7 +236,7 @@ void ServerWorker::send_ranges() {
       if (!is_here(s) && piece.count > 0) {
         sends_[(pushes_ + 1) % 2].push_back(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.pushed(),
                                                                   slot + piece.flat * item, piece.count * item,
-                                                                  shared_.memory.segment()));
+                                                                  shared_.memory.segment(), transport::Way::in_parts));
       }
     }
   }
@@ -291,10 +306,7 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
             differ ? std::as_bytes(std::span(settings_)) : std::span<const std::byte>{});
   }
   ready_.forget();
-  for (std::size_t r = 0; r < left_.size(); ++r) {
-    left_[r] = shared_.layout.ranges()[r].end - shared_.layout.ranges()[r].begin;
-  }
-  sent_ = 0;
+  begin_ranges();
   return {++pushes_, note.number};
 }
 
@@ -364,7 +376,7 @@ std::uint64_t ServerWorker::pull(bool exact) {
 }
 
 void ServerWorker::check_no_pull() const {
-  if (answers_ < awaited_ || !have_ended(answers_under_way_)) {
+  if (!has_come()) {
     throw Error(ErrorKind::value, "pull " + std::to_string(pulls_) + " of rank " + std::to_string(rank()) +
                                       " is still under way: wait for it before the next");
   }
@@ -381,16 +393,19 @@ void ServerWorker::expect_answers(bool exact) {
   const std::lock_guard nobody_takes(taking_);
   give_back_leases();
   exact_ = exact;
-  answers_ = awaited_ = 0;
+  answers_ = 0;
+  has_answered_.assign(servers(), false);
   answers_under_way_.clear();
   const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);
   for (std::size_t s = 0; s < servers(); ++s) {
-    if (is_here(s)) {
-      ++awaited_;
-    } else {
-      answers_under_way_.push_back(
-          shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(), shared_.memory.place(rank(), s),
-                                   shared_.layout.shard_size(s) * item, shared_.memory.segment()));
+    for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
+      const Piece& piece = shared_.layout.piece(r, s);
+      answers_under_way_.push_back(is_here(s) || piece.count == 0
+                                       ? nullptr
+                                       : shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(),
+                                                                  shared_.memory.place(rank(), s) + piece.shard * item,
+                                                                  piece.count * item, shared_.memory.segment(),
+                                                                  transport::Way::in_parts));
     }
   }
   ++pulls_;
@@ -423,10 +438,11 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
     if (pull < pulls_) {
       return;
     }
-    wait(lock, timeout, "pull " + std::to_string(pull),
-         [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+    wait(lock, timeout, "pull " + std::to_string(pull), [this] { return has_come(); });
     for (const auto& letter : answers_under_way_) {
-      letter->check();
+      if (letter != nullptr) {
+        letter->check();
+      }
     }
   });
 }
@@ -437,63 +453,80 @@ bool ServerWorker::has_come(std::uint64_t pull) {
   check_usable();
   take_notes();
   check_usable();
-  return pull < pulls_ || (answers_ == awaited_ && have_ended(answers_under_way_));
+  return pull < pulls_ || has_come();
 }
 
 void ServerWorker::check_pull(std::uint64_t pull) const {
   if (pull != pulls_) {
     throw Error(ErrorKind::value, "pull " + std::to_string(pull) + " has given way to pull " + std::to_string(pulls_));
   }
-  if (answers_ < awaited_ || !have_ended(answers_under_way_)) {
-    throw Error(ErrorKind::value, "pull " + std::to_string(pull) + " has not come yet: wait for it");
-  }
 }
 
-void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights) {
-  Lock lock(mutex_);
-  check_usable();
-  check_pull(pull);
-  for (const auto& letter : answers_under_way_) {
-    letter->check();
-  }
-  const bool exact = exact_;
-  const std::lock_guard one_at_a_time(taking_);  // after mutex_, as whoever begins a pull
-  lock.unlock();
-  if (tensor >= shared_.layout.tensors()) {
-    throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
-                                      std::to_string(shared_.layout.tensors()));
-  }
-  const DType dtype = exact ? DType::float32 : shared_.wire;
-  for (const TensorPart& part : shared_.layout.parts_of_tensor(tensor)) {
-    const std::byte* source = shared_.memory.place(rank(), part.server);
-    std::atomic<std::uint64_t>* lease = nullptr;
-    const std::uint64_t version = versions_[part.server];
-    std::uint64_t held = ServerWord::held + 8 * version;
-    if (is_here(part.server)) {
-      lease = &shared_.memory.word(part.server, rank()).lease;
-      while (!lease->compare_exchange_weak(held, ServerWord::reading + 8 * version)) {
-        if (held % 8 == ServerWord::moved) {
-          lease = nullptr;
-          break;
-        }
-        held = ServerWord::held + 8 * version;
-        sched_yield();
-      }
-      if (lease != nullptr) {
-        source = dtype == DType::float32
-                     ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
-                     : shared_.memory.travelling(part.server, version);
-      }
+bool ServerWorker::has_come() const { return answers_ == servers() && have_ended(answers_under_way_); }
+
+void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout) {
+  naming_the_missing([&] {
+    Lock lock(mutex_);
+    check_usable();
+    check_pull(pull);
+    if (tensor >= shared_.layout.tensors()) {
+      throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
+                                        std::to_string(shared_.layout.tensors()));
     }
-    source += part.shard * size_of(dtype);
-    if (dtype == DType::float32) {
-      compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(part.count * sizeof(float)));
-    } else {
-      compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
+    for (const TensorPart& part : shared_.layout.parts_of_tensor(tensor)) {
+      const auto is_there = [&] {
+        return pull != pulls_ || (letter_of(part) != nullptr ? letter_of(part)->ended() : has_answered_[part.server]);
+      };
+      if (!is_there()) {
+        wait(lock, timeout, "pull " + std::to_string(pull), is_there);
+      }
+      check_pull(pull);
+      if (letter_of(part) != nullptr) {
+        letter_of(part)->check();
+      }
+      const bool exact = exact_;
+      {
+        const std::lock_guard one_at_a_time(taking_);  // after mutex_, as whoever begins a pull
+        lock.unlock();
+        copy_weights(part, exact, weights);
+      }
+      lock.lock();
+    }
+  });
+}
+
+// With taking_ held.
+void ServerWorker::copy_weights(const TensorPart& part, bool exact, float* weights) {
+  const DType dtype = exact ? DType::float32 : shared_.wire;
+  const std::byte* source = shared_.memory.place(rank(), part.server);
+  std::atomic<std::uint64_t>* lease = nullptr;
+  const std::uint64_t version = versions_[part.server];
+  std::uint64_t held = ServerWord::held + 8 * version;
+  if (is_here(part.server)) {
+    lease = &shared_.memory.word(part.server, rank()).lease;
+    while (!lease->compare_exchange_weak(held, ServerWord::reading + 8 * version)) {
+      if (held % 8 == ServerWord::moved) {
+        lease = nullptr;
+        break;
+      }
+      held = ServerWord::held + 8 * version;
+      sched_yield();
     }
     if (lease != nullptr) {
-      lease->store(held, std::memory_order_release);
+      source = dtype == DType::float32
+                   ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
+                   : shared_.memory.travelling(part.server, version);
     }
+  }
+  source += part.shard * size_of(dtype);
+  if (dtype == DType::float32) {
+    const std::size_t all = shared_.layout.counts()[part.tensor] * sizeof(float);
+    compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(all));
+  } else {
+    compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
+  }
+  if (lease != nullptr) {
+    lease->store(held, std::memory_order_release);
   }
 }
 
@@ -504,8 +537,7 @@ std::uint64_t ServerWorker::finish(Seconds timeout) {
     throw Error(ErrorKind::value, "a push has begun: end it by push before finish");
   }
   if (!finishing_) {  // else it has departed: the last time the others did not come
-    wait(lock, timeout, "pull " + std::to_string(pulls_),
-         [this] { return answers_ == awaited_ && have_ended(answers_under_way_); });
+    wait(lock, timeout, "pull " + std::to_string(pulls_), [this] { return has_come(); });
     send_to(0, {.kind = NoteKind::depart});
     finishing_ = begin_pull(true, ++ends_);
   }

@@ -1,7 +1,7 @@
 // One worker of a parameter server: pushes gradients as they become ready, and pulls weights.
 //
 // A push goes into one of two slots, in the dtype in which it travels. Servers of this node read it there; to others a
-// range is sent as soon as its tensors and all ranges before it are there. A slot is free again when its messages have
+// range is sent as soon as all of it and all ranges before it are there. A slot is free again when its messages have
 // been sent and the servers of the node have applied it: until then a worker that pushes on waits.
 //
 // For any thread.
@@ -55,8 +55,8 @@ class ServerWorker {
   void wait_for_pull(std::uint64_t pull, Seconds timeout);
   [[nodiscard]] bool has_come(std::uint64_t pull);
 
-  // Copies a tensor of a pull that has come. Throws Error(value) where another one has been begun meanwhile.
-  void take(std::uint64_t pull, std::size_t tensor, float* weights);
+  // Copies a tensor of a pull, as its ranges come. Throws Error(value) where another one has been begun meanwhile.
+  void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
 
   // This worker pushes no more until all have said so, and everything is applied: then weights are pulled, exactly.
   std::uint64_t finish(Seconds timeout);
@@ -94,6 +94,7 @@ class ServerWorker {
   auto naming_the_missing(Work work) -> decltype(work());
   [[nodiscard]] bool slot_is_free();
   void await_slot(Lock& lock);
+  void begin_ranges();
   void send_ranges();
   void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});
   void ask_all(const Note& note);
@@ -102,6 +103,11 @@ class ServerWorker {
   void expect_answers(bool exact);
   std::uint64_t begin_pull(bool exact, std::uint64_t end);
   void check_pull(std::uint64_t pull) const;
+  [[nodiscard]] bool has_come() const;
+  [[nodiscard]] const std::shared_ptr<transport::Letter>& letter_of(const TensorPart& part) const {
+    return answers_under_way_[part.server * shared_.layout.ranges().size() + part.range];
+  }
+  void copy_weights(const TensorPart& part, bool exact, float* weights);
   void give_back_leases();
 
   Server::Shared& shared_;
@@ -115,7 +121,7 @@ class ServerWorker {
 
   std::uint64_t pushes_ = 0;       // that have ended
   ReadyTensors ready_;             // of the one that has begun
-  std::vector<std::size_t> left_;  // by range: tensors that are not there
+  std::vector<std::size_t> left_;  // by range: elements that are not there
   std::size_t sent_ = 0;           // ranges
   int copying_ = 0;                // threads
   std::condition_variable copied_;
@@ -129,10 +135,10 @@ class ServerWorker {
   std::uint64_t ends_ = 0;
   std::optional<std::uint64_t> finishing_;  // the pull of a finish that has not come yet
   bool exact_ = false;                      // the last pull
-  std::size_t answers_ = 0;                 // to it, of servers that are awaited
-  std::size_t awaited_ = 0;
-  std::vector<std::size_t> versions_;  // by server
-  Letters answers_under_way_;
+  std::size_t answers_;                     // to it, of servers
+  std::vector<bool> has_answered_;          // by server
+  std::vector<std::size_t> versions_;       // by server
+  Letters answers_under_way_;               // by server, then by range; nothing where none has to come
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;
   std::vector<double> report_;  // the last one

@@ -24,6 +24,11 @@ constexpr auto leave_time = 1s;  // for what is on its way when a mailbox is clo
 constexpr int drawn_at_once = 256;
 constexpr std::size_t told_in_errors = 3;
 
+// Below what Open MPI sends over TCP before the receiver has asked for it, 64 KiB with a header. The number is enough
+// to fill a link on which messages wait for others.
+constexpr std::size_t part_bytes = 60 * 1024;
+constexpr std::size_t most_parts_under_way = 16;
+
 constexpr int fewest_tags = 32768;  // that every MPI library offers
 constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
@@ -70,6 +75,8 @@ Envelope envelope_of(const MPI_Status& status) {
 std::string rank_text(int rank) { return rank < 0 ? "any rank" : "rank " + std::to_string(rank); }
 
 bool is_from(const Envelope& envelope, int rank) { return rank == Mailbox::any_source || rank == envelope.source; }
+
+std::size_t parts_of(std::size_t bytes) { return std::max<std::size_t>((bytes + part_bytes - 1) / part_bytes, 1); }
 
 int highest_tag(MPI_Comm comm) {
   int* highest = nullptr;
@@ -160,6 +167,7 @@ Mailbox::Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::
       notice_tag_(highest_tag(mpi_->get())),
       alarm_(std::make_shared<Alarm>()),
       tags_left_(notice_tag_),
+      parts_under_way_(static_cast<std::size_t>(mpi_->size())),
       words_(static_cast<std::size_t>(mpi_->size())),
       acquainted_(words_.size()) {}
 
@@ -244,12 +252,18 @@ Tags Mailbox::draw_rest() {
   return {0, std::exchange(tags_left_, 0)};
 }
 
-std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner) {
+std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
+                                      Way way) {
   auto held = lock();
   auto letter = make_letter(Letter::Kind::send, to, tag, bytes, std::move(owner));
   acquainted_[static_cast<std::size_t>(to)] = true;
   if (const auto error = loss(to, letter->what())) {
     end(letter, error);
+  } else if (way == Way::in_parts) {
+    letter->data_ = const_cast<void*>(data);  // NOLINT(*-const-cast): only read
+    letter->parts_ = parts_of(bytes);
+    leaving_.push_back(letter);
+    send_parts();
   } else {
     const Extent extent(bytes);
     mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, letter->tag_, mpi_->get(), &letter->request_),
@@ -260,29 +274,81 @@ std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data
   return letter;
 }
 
-std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner) {
+// The next one that has not begun.
+std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole) {
+  auto part = std::make_shared<Letter>();
+  const std::size_t begin = whole->parts_begun_++ * part_bytes;
+  part->kind_ = whole->kind_;
+  part->peer_ = whole->peer_;
+  part->tag_ = whole->tag_;
+  part->data_ = static_cast<std::byte*>(whole->data_) + begin;
+  part->bytes_ = std::min(part_bytes, whole->bytes_ - begin);
+  part->owner_ = whole->owner_;
+  part->whole_ = whole;
+  return part;
+}
+
+// As many as may be under way. A synchronous send ends when the receiver has taken it: that bounds what waits there.
+void Mailbox::send_parts() {
+  for (std::size_t i = 0; i < leaving_.size(); ++i) {
+    const std::shared_ptr<Letter> whole = leaving_[i];
+    std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
+    while (!whole->ended() && whole->parts_begun_ < whole->parts_ && under_way < most_parts_under_way) {
+      if (const auto error = loss(whole->peer_, whole->what())) {
+        end(whole, error);
+        break;
+      }
+      const std::shared_ptr<Letter> part = next_part(whole);
+      mpi_->check(MPI_Issend(part->data_, static_cast<int>(part->bytes_), MPI_BYTE, part->peer_, part->tag_,
+                             mpi_->get(), &part->request_),
+                  "MPI_Issend");
+      ++under_way;
+      in_flight_.push_back(part);
+      alarm_->ring_if_idle();
+    }
+  }
+  std::erase_if(leaving_, [](const auto& each) { return each->ended() || each->parts_begun_ == each->parts_; });
+}
+
+std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
+                                         Way way) {
   auto held = lock();
   auto letter = make_letter(Letter::Kind::receive, from, tag, bytes, std::move(owner));
   letter->data_ = data;
+  letter->parts_ = way == Way::in_parts ? parts_of(bytes) : 0;
   if (from >= 0) {
     acquainted_[static_cast<std::size_t>(from)] = true;
   }
   progress(false);
-  const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& arrival) {
-    return arrival->envelope_.tag == letter->tag_ && is_from(arrival->envelope_, from);
-  });
-  if (found != arrived_.end()) {
-    const std::unique_ptr<Arrival> arrival = std::move(*found);
-    arrived_.erase(found);
-    begin(letter, arrival->envelope_, arrival->message_);
-  } else if (const auto error = loss(from, letter->what())) {
-    end(letter, error);
-  } else {
-    posted_.push_back(letter);
-    alarm_->ring_if_idle();
+  posted_.push_back(letter);
+  for (auto at = arrived_.begin(); at != arrived_.end() && !posted_.empty() && posted_.back() == letter;) {
+    if ((*at)->envelope_.tag == letter->tag_ && is_from((*at)->envelope_, from)) {
+      const std::unique_ptr<Arrival> arrival = std::move(*at);
+      at = arrived_.erase(at);
+      begin_receive(letter, arrival->envelope_, arrival->message_);
+    } else {
+      ++at;
+    }
+  }
+  if (!posted_.empty() && posted_.back() == letter) {
+    if (const auto error = loss(from, letter->what())) {
+      posted_.pop_back();
+      end(letter, error);
+    } else {
+      alarm_->ring_if_idle();
+    }
   }
   finish(held);
   return letter;
+}
+
+// Of a letter in posted_, or of its next part. It is posted until all parts have begun.
+void Mailbox::begin_receive(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message) {
+  const std::shared_ptr<Letter> part = letter->parts_ == 0 ? letter : next_part(letter);
+  if (letter->parts_begun_ == letter->parts_) {
+    std::erase(posted_, letter);
+  }
+  begin(part, envelope, message);
 }
 
 std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
@@ -432,9 +498,8 @@ void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
     return letter->tag_ == envelope.tag && is_from(envelope, letter->peer_);
   });
   if (found != posted_.end()) {
-    const std::shared_ptr<Letter> letter = std::move(*found);
-    posted_.erase(found);
-    begin(letter, envelope, message);
+    const std::shared_ptr<Letter> letter = *found;
+    begin_receive(letter, envelope, message);
     return;
   }
   auto arrival = std::make_unique<Arrival>();
@@ -450,6 +515,22 @@ void Mailbox::end(const std::shared_ptr<Letter>& letter, std::optional<Error> er
     callbacks_.push_back(std::exchange(letter->then_, nullptr));
   }
   ended_.push_back(letter);
+  if (letter->whole_ != nullptr) {
+    end_part(*letter);
+  }
+}
+
+// The whole ends with its last part, or with the first one that fails.
+void Mailbox::end_part(const Letter& part) {
+  const std::shared_ptr<Letter>& whole = part.whole_;
+  if (part.kind_ == Letter::Kind::send) {
+    --parts_under_way_[static_cast<std::size_t>(part.peer_)];
+  }
+  ++whole->parts_ended_;
+  if (!whole->ended() && (part.error_ || whole->parts_ended_ == whole->parts_)) {
+    std::erase(posted_, whole);
+    end(whole, part.error_);
+  }
 }
 
 // What belongs to letters that have ended is let go, and their callbacks are run, where no lock is held.
@@ -483,6 +564,21 @@ bool Mailbox::test(const std::shared_ptr<Letter>& letter) {
   return true;
 }
 
+// The parts that a rank is sent end in their order, and each test looks for messages: so only the first one is tested.
+void Mailbox::test_all() {
+  std::vector<bool> waits(words_.size());
+  std::erase_if(in_flight_, [&](const auto& letter) {
+    const bool is_sent_part = letter->whole_ != nullptr && letter->kind_ == Letter::Kind::send;
+    const auto peer = static_cast<std::size_t>(std::max(letter->peer_, 0));
+    if (is_sent_part && waits[peer]) {
+      return false;
+    }
+    const bool ended = test(letter);
+    waits[peer] = waits[peer] || (is_sent_part && !ended);
+    return ended;
+  });
+}
+
 // Tests what is in flight, and draws what has come. `look`: for ranks that are lost, too. Returns whether anything has
 // happened.
 bool Mailbox::progress(bool look) {
@@ -494,13 +590,15 @@ bool Mailbox::progress(bool look) {
     return true;
   }
   const std::size_t before = in_flight_.size();
-  std::erase_if(in_flight_, [this](const auto& letter) { return test(letter); });
   try {
+    test_all();
+    const bool ended = in_flight_.size() != before;
+    send_parts();
     const bool drawn = !closed_ && draw_messages();
     if (!closed_ && (look || is_told_of_deaths_)) {
       look_out();
     }
-    return drawn || in_flight_.size() != before;
+    return drawn || ended;
   } catch (const Error& error) {
     end_all(error);
     return true;
@@ -553,7 +651,7 @@ void Mailbox::end_posted_in_vain() {
 }
 
 void Mailbox::end_all(const Error& error) {
-  for (auto* const letters : {&posted_, &in_flight_}) {
+  for (auto* const letters : {&posted_, &leaving_, &in_flight_}) {
     for (const auto& letter : std::exchange(*letters, {})) {
       const bool is_mpi_done = letter->request_ == MPI_REQUEST_NULL;
       if (!is_mpi_done) {
@@ -795,6 +893,9 @@ void Mailbox::close(bool orderly) noexcept {
       lock.unlock();
       std::this_thread::sleep_for(1ms);
       lock.lock();
+    }
+    for (const auto& letter : std::exchange(leaving_, {})) {
+      end(letter, given_up(*letter, why));
     }
     for (const auto& letter : std::exchange(in_flight_, {})) {
       finish_later(std::move(letter->owner_), {letter->request_});

@@ -11,6 +11,10 @@
 // Whoever waits carries all messages of the mailbox on; while nobody does, a thread does so, in naps of up to 5 ms. The
 // thread starts with the first message, and sleeps while nothing is pending.
 //
+// A message may travel in parts, each of which MPI sends without announcing it first, and of which few are under way to
+// a rank at a time. Where large messages cross on TCP, Open MPI's announcements wait behind data, and links rest: parts
+// fill them.
+//
 // Inside a node, too, MPI carries the messages: its own way through shared memory is as fast as a direct read with a
 // handshake. docs/architecture.md has the figures.
 #pragma once
@@ -44,6 +48,9 @@ struct Envelope {
   std::size_t bytes = 0;
 };
 
+// How a message travels. Sender and receiver give the same.
+enum class Way : std::uint8_t { whole, in_parts };
+
 // A range of a mailbox's tags, for one purpose.
 struct Tags {
   int first = 0;
@@ -75,8 +82,12 @@ class Letter {
   Kind kind_ = Kind::send;
   int peer_ = -1;
   int tag_ = 0;
-  void* data_ = nullptr;  // of a receive
+  void* data_ = nullptr;  // of a receive, or of a send in parts
   std::size_t bytes_ = 0;
+  std::size_t parts_ = 0;  // that it travels in; 0: it is a part, or travels whole
+  std::size_t parts_begun_ = 0;
+  std::size_t parts_ended_ = 0;
+  std::shared_ptr<Letter> whole_;  // of a part
   MPI_Request request_ = MPI_REQUEST_NULL;
   std::shared_ptr<const void> owner_;
   Envelope envelope_;
@@ -126,11 +137,12 @@ class Mailbox {
 
   // Starts to send `bytes` bytes, which must stay as they are until the letter has ended. Throws Error(value),
   // Error(closed), Error(mpi), Error(system).
-  [[nodiscard]] std::shared_ptr<Letter> send(int to, std::int64_t tag, const void* data, std::size_t bytes,
-                                             Owner owner);
+  [[nodiscard]] std::shared_ptr<Letter> send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
+                                             Way way = Way::whole);
 
   // Starts to receive a message of exactly `bytes` bytes from rank `from`, or from any. Throws as `send` does.
-  [[nodiscard]] std::shared_ptr<Letter> receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner);
+  [[nodiscard]] std::shared_ptr<Letter> receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
+                                                Way way = Way::whole);
 
   // The oldest message that no receive was posted for, from a rank or any, with a tag of these: taken out of the
   // mailbox, to be received with `receive`. Nothing where none has come until the deadline. Throws Error(peer) where
@@ -201,13 +213,18 @@ class Mailbox {
   void check_rank(int rank, bool may_be_any) const;
   [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
                                                     Owner owner);
+  [[nodiscard]] static std::shared_ptr<Letter> next_part(const std::shared_ptr<Letter>& whole);
+  void send_parts();
+  void begin_receive(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
   void start(const std::shared_ptr<Letter>& letter);
   void begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
   void discard(const Envelope& envelope, MPI_Message& message);
   void deliver(const Envelope& envelope, MPI_Message& message);
   void end(const std::shared_ptr<Letter>& letter, std::optional<Error> error = {});
+  void end_part(const Letter& part);
   [[nodiscard]] static Error given_up(const Letter& letter, const std::string& why);
   [[nodiscard]] bool test(const std::shared_ptr<Letter>& letter);
+  void test_all();
   bool progress(bool look);
   bool draw_messages();
   void look_out();
@@ -236,6 +253,8 @@ class Mailbox {
   std::vector<std::shared_ptr<Letter>> posted_;     // receives whose message has not come, the oldest first
   std::deque<std::unique_ptr<Arrival>> arrived_;    // messages that nobody has asked for, the oldest first
   std::vector<std::shared_ptr<Letter>> in_flight_;  // what MPI works on
+  std::vector<std::shared_ptr<Letter>> leaving_;    // sends of which parts have not begun, the oldest first
+  std::vector<std::size_t> parts_under_way_;        // by rank
   std::vector<std::shared_ptr<Letter>> ended_;      // since the last finish()
   std::vector<std::function<void()>> callbacks_;    // of those that have ended
   std::size_t taken_ = 0;                           // arrivals that have not been received
