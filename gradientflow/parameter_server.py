@@ -282,6 +282,7 @@ class ParameterServer:
             ranks.start(comm, arguments)
             self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
+        self._last_pull = 0
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
         if comm.rank == 0:
@@ -372,7 +373,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the last pull is still under way. The gradients given are ready then, and not to be given again.
+            If the last pull is still under way; none of the gradients given is ready then.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
         return Push(self._native, push), Pull(self._native, pull, len(self.shapes))
@@ -391,6 +392,11 @@ class ParameterServer:
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
         why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
+        if pull is not None and not self._native.has_come(self._last_pull):
+            message = (
+                f"pull {self._last_pull} of rank {self._comm.rank} is still under way: wait for it before the next"
+            )
+            raise ArgumentError(message)
         if gradients is not None:
             found = sequence("gradients", gradients, "arrays")
             if len(found) != len(self.shapes):
@@ -403,6 +409,7 @@ class ParameterServer:
             for index, gradient in enumerate(found):
                 self.ready(index, gradient)
         numbers: tuple[int, int] = self._native.push(rows, scale, why, pull)
+        self._last_pull = numbers[1] or self._last_pull
         return numbers
 
     def _rows(self, settings: Any) -> Array:
@@ -436,7 +443,8 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             If the last pull is still under way.
         """
-        return Pull(self._native, self._native.pull(bool(exact)), len(self.shapes))
+        self._last_pull = self._native.pull(bool(exact))
+        return Pull(self._native, self._last_pull, len(self.shapes))
 
     def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
         """Pull, wait, and take all tensors."""

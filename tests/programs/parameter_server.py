@@ -60,7 +60,7 @@ class StraightLine:
         self.wire = wire
 
     def round(self, pushes: Sequence[Arrays], settings: Sequence[Settings], scale: float = 1.0) -> None:
-        for i, (rate, momentum, decay, _) in enumerate(np.array(settings, np.float32)):
+        for i, (rate, momentum, decay, *_) in enumerate(np.array(settings, np.float32)):
             total = rounded(pushes[0][i], self.wire)
             for push in pushes[1:]:
                 total = total + rounded(push[i], self.wire)
@@ -226,6 +226,9 @@ def check_timeouts(comm: gf.Communicator) -> None:
                 pull.take(0, weights[0], 0.05)
             with raises(ArgumentError, "still under way"):
                 server.pull()
+            with raises(ArgumentError, "still under way"):
+                server.push_pull(Settings(1.0), gradients=draw(9, 0))
+            assert server._native.ready_count == 0  # they can be given again
             WORLD.Barrier()
         else:
             WORLD.Barrier()
