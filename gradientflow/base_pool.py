@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
+from ._short_ways import has_short_way
 from .arguments import instance, sequence
 from .communicator import Communicator
 from .device import DeviceArray, device_number
@@ -130,6 +131,7 @@ class BasePool:
         """
         self._native.zero(stream_number(stream))
 
+    @has_short_way
     def ready(self, index: int | None = None, stream: Any = None) -> None:
         """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
-from ._short_ways import take_short_ways
+from ._short_ways import has_short_way, take_short_ways
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
@@ -176,6 +176,7 @@ class Communicator:
 
     # ---- collectives ---------------------------------------------------------------------------------------------
 
+    @has_short_way
     def allreduce(
         self,
         x: Any,
@@ -248,6 +249,7 @@ class Communicator:
         """Prepare `allreduce`, see `Request`."""
         return Request(self._native.allreduce_init(x, op, wire, algorithm, label, out, x if out is None else out))
 
+    @has_short_way
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Any:
         """Copy the root's `x` to all ranks, in place.
 
@@ -596,6 +598,7 @@ class Communicator:
         out = self._received_block(x, root, out)
         return Request(self._native.scatter_init(x, root, algorithm, label, out, out))
 
+    @has_short_way
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._native.barrier()

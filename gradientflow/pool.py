@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._location import load_core
-from ._short_ways import take_short_ways
+from ._short_ways import has_short_way, take_short_ways
 from .arguments import whole
 from .base_pool import BasePool, RangeReport, native_communicator, native_threshold, stream_number, threshold_from
 from .communicator import Communicator
@@ -173,6 +173,7 @@ class GradientPool(BasePool):
         self.wire = wire
         self._take_ranges()
 
+    @has_short_way
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._location import load_core
-from ._short_ways import take_short_ways
+from ._short_ways import has_short_way, take_short_ways
 from .errors import ArgumentTypeError
 
 
@@ -30,6 +30,7 @@ class Request:
         take_short_ways(Request, core.PreparedCall)
         self._native = native
 
+    @has_short_way
     def start(self) -> None:
         """Make the call, without waiting for the other ranks.
 
@@ -45,6 +46,7 @@ class Request:
         """
         self._native.start()
 
+    @has_short_way
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call has ended. Afterwards it may be started again.
 
