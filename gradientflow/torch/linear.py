@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from .gradients import ParameterGradients
@@ -61,14 +62,23 @@ class _DirectLinear(_Linear):  # type: ignore[misc]
             and not torch.is_autocast_enabled("cpu")
             and not _is_tracing()
             and not torch._C._are_functorch_transforms_active()
+            and forward_ad._current_level < 0
         )
 
     def _get_name(self) -> str:
         return str(_Linear.__name__)
 
+    def _ordinary(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != _TARGET}
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name != _TARGET}
-        return torch.nn.Linear.__new__, (torch.nn.Linear,), state
+        return torch.nn.Linear.__new__, (torch.nn.Linear,), self._ordinary()
+
+    def __prepare_scriptable__(self) -> Any:
+        """Give `torch.jit.script` an ordinary layer with the same parameters."""
+        layer = _Linear.__new__(_Linear)
+        layer.__dict__.update(self._ordinary())
+        return layer
 
 
 def write_directly(model: torch.nn.Module, gradients: ParameterGradients) -> None:

@@ -14,6 +14,7 @@ import torch
 from support import RANK, SIZE, WORLD, raises, run_checks
 from tensor_places import PLACE, address_of
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import gradientflow as gf
@@ -285,6 +286,10 @@ def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
         each(x).sum().backward()
         assert each.last.weight.grad is not None
         assert last.grad is None or not last.grad.any()
+    assert torch.equal(torch.jit.script(model.last)(x), alone.last(x))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        assert torch.equal(*(forward_ad.unpack_dual(m(dual)).tangent for m in (model, alone)))
     compiled = {id(m): torch.compile(m, backend="eager", fullgraph=True) for m in (model, alone)}
     compare(lambda m: compiled[id(m)](x).square().mean().backward())
     optimizer.zero_grad()
