@@ -341,7 +341,8 @@ class FusedStep:
 def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
     """Return why the core makes the step, or None if the optimizer does."""
     if strategy.step == "core" or loss_scale is not None:
-        reason = strategy.name if strategy.step == "core" else "loss_scale"
+        of_strategy = "share='node'" if strategy.shares_weights else strategy.name
+        reason = of_strategy if strategy.step == "core" else "loss_scale"
         if fused is False:
             message = f"{reason} does not go with fused=False: the core has to make the step"
             raise ArgumentError(message)

@@ -287,11 +287,11 @@ def check_refused(comm: gf.Communicator) -> None:
         "csc takes no share": {"strategy": "csc(density=0.1)", "share": "node"},
         "dense(share=...)": {"strategy": "dense", "share": "node"},
         "share is 'node' or None, not 'host'": {"share": "host"},
-        "fused=False": {"share": "node", "fused": False},
+        "share='node' does not go with fused=False": {"share": "node", "fused": False},
     }.items():
         with raises(ArgumentError, wanted):
             gft.DistributedOptimizer(sgd(model), model, comm, **arguments)  # type: ignore[arg-type]
-    with raises(ArgumentError, "not for LARS"):
+    with raises(ArgumentError, "share='node': the core makes the step", "not for LARS"):
         gft.DistributedOptimizer(gft.LARS(model.parameters(), 0.1), model, comm, share="node")
     with raises(ArgumentError, "torch.optim.SGD"):
         gft.DistributedOptimizer(torch.optim.Adagrad(model.parameters()), model, comm, share="node")
