@@ -24,16 +24,18 @@ namespace {
 
 namespace py = pybind11;
 
-// One rank's slice of an allreduce over the tensors of all ranks, in place, whoever else may be at it.
+// A worker's slice of an allreduce over the tensors of all ranks, in place, whoever else may be at it. What is no
+// worker has an empty slice.
 class UnsynchronizedAllreduce {
  public:
-  UnsynchronizedAllreduce(const std::vector<std::uintptr_t>& tensors, std::size_t rank, std::size_t count,
-                          const std::string& dtype, const std::string& op)
+  UnsynchronizedAllreduce(const std::vector<std::uintptr_t>& tensors, std::size_t worker, std::size_t workers,
+                          std::size_t count, const std::string& dtype, const std::string& op)
       : reduction_{.dtype = dtype_from_name(dtype),
                    .op = reduce_op_from_name(op),
                    .divisor = op == "mean" ? static_cast<int>(tensors.size()) : 1} {
     const std::size_t element = size_of(reduction_.dtype);
-    const collective::Range mine = collective::slice(count, tensors.size(), rank, 64 / element);
+    const collective::Range mine =
+        worker < workers ? collective::slice(count, workers, worker, 64 / element) : collective::Range{};
     count_ = mine.size();
     for (const std::uintptr_t address : tensors) {
       parts_.push_back(reinterpret_cast<std::byte*>(address) + mine.begin * element);  // NOLINT: the caller has that
@@ -98,9 +100,9 @@ double round_trip(std::uintptr_t mine, std::uintptr_t theirs, bool first) {
 void bind_limit(py::module_& module) {
   py::module_ limit = module.def_submodule("limit", "What the memory of a node allows.");
   py::class_<UnsynchronizedAllreduce>(limit, "UnsynchronizedAllreduce")
-      .def(py::init<const std::vector<std::uintptr_t>&, std::size_t, std::size_t, const std::string&,
+      .def(py::init<const std::vector<std::uintptr_t>&, std::size_t, std::size_t, std::size_t, const std::string&,
                     const std::string&>(),
-           py::arg("tensors"), py::arg("rank"), py::arg("count"), py::arg("dtype"), py::arg("op"))
+           py::arg("tensors"), py::arg("worker"), py::arg("workers"), py::arg("count"), py::arg("dtype"), py::arg("op"))
       .def("__call__", &UnsynchronizedAllreduce::operator());
   limit.def("round_trip", &round_trip, py::arg("mine"), py::arg("theirs"), py::arg("first"));
 }

@@ -691,7 +691,8 @@ std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>
   if (!progress_thread_.joinable()) {
     progress_thread_ = start_thread("the progress thread of a communicator", [this] { progress(); });
   }
-  pending_.push_back({next_ticket_.fetch_add(1), work, handle});
+  pending_.push_back({0, work, handle});
+  pending_.back().ticket = next_ticket_.fetch_add(1);  // drawn when nothing can fail any more: each has to be served
   turn_.notify_all();
   return handle;
 }

@@ -16,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
-constexpr auto last_words = 200ms;
+constexpr auto last_words = 1s;
 
 }  // namespace
 

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
-constexpr auto last_words = 200ms;
+constexpr auto last_words = 1s;
 constexpr double longest_wait = 1e9;
 
 // What does not fit into the caches is not read again while it is there.
