@@ -36,10 +36,11 @@ std::vector<std::optional<Optimizer::Settings>> settings_of(const Settings& sett
   for (const auto& each : settings) {
     if (each) {
       const auto& [rate, momentum, weight_decay, trust, maximize, adam] = *each;
-      found.emplace_back(Optimizer::Settings{rate, momentum, weight_decay, trust, maximize, {}});
+      Optimizer::Settings its{rate, momentum, weight_decay, trust, maximize, {}};
       if (adam) {
-        found.back()->adam = std::make_from_tuple<Optimizer::Adam>(*adam);
+        its.adam = std::make_from_tuple<Optimizer::Adam>(*adam);
       }
+      found.emplace_back(its);
     } else {
       found.emplace_back();
     }

@@ -27,7 +27,7 @@ using Given = std::span<PyObject* const>;
 [[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
 
 // Returns a new reference. nullptr without an error of Python's: let the method do it.
-using ShortWay = PyObject* (*)(PyObject* native, Given given) noexcept;
+using ShortWay = PyObject* (*)(PyObject* native, Given given);
 
 // One as Python has it, which leads to objects of the type `native`, with the names of the parameters behind `self`.
 // Those behind "*" are given by name only.
@@ -48,7 +48,7 @@ T converted(PyObject* given, T by_default) {
 // `function` takes the object of the core, what it was given, and the Python object that holds it; it returns an
 // object, an empty one where the method shall do it.
 template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
-PyObject* short_way(PyObject* native, Given given) noexcept {
+PyObject* short_way(PyObject* native, Given given) {
   try {
     auto* const holder = reinterpret_cast<pybind11::detail::instance*>(native)->get_value_and_holder().value_ptr();
     return function(*static_cast<T*>(holder), given, native).release().ptr();

@@ -36,7 +36,8 @@ void check_number(const char* name, float number) {
 
 void check_adam(double beta_1, double beta_2, double epsilon) {
   for (const double beta : {beta_1, beta_2}) {
-    if (!(beta >= 0.0 && beta < 1.0)) {
+    const bool is_share = beta >= 0.0 && beta < 1.0;
+    if (!is_share) {
       throw Error(ErrorKind::value, "beta_1 and beta_2 are from 0 to below 1, not " + format_number(beta));
     }
   }

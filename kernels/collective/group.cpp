@@ -209,18 +209,19 @@ bool Group::can_begin(const Call& call) {
 }
 
 void Group::begin(const Call& call) {
-  if (call.choice->path == Path::announcement) {
+  if (call.choice && call.choice->path == Path::announcement) {
     announce_inline(call);
   }
 }
 
 Outcome Group::finish(const Call& call) {
-  const bool alone = call.choice->path == Path::alone;
+  const Choice& choice = *call.choice;  // NOLINT(bugprone-unchecked-optional-access): can_begin() has seen it
+  const bool alone = choice.path == Path::alone;
   alone ? run_alone(call) : finish_inline(call);
   if (config_.debug) {
-    report(call, *call.choice);
+    report(call, choice);
   }
-  return {call.choice->path, {}, 0, alone ? call.signature.idle : all_idle_};
+  return {choice.path, {}, 0, alone ? call.signature.idle : all_idle_};
 }
 
 void Group::report(const Call& call, const Choice& choice) const {

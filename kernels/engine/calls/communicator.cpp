@@ -175,7 +175,7 @@ void Communicator::check_usable() const {
   if (usable_.load()) {
     return;
   }
-  if (closed_.load()) {
+  if (closed_.load() || !broken_) {
     throw Error(ErrorKind::closed, "the communicator is closed");
   }
   throw Error(broken_->kind(), std::string("the communicator cannot be used any more, because of: ") + broken_->what());

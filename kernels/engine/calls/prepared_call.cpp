@@ -30,13 +30,14 @@ void PreparedCall::wait(std::optional<double> timeout) {
   if (!under_way_) {
     throw Error(ErrorKind::value, "the prepared call has not been started: start it before waiting for it");
   }
-  struct End {
-    bool* under_way;
-    const std::shared_ptr<Handle>* handle;
-    ~End() { *under_way = *handle != nullptr && !(*handle)->done(); }
-  };
-  const End end{&under_way_, &handle_};
-  outcome_ = communicator_->finish(*this, timeout);
+  const auto is_waited_for = [this] { return handle_ != nullptr && !handle_->done(); };
+  try {
+    outcome_ = communicator_->finish(*this, timeout);
+  } catch (...) {
+    under_way_ = is_waited_for();
+    throw;
+  }
+  under_way_ = is_waited_for();
 }
 
 bool PreparedCall::done() { return !under_way_ || communicator_->is_finished(*this); }

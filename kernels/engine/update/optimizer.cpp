@@ -349,7 +349,7 @@ compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) 
 // The bias of the first updates is corrected in float64, as PyTorch does.
 compute::AdamStep Optimizer::adam_step_of(const Task& task) {
   const Parameter& parameter = task.parameter;
-  const Adam& adam = *task.settings.adam;
+  const Adam adam = task.settings.adam.value_or(Adam{});
   const auto updates = static_cast<double>(adam.updates);
   const auto rate = static_cast<double>(task.settings.rate);
   const auto decay = static_cast<double>(task.settings.weight_decay);

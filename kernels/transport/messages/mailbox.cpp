@@ -26,7 +26,7 @@ constexpr std::size_t told_in_errors = 3;
 
 // Below what Open MPI sends over TCP before the receiver has asked for it, 64 KiB with a header. The number is enough
 // to fill a link on which messages wait for others.
-constexpr std::size_t part_bytes = 60 * 1024;
+constexpr std::size_t part_bytes = std::size_t{60} << 10;
 constexpr std::size_t most_parts_under_way = 16;
 
 constexpr int fewest_tags = 32768;  // that every MPI library offers
@@ -290,8 +290,7 @@ std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole)
 
 // As many as may be under way. A synchronous send ends when the receiver has taken it: that bounds what waits there.
 void Mailbox::send_parts() {
-  for (std::size_t i = 0; i < leaving_.size(); ++i) {
-    const std::shared_ptr<Letter> whole = leaving_[i];
+  for (const std::shared_ptr<Letter>& whole : leaving_) {
     std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
     while (!whole->ended() && whole->parts_begun_ < whole->parts_ && under_way < most_parts_under_way) {
       if (const auto error = loss(whole->peer_, whole->what())) {
@@ -498,8 +497,7 @@ void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
     return letter->tag_ == envelope.tag && is_from(envelope, letter->peer_);
   });
   if (found != posted_.end()) {
-    const std::shared_ptr<Letter> letter = *found;
-    begin_receive(letter, envelope, message);
+    begin_receive(std::shared_ptr<Letter>(*found), envelope, message);  // which may take it out of the list
     return;
   }
   auto arrival = std::make_unique<Arrival>();
