@@ -389,12 +389,6 @@ void bind_communicator(py::module_& module) {
       py::arg("mpi_comm_address"));
 
   py::class_<Segment, std::shared_ptr<Segment>>(module, "Segment", py::buffer_protocol())
-      .def(
-          "part",
-          [](const Segment& segment, int local_rank) {
-            return reinterpret_cast<std::uintptr_t>(segment.part(local_rank));
-          },
-          py::arg("local_rank"), "The address, in this process, of the part of a rank of the node.")
       .def_buffer([](const Segment& segment) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(segment.mine()),
                                static_cast<py::ssize_t>(segment.stride()), false);

@@ -48,7 +48,7 @@ class LimitPeer:
         if comm.nodes == 1 and comm.size > 1:
             comm.barrier()
             if comm.rank < 2:
-                mine, theirs = self._line.part(comm.rank), self._line.part(1 - comm.rank)
+                mine, theirs = (self._line.parts[rank].ctypes.data for rank in (comm.rank, 1 - comm.rank))
                 seconds = self._kernels.round_trip(mine, theirs, comm.rank == 0)
             comm.barrier()
         return seconds
@@ -60,7 +60,7 @@ class LimitPeer:
             raise NotServedError("the limit is that of an allreduce in the memory of one node")
         segment = comm._native.allocate(case.bytes)
         array = np.frombuffer(segment, case.dtype, case.count)
-        parts = [segment.part(rank) for rank in range(comm.size)]
+        parts = [part.ctypes.data for part in segment.parts]
         workers = min(comm.size, len(os.sched_getaffinity(0)))
         call = self._kernels.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)
         return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, settles=False)

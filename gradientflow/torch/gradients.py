@@ -223,8 +223,10 @@ class ParameterGradients:
             self._overwritten[index] = None
             if gradient.layout is torch.strided and gradient.data_ptr() == self._addresses[index]:
                 parameter.grad = self.views[index]  # which it has been written to
-            else:
+            elif self.takes_any_content:
                 self._write(index)
+            else:
+                self.store(index)
         # Else the pass around this one has yet to add what it has written to the place.
 
     def address_elsewhere(self, index: int) -> int | None:

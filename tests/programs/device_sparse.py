@@ -265,9 +265,11 @@ def check_refusals(comm: gf.Communicator) -> None:
         pool.ready()
         pool.wait()
     with raises(ArgumentError, "the gradients of the pool are in memory of the host", f"optimizer {place}"):
-        optimizer._natives[0].step(on_host.update(), [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+        optimizer._natives[0].step(on_host.update(), [(0.1, 0.0, 0.0, 0.0, False, None)] * 2, 1.0)
     with raises(ArgumentError, f"the gradients of the pool are {place}"):
-        gf.optimizers.SGD(on_host, host, lr=0.1)._natives[0].step(sparse.update(), [(0.1, 0.0, 0.0, 0.0)] * 2, 1.0)
+        gf.optimizers.SGD(on_host, host, lr=0.1)._natives[0].step(
+            sparse.update(), [(0.1, 0.0, 0.0, 0.0, False, None)] * 2, 1.0
+        )
     with raises(ArgumentTypeError, "not float64"):
         gf.SparseGradientPool(comm, [6], "float64", device=DEVICE)
     with raises(ArgumentTypeError, "a stream is a number"):

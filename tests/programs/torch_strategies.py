@@ -1048,7 +1048,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
     parameters = list(model.parameters())
     two = [{"params": parameters[:2], "momentum": 0.5}, {"params": parameters[2:]}]
     for settings, words in (
-        ({"strategy": csc, "wire": "float16"}, "fusion_threshold and wire are settings of the strategy"),
+        ({"strategy": csc, "wire": "float16"}, "fusion_threshold, wire and share are settings of the strategy"),
         ({"strategy": Dense(), "fusion_threshold": 0}, "settings of the strategy: dense(fusion_threshold=...)"),
         ({"strategy": "auto", "wire": "float16"}, "auto takes no wire: allow=('float16',) lets auto choose that one"),
         ({"strategy": "auto", "fusion_threshold": 0}, "auto takes no fusion_threshold: it is what auto finds out"),

@@ -26,9 +26,16 @@ def test_training_on_an_emulated_device(check: Run, emulated_cuda: Path, ranks: 
     check(ranks, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=100)
 
 
-# What needs many pools, or many steps, is left out.
+# What needs many pools, or many steps, is left out, and what is only of the host.
+WITHOUT = [
+    "check_training_equals_one_process",
+    "check_models_that_change",
+    "check_gradients_that_layers_write_in_place",
+]
+
+
 @pytest.mark.slow
-@pytest.mark.checks("torch_optimizer", without=["check_training_equals_one_process", "check_models_that_change"])
+@pytest.mark.checks("torch_optimizer", without=WITHOUT)
 def test_the_optimizer_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     check(2, env=emulated(emulated_cuda), timeout=100)
 
