@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -97,8 +98,8 @@ void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
 void run(Communicator& communicator, BoundCall bound) {
   try {
     {
-      const WithoutGil release;
-      communicator.run(bound.call);
+      GilToLetGo gil;
+      communicator.run(bound.call, std::ref(gil));
     }
     if (bound.call.placement && !bound.streams_are_known) {
       synchronize(*bound.call.placement);
@@ -150,8 +151,8 @@ void start(BoundPreparedCall& prepared, py::handle self) {
     }
   }
   {
-    const WithoutGil release;
-    prepared.call->start();
+    GilToLetGo gil;
+    prepared.call->start(std::ref(gil));
   }
   prepared.self = py::reinterpret_borrow<py::object>(self);
 }
@@ -165,8 +166,8 @@ void let_go(BoundPreparedCall& prepared) {
 
 py::object wait_for_prepared(BoundPreparedCall& prepared, const Timeout& timeout) {
   try {
-    const WithoutGil release;
-    prepared.call->wait(timeout.value);
+    GilToLetGo gil;
+    prepared.call->wait(timeout.value, std::ref(gil));
   } catch (...) {
     let_go(prepared);
     throw;
@@ -238,8 +239,8 @@ py::object broadcast(Communicator& communicator, Given given, py::handle /*self*
 }
 
 void meet(Communicator& communicator) {
-  const WithoutGil release;
-  communicator.run(make_call(communicator, {.kind = CallKind::barrier}));
+  GilToLetGo gil;
+  communicator.run(make_call(communicator, {.kind = CallKind::barrier}), std::ref(gil));
 }
 
 py::object barrier(Communicator& communicator, Given /*given*/, py::handle /*self*/) {

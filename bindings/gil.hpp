@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 
 namespace gradientflow::bindings {
 
@@ -29,6 +30,15 @@ class WithoutGil {
 
  private:
   PyThreadState* state_;
+};
+
+// Keeps the lock until the core says that others may have it: see engine::Communicator::LetGo, which refers to it.
+class GilToLetGo {
+ public:
+  void operator()() { released_.emplace(); }
+
+ private:
+  std::optional<WithoutGil> released_;
 };
 
 // Does work with the lock, in any thread. At the end of the interpreter the thread stops, as above.

@@ -208,6 +208,11 @@ bool Group::can_begin(const Call& call) {
   return call.choice && (call.choice->path == Path::announcement || call.choice->path == Path::alone);
 }
 
+bool Group::is_short(const Call& call) {
+  return call.choice &&
+         (call.choice->path == Path::announcement || (call.choice->path == Path::alone && call.output == call.input));
+}
+
 void Group::begin(const Call& call) {
   if (call.choice && call.choice->path == Path::announcement) {
     announce_inline(call);

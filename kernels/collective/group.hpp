@@ -55,6 +55,9 @@ class Group {
   void begin(const Call& call);
   Outcome finish(const Call& call);
   [[nodiscard]] bool is_heard() const { return node_->is_heard(); }  // whether finish() would not have to wait
+  [[nodiscard]] bool is_heard_soon() const { return node_->is_heard_soon(); }  // as far as spinning goes
+  // Whether all that such a call can take long over is waiting in finish().
+  [[nodiscard]] static bool is_short(const Call& call);
 
   // What the selector knows about a call of this kind, and what it says.
   [[nodiscard]] Situation situation(const transport::Signature& signature, bool in_node_memory) const;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -287,9 +288,20 @@ def check_threads_on_one_communicator(comm: gf.Communicator) -> None:
 
 
 def check_the_interpreter_runs_on(comm: gf.Communicator) -> None:
-    """A blocking call, and waiting for a handle, leave the interpreter to other threads."""
-    for wait in (lambda x: comm.allreduce(x), lambda x: comm.allreduce_async(x).wait()):
-        x = mine(1000)
+    """A call that waits, small or large, leaves the interpreter to other threads."""
+
+    def prepared(x: np.ndarray) -> None:
+        request = comm.allreduce_init(x)
+        request.start()
+        request.wait()
+
+    def meeting(x: np.ndarray) -> None:
+        comm.barrier()
+        comm.allreduce(x)
+
+    ways = (lambda x: comm.allreduce(x), lambda x: comm.allreduce_async(x).wait(), prepared, meeting)
+    for wait, elements in itertools.product(ways, (10, 1000)):
+        x = mine(elements)
         counted = [0]
         done = threading.Event()
 

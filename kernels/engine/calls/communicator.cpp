@@ -249,10 +249,13 @@ Error Communicator::with_untold_failure(const Error& error) const {
 // called the next; both orders are sequentially consistent, so one of them sees the other. The same goes for `usable_`,
 // which is looked at with a ticket in the hand, and for who waits until all tickets are served.
 template <class Work>
-auto Communicator::in_turn(Work work) {
+auto Communicator::in_turn(Work work, const LetGo& let_go) {
   check_usable();
   const std::uint64_t ticket = next_ticket_.fetch_add(1);
   if (serving_.load() != ticket) {
+    if (let_go) {
+      let_go();
+    }
     std::unique_lock lock(mutex_);
     wait_for(lock, [&] { return serving_.load() == ticket; });
   }
@@ -301,17 +304,23 @@ bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
 
 // What goes on at the moment may keep the turn for long: a call that is not the next one is left to the progress
 // thread.
-void Communicator::start(PreparedCall& prepared) {
+void Communicator::start(PreparedCall& prepared, const LetGo& let_go) {
   const collective::Call& call = prepared.call_;
+  const auto hand_over = [&] {
+    if (let_go) {
+      let_go();
+    }
+    prepared.handle_ = submit(call);
+  };
   std::uint64_t ticket = next_ticket_.load();
   if (!collective::Group::can_begin(call) || recorded_.load(std::memory_order_relaxed) || serving_.load() != ticket) {
-    prepared.handle_ = submit(call);
+    hand_over();
     return;
   }
   admit(call);
   check_usable();
   if (!next_ticket_.compare_exchange_strong(ticket, ticket + 1)) {
-    prepared.handle_ = submit(call);
+    hand_over();
     return;
   }
   prepared.handle_ = nullptr;
@@ -340,10 +349,14 @@ bool Communicator::take(PreparedCall& prepared) {
   return open_.compare_exchange_strong(open, nullptr);
 }
 
-collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout) {
+collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go) {
   check_process();
   check_timeout(timeout);
-  if (take(prepared)) {
+  const bool mine = take(prepared);
+  if (let_go && !(mine && collective::Group::is_short(prepared.call_) && group_->is_heard_soon())) {
+    let_go();
+  }
+  if (mine) {
     if (!timeout || group_->is_heard() || !usable_.load()) {
       const std::unique_ptr<Communicator, LeaveTurn> turn(this);
       prepared.handle_ = nullptr;
@@ -366,7 +379,7 @@ collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<d
     try {
       enqueue([](Served& /*served*/) {});
     } catch (const Error&) {
-      return finish(prepared, {});
+      return finish(prepared, {}, {});
     }
   }
   handle->wait(timeout);
@@ -384,16 +397,29 @@ bool Communicator::is_finished(PreparedCall& prepared) {
   return prepared.handle_ != nullptr && prepared.handle_->done();
 }
 
-collective::Outcome Communicator::run(const collective::Call& call) {
+collective::Outcome Communicator::run(const collective::Call& call, const LetGo& let_go) {
   admit(call);
   if (!recorded_.load(std::memory_order_relaxed)) {
-    return in_turn([&] { return execute(call); });
+    return in_turn([&] { return execute(call, let_go); }, let_go);
+  }
+  if (let_go) {
+    let_go();
   }
   const auto queued = Times::Clock::now();
   return in_turn([&] { return serve(call, queued).outcome; });
 }
 
-collective::Outcome Communicator::execute(const collective::Call& call) {
+collective::Outcome Communicator::execute(const collective::Call& call, const LetGo& let_go) {
+  if (let_go && collective::Group::is_short(call)) {
+    group_->begin(call);
+    if (!group_->is_heard_soon()) {
+      let_go();
+    }
+    return group_->finish(call);
+  }
+  if (let_go) {
+    let_go();
+  }
   return call.placement ? run_on_device(call) : group_->run(call);
 }
 

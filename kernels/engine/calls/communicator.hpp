@@ -60,10 +60,15 @@ class Communicator {
   [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
+  // Gives up what the caller holds and other threads want, such as Python's lock. It is called once at most, before
+  // anything that may take longer than some microseconds: giving a lock up and getting it back would cost a small call,
+  // for which the other ranks are there already, more than the call itself.
+  using LetGo = std::function<void()>;
+
   // Serves a call made by make_call (request.hpp), which has checked it. The tensors must stay as they are until then.
   // Those on a device may still be at work when it returns: whatever is put into the call's stream afterwards sees the
   // result.
-  collective::Outcome run(const collective::Call& call);
+  collective::Outcome run(const collective::Call& call, const LetGo& let_go = {});
 
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
@@ -77,8 +82,8 @@ class Communicator {
 
   // Of a PreparedCall. Served in turn, in the order in which they are started; finish() throws what the call ended
   // with, or Error(timeout) where the time is over first and the call goes on.
-  void start(PreparedCall& prepared);
-  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout);
+  void start(PreparedCall& prepared, const LetGo& let_go);
+  collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
   // As run(), by such work. Tells when the call began and ended.
@@ -152,7 +157,7 @@ class Communicator {
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
   [[nodiscard]] Error with_untold_failure(const Error& error) const;
   template <class Work>
-  auto in_turn(Work work);
+  auto in_turn(Work work, const LetGo& let_go = {});
   template <class Work>
   auto guarded(Work work);
   template <class Work>
@@ -169,7 +174,7 @@ class Communicator {
   void leave_turn();
   void wait_until_served(std::unique_lock<std::mutex>& lock);
   std::shared_ptr<Handle> enqueue(const std::function<void(Served&)>& work);
-  collective::Outcome execute(const collective::Call& call);
+  collective::Outcome execute(const collective::Call& call, const LetGo& let_go = {});
   Served serve(const collective::Call& call, Times::Clock::time_point queued);
   void take_device(int device);
   collective::DeviceGroup& device_group(int device, const collective::Call& call);

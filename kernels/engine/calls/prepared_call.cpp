@@ -18,21 +18,21 @@ PreparedCall::~PreparedCall() {
   }
 }
 
-void PreparedCall::start() {
+void PreparedCall::start(const Communicator::LetGo& let_go) {
   if (under_way_) {
     throw Error(ErrorKind::value, "the prepared call has been started already: wait for it before it is started again");
   }
-  communicator_->start(*this);
+  communicator_->start(*this, let_go);
   under_way_ = true;
 }
 
-void PreparedCall::wait(std::optional<double> timeout) {
+void PreparedCall::wait(std::optional<double> timeout, const Communicator::LetGo& let_go) {
   if (!under_way_) {
     throw Error(ErrorKind::value, "the prepared call has not been started: start it before waiting for it");
   }
   const auto is_waited_for = [this] { return handle_ != nullptr && !handle_->done(); };
   try {
-    outcome_ = communicator_->finish(*this, timeout);
+    outcome_ = communicator_->finish(*this, timeout, let_go);
   } catch (...) {
     under_way_ = is_waited_for();
     throw;

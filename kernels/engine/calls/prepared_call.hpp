@@ -27,8 +27,8 @@ class PreparedCall {
   // One thread at a time. From start() to wait() the tensors must be left alone. start() throws Error(value) where the
   // call is under way already, wait() where it is not; both throw as Communicator::submit and Handle::wait do. After a
   // wait that has thrown anything but the end of its own timeout the call is not under way any more.
-  void start();
-  void wait(std::optional<double> timeout = {});
+  void start(const Communicator::LetGo& let_go = {});
+  void wait(std::optional<double> timeout = {}, const Communicator::LetGo& let_go = {});
   [[nodiscard]] bool under_way() const { return under_way_; }
   // Whether wait() would return at once: nothing is under way, or it has ended.
   [[nodiscard]] bool done();

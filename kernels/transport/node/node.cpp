@@ -35,6 +35,19 @@ inline void pause_core() {
 #endif
 }
 
+// Has the core get these lines, for writing, while it does other things. A store that waits for its line holds up the
+// ordered ones behind it.
+inline void fetch_for_writing(const void* memory, std::size_t bytes) {
+  const auto* const start = static_cast<const std::byte*>(memory);
+  for (std::size_t at = 0; at < bytes; at += cache_line) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(start[at]));  // a CPU without the instruction does nothing
+#else
+    __builtin_prefetch(start + at, 1);
+#endif
+  }
+}
+
 void futex_sleep(std::atomic<std::uint32_t>& word, std::uint32_t seen) {
   const timespec nap{0, nap_nanoseconds};
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &nap, nullptr, 0);
@@ -208,6 +221,7 @@ void Node::announce(const Signature& signature, const Location& input, const Loc
   mine.output = output;
   const bool has_tensors = input.address != 0 || output.address != 0;
   mine.has_payload_inside = !has_tensors && payload.size() <= Announcement::inside_bytes;
+  payload_behind_ = mine.has_payload_inside ? 0 : payload.size();
   if (!payload.empty()) {
     std::byte* const behind = reinterpret_cast<std::byte*>(&mine) + sizeof mine;
     std::memcpy(mine.has_payload_inside ? mine.inside() : behind, payload.data(), payload.size());
@@ -226,6 +240,16 @@ bool Node::is_heard() const noexcept {
   return true;
 }
 
+bool Node::is_heard_soon() const noexcept {
+  for (std::int64_t polls = 0; !is_heard(); ++polls) {
+    if (polls == spin_) {
+      return false;
+    }
+    pause_core();
+  }
+  return true;
+}
+
 bool Node::hear() {
   wait_for_all(Event::announcement, sequence_);
   bool same = true;
@@ -235,6 +259,8 @@ bool Node::hear() {
     same = same && theirs == signature_;
     all_idle_ = all_idle_ && theirs.idle;
   }
+  // The other ranks have read what this one said before: the next announcement goes there, and may be as long as this.
+  fetch_for_writing(announcement_at(rank_, sequence_ + 1), sizeof(Announcement) + payload_behind_);
   return same;
 }
 

@@ -116,7 +116,8 @@ class Node {
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
   void confirm(std::string_view label = {});
-  [[nodiscard]] bool is_heard() const noexcept;  // whether all have told theirs
+  [[nodiscard]] bool is_heard() const noexcept;       // whether all have told theirs
+  [[nodiscard]] bool is_heard_soon() const noexcept;  // the same, after the polls that come before the core is yielded
   // exchange() without the comparison: returns whether all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);
@@ -260,9 +261,10 @@ class Node {
   std::size_t cores_;
   std::int64_t spin_;
   std::int64_t yields_;
-  std::uint32_t sequence_ = 0;  // of the last announcement
-  std::uint32_t step_ = 0;      // of the last advance()
-  Signature signature_;         // of the call under way
+  std::uint32_t sequence_ = 0;      // of the last announcement
+  std::size_t payload_behind_ = 0;  // bytes behind that
+  std::uint32_t step_ = 0;          // of the last advance()
+  Signature signature_;             // of the call under way
   bool all_idle_ = false;
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> gives_up_{false};
