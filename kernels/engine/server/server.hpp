@@ -72,6 +72,7 @@ class Server {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds between_looks{50};
   using Settings = std::shared_ptr<const std::vector<ServerSettings>>;
 
   struct Push {

@@ -7,6 +7,7 @@
 // For any thread.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "../../compute/store.hpp"
 #include "../exchange/ready_tensors.hpp"
 #include "server.hpp"
 
@@ -80,6 +82,14 @@ class ServerWorker {
   using Clock = std::chrono::steady_clock;
   using Letters = std::vector<std::shared_ptr<transport::Letter>>;
 
+  // What does not fit into the caches is not read again while it is there.
+  [[nodiscard]] static compute::Store store_for(std::size_t bytes) {
+    return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
+  }
+  [[nodiscard]] static bool have_ended(const Letters& letters) {
+    return std::all_of(letters.begin(), letters.end(),
+                       [](const auto& letter) { return letter == nullptr || letter->ended(); });
+  }
   [[nodiscard]] int rank() const { return shared_.mailbox->rank(); }
   [[nodiscard]] std::size_t servers() const { return shared_.roles.servers.size(); }
   [[nodiscard]] bool is_here(std::size_t server) const { return shared_.memory.is_here(shared_.roles.servers[server]); }
@@ -88,10 +98,19 @@ class ServerWorker {
   void check_not_finishing() const;
   void take_notes();
   void check_losses(const std::string& what);
-  template <class Done>
-  void wait(Lock& lock, Seconds timeout, const std::string& what, Done done);
+  void wait(Lock& lock, Seconds timeout, const std::string& what, const std::function<bool()>& done);
+  [[nodiscard]] Error naming_the_missing(const Error& error);
   template <class Work>
-  auto naming_the_missing(Work work) -> decltype(work());
+  auto or_naming_the_missing(Work work) -> decltype(work()) {
+    try {
+      return work();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::timeout) {
+        throw;
+      }
+      throw naming_the_missing(error);
+    }
+  }
   [[nodiscard]] bool slot_is_free();
   void await_slot(Lock& lock);
   void begin_ranges();

@@ -1,0 +1,82 @@
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "server.hpp"
+
+namespace gradientflow::engine {
+
+bool Server::is_due(const ReceivedNote& pull, std::uint64_t released) const {
+  return has_weights_ && released >= pull.note.pushes && ends_ >= pull.note.round;
+}
+
+void Server::answer_pulls(int number) {
+  Worker& of = worker(number);
+  std::erase_if(of.pulls, [&](const ReceivedNote& pull) {
+    const bool is_due = this->is_due(pull, of.released);
+    if (is_due) {
+      answer(number, pull);
+    }
+    return is_due;
+  });
+}
+
+// Pulls of workers of other nodes that come next after the round about to be applied, before anything else changes:
+// weights are sent to them range by range, while later ranges are still updated.
+std::vector<ReceivedNote> Server::pulls_after_round() {
+  std::vector<ReceivedNote> pulls;
+  for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {
+    for (const int w : next->workers) {
+      std::copy_if(worker(w).pulls.begin(), worker(w).pulls.end(), std::back_inserter(pulls),
+                   [&](const ReceivedNote& pull) {
+                     return !is_here(w) && pull.note.kind != NoteKind::state && is_due(pull, worker(w).released + 1);
+                   });
+    }
+  }
+  return pulls;
+}
+
+void Server::answer(int number, const ReceivedNote& pull) {
+  if (pull.note.kind == NoteKind::state) {
+    send_array(number, pull.note.number);
+    return;
+  }
+  if (is_here(number)) {
+    shard_.lease_to(number, pull.note.exact);
+  } else if (!std::exchange(worker(number).has_weights, false)) {
+    for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
+      send_weights(number, pull.note.exact, r);
+    }
+  }
+  send_note(*shared_.mailbox, number, shared_.tags.to_worker,
+            {.kind = NoteKind::answer, .number = number_, .version = shard_.version()});
+}
+
+// From a copy for all workers that pull the same weights, made range by range. What is still on its way is not written
+// to.
+void Server::send_weights(int number, bool exact, std::size_t range) {
+  Copy& copy = copies_[exact ? 1 : 0];
+  const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);
+  if (copy.values == nullptr || copy.changes != changes_) {
+    if (copy.values == nullptr || copy.values.use_count() > 1) {
+      copy.values = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(shard_.size() * item, 1));
+    }
+    copy.ranges = 0;
+    copy.changes = changes_;
+  }
+  const Piece& piece = shared_.layout.piece(range, number_);
+  std::byte* const values = copy.values.get() + piece.shard * item;
+  if (range == copy.ranges) {
+    const std::byte* const weights =
+        exact ? reinterpret_cast<const std::byte*>(shard_.latest()) : shard_.latest_travelling();
+    std::memcpy(values, weights + piece.shard * item, piece.count * item);
+    ++copy.ranges;
+  }
+  if (piece.count > 0) {
+    static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), values, piece.count * item, copy.values,
+                                            transport::Way::in_parts));
+  }
+}
+
+}  // namespace gradientflow::engine

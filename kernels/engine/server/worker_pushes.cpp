@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "../../base/text.hpp"
+#include "../../compute/kernels.hpp"
+#include "server_worker.hpp"
+
+namespace gradientflow::engine {
+namespace {
+
+void check_number(const char* name, float value) {
+  if (!(value >= 0.0F) || !std::isfinite(value)) {
+    throw Error(ErrorKind::value, std::string(name) + " is finite and 0 or more, not " + format_number(value));
+  }
+}
+
+}  // namespace
+
+void ServerWorker::begin_ranges() {
+  sent_ = 0;
+  left_.clear();
+  for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
+    left_.push_back(shared_.layout.elements_of(r));
+  }
+}
+
+bool ServerWorker::slot_is_free() {
+  const std::uint64_t next = pushes_ + 1;
+  Letters& sends = sends_[next % 2];
+  if (!have_ended(sends)) {
+    return false;
+  }
+  for (const auto& letter : sends) {
+    letter->check();
+  }
+  sends.clear();
+  for (std::size_t s = 0; s < servers(); ++s) {
+    if (is_here(s) && shared_.memory.word(s, rank()).applied.load(std::memory_order_acquire) + 2 < next) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ServerWorker::await_slot(Lock& lock) {
+  if (sent_ == 0 && ready_.count() == 0) {
+    wait(lock, {}, "push " + std::to_string(pushes_ + 1), [this] { return slot_is_free(); });
+  }
+}
+
+std::byte* ServerWorker::slot_of_tensor(std::size_t tensor) const {
+  return shared_.memory.slot(rank(), pushes_ + 1) + shared_.layout.offset(tensor) * size_of(shared_.wire);
+}
+
+void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
+  static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
+  Lock lock(mutex_);
+  check_usable();
+  check_not_finishing();
+  ready_.check_new(tensor);
+  await_slot(lock);
+  ready_.check_new(tensor);
+  ready_.add(tensor);
+  std::byte* const slot = slot_of_tensor(tensor);
+  const std::byte* const source = static_cast<const std::byte*>(gradient);
+  const std::size_t store = shared_.layout.counts()[tensor] * size_of(dtype);
+  ++copying_;
+  const auto& parts = shared_.layout.parts_of_tensor(tensor);
+  for (auto at = parts.begin(); at != parts.end();) {  // what a tensor has of a range lies together
+    const std::size_t range = at->range;
+    std::size_t begin = at->begin;
+    std::size_t count = 0;
+    for (; at != parts.end() && at->range == range; ++at) {
+      begin = std::min(begin, at->begin);
+      count += at->count;
+    }
+    lock.unlock();
+    std::byte* const to = slot + begin * size_of(shared_.wire);
+    const std::byte* const from = source + begin * size_of(dtype);
+    if (dtype == shared_.wire) {
+      compute::copy(to, from, count * size_of(dtype), store_for(store));
+    } else {
+      compute::cast(to, shared_.wire, from, dtype, count, 1.0F);
+    }
+    lock.lock();
+    left_[range] -= count;
+    send_ranges();
+  }
+  --copying_;
+  copied_.notify_all();
+}
+
+// Those that are complete, and all before them. A worker begins with another server each.
+void ServerWorker::send_ranges() {
+  const std::size_t item = size_of(shared_.wire);
+  const std::byte* const slot = shared_.memory.slot(rank(), pushes_ + 1);
+  for (; sent_ < left_.size() && left_[sent_] == 0; ++sent_) {
+    for (std::size_t k = 0; k < servers(); ++k) {
+      const std::size_t s = (static_cast<std::size_t>(rank()) + k) % servers();
+      const Piece& piece = shared_.layout.piece(sent_, s);
+      if (!is_here(s) && piece.count > 0) {
+        sends_[(pushes_ + 1) % 2].push_back(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.pushed(),
+                                                                  slot + piece.flat * item, piece.count * item,
+                                                                  shared_.memory.segment(), transport::Way::in_parts));
+      }
+    }
+  }
+}
+
+void ServerWorker::check_settings(std::span<const ServerSettings> settings) const {
+  const std::size_t tensors = shared_.layout.tensors();
+  if (settings.size() != tensors && settings.size() != 1) {
+    throw Error(ErrorKind::value, "settings are one for all tensors or one for each of the " + std::to_string(tensors) +
+                                      ", not " + std::to_string(settings.size()));
+  }
+  for (const ServerSettings& each : settings) {
+    check_number("rate", each.rate);
+    check_number("momentum", each.momentum);
+    check_number("weight_decay", each.weight_decay);
+    check_number("trust", each.trust);
+  }
+  const auto local =
+      std::find_if(settings.begin(), settings.end(), [](const auto& each) { return each.trust != 0.0F; });
+  const ServerOptimizer& optimizer = shared_.optimizer;
+  if (optimizer.name != "lars" && local != settings.end()) {
+    throw Error(ErrorKind::value, "a trust of " + format_number(local->trust) + " is for the optimizer 'lars'");
+  }
+  if (optimizer.is_adam() &&
+      std::any_of(settings.begin(), settings.end(), [](const auto& each) { return each.momentum != 0.0F; })) {
+    throw Error(ErrorKind::value,
+                "the settings have a momentum, and the optimizer 'adam' takes none: its own is beta1");
+  }
+}
+
+ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
+                                        WithPull with_pull) {
+  Lock lock(mutex_);
+  check_usable();
+  check_not_finishing();
+  check_settings(settings);
+  if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
+    throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));
+  }
+  if (with_pull != WithPull::no) {
+    take_notes();
+    check_no_pull();
+  }
+  await_slot(lock);
+  copied_.wait(lock, [this] { return copying_ == 0; });
+  Note note{.kind = NoteKind::push, .skip = skip, .scale = loss_scale};
+  if (with_pull != WithPull::no) {
+    expect_answers(with_pull == WithPull::exact);
+    note.exact = exact_;
+    note.number = pulls_;
+    note.pushes = pushes_ + 1;
+  }
+  const std::size_t tensors = shared_.layout.tensors();
+  for (std::size_t i = 0; i < tensors; ++i) {
+    if (!ready_.has(i)) {
+      std::memset(slot_of_tensor(i), 0, shared_.layout.counts()[i] * size_of(shared_.wire));
+    }
+  }
+  std::fill(left_.begin(), left_.end(), 0);
+  send_ranges();
+  std::vector<ServerSettings> all(settings.begin(), settings.end());
+  all.resize(tensors, settings.front());
+  const bool differ = pushes_ == 0 || all != settings_;
+  settings_ = std::move(all);
+  for (std::size_t k = 0; k < servers(); ++k) {
+    send_to((static_cast<std::size_t>(rank()) + k) % servers(), note,
+            differ ? std::as_bytes(std::span(settings_)) : std::span<const std::byte>{});
+  }
+  ready_.forget();
+  begin_ranges();
+  return {++pushes_, note.number};
+}
+
+Skip ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
+  return or_naming_the_missing([&] {
+    Lock lock(mutex_);
+    if (released_ < push) {
+      wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
+    }
+    const auto found = skipped_.find(push);
+    return found == skipped_.end() ? Skip::no : found->second;
+  });
+}
+
+bool ServerWorker::may_go_on(std::uint64_t push) {
+  shared_.mailbox->poll();
+  const Lock lock(mutex_);
+  check_usable();
+  take_notes();
+  check_usable();
+  return released_ >= push;
+}
+
+std::size_t ServerWorker::ready_count() const {
+  const Lock lock(mutex_);
+  return ready_.count();
+}
+
+std::uint64_t ServerWorker::pushes() const {
+  const Lock lock(mutex_);
+  return pushes_;
+}
+
+}  // namespace gradientflow::engine
