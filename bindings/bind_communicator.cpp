@@ -422,7 +422,9 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("closed", &Communicator::closed)
       .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
-      .def("allocate", &Communicator::allocate, py::arg("bytes"), py::call_guard<WithoutGil>())
+      .def(
+          "allocate", [](Communicator& self, std::size_t bytes) { return self.allocate(bytes); }, py::arg("bytes"),
+          py::call_guard<WithoutGil>())
       .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
            py::call_guard<WithoutGil>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<WithoutGil>())

@@ -110,6 +110,43 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
   return {pushed.push, pushed.pull};
 }
 
+// An array in the node memory of a parameter server, which it keeps.
+py::array array_in(const ParameterServer& server, const std::byte* data, const py::dtype& dtype, const py::tuple& shape,
+                   bool is_writable) {
+  using Owner = std::shared_ptr<const void>;
+  const py::capsule owner(new Owner(server.memory()), [](void* held) { delete static_cast<Owner*>(held); });
+  py::array array(dtype, py::cast<std::vector<py::ssize_t>>(shape), data, owner);
+  if (!is_writable) {
+    array.attr("setflags")(py::arg("write") = false);  // nobody can undo it: a capsule lends nothing to write to
+  }
+  return array;
+}
+
+py::list gradients(const ParameterServer& server, const Timeout& timeout, const py::dtype& dtype,
+                   const py::tuple& shapes) {
+  std::vector<std::byte*> places(shapes.size());
+  {
+    const WithoutGil release;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      places[i] = server.worker().gradient(i, timeout.value);
+    }
+  }
+  py::list arrays;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    arrays.append(array_in(server, places[i], dtype, shapes[i], true));
+  }
+  return arrays;
+}
+
+py::array weights(const ParameterServer& server, std::uint64_t number, std::size_t tensor, const Timeout& timeout,
+                  const py::dtype& dtype, const py::tuple& shape) {
+  const auto found = [&] {
+    const WithoutGil release;
+    return server.worker().weights(number, tensor, timeout.value);
+  }();
+  return array_in(server, found.data, dtype, shape, false);
+}
+
 // The arrays of each tensor, one after the other, in one.
 std::vector<float*> pointers_into(const ParameterServer& server, float* flat) {
   std::vector<float*> pointers;
@@ -217,6 +254,9 @@ void bind_server(py::module_& module) {
             self.worker().take(number, tensor, static_cast<float*>(pointer(address)), timeout.value);
           },
           py::arg("number"), py::arg("tensor"), py::arg("address"), py::arg("timeout"), py::call_guard<WithoutGil>())
+      .def("gradients", &gradients, py::arg("timeout"), py::arg("dtype"), py::arg("shapes"))
+      .def("weights", &weights, py::arg("number"), py::arg("tensor"), py::arg("timeout"), py::arg("dtype"),
+           py::arg("shape"))
       .def(
           "finish",
           [](const ParameterServer& self, const Timeout& timeout) { return self.worker().finish(timeout.value); },

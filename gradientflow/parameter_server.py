@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import threading
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from .arrays import size_of
 from .base_pool import native_threshold
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
+from .memory import NodeArray, numpy_dtype
 from .policies import Answer, Event, Policy, Trace, as_policy
 from .server_optimizers import ServerOptimizer, as_server_optimizer
 from .server_rank import make_native
@@ -101,6 +103,8 @@ class Push:
 
         Raises
         ------
+        gradientflow.errors.ArgumentError
+            If more than 1024 later pushes were skipped: of this one it is not known any more.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first; the push goes on and can be waited for again.
         gradientflow.errors.PeerError
@@ -114,9 +118,10 @@ class Push:
 class Pull:
     """Weights on their way from the servers. It lasts until the next pull."""
 
-    def __init__(self, native: Any, number: int, tensors: int) -> None:
+    def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
         self._native = native
-        self._tensors = tensors
+        self._shapes = shapes
+        self._dtype = dtype
         self.number = number
 
     @property
@@ -160,17 +165,56 @@ class Pull:
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
             As `wait`; what has come is in `weights` then.
         """
-        tensor = _index(index, self._tensors)
+        tensor = _index(index, len(self._shapes))
         if isinstance(weights, int):
             self._native.take_to(self.number, tensor, weights, timeout)
         else:
             self._native.take(self.number, tensor, weights, timeout)
 
+    def weights(self, index: int, timeout: float | None = None) -> NodeArray:
+        """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
+
+        They are in the memory of the server if it is in this node and has all of the tensor, as it has if there is one
+        server. Otherwise, with servers in other nodes or several in this one, they are in node memory of this worker,
+        to which they have come or are brought by a copy.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        array
+            Not to be written to; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact.
+            It stays as it is until the next pull of this worker, `finish` and `push_pull` included, or until the
+            parameter server is closed. Later its values may be any, but reading them does no harm.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or the pull has given way to another one.
+        gradientflow.errors.ArgumentTypeError
+            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`.
+        """
+        tensor = _index(index, len(self._shapes))
+        if tensor >= len(self._shapes):
+            message = f"there is no tensor {index}: the parameter server has {len(self._shapes)}"
+            raise ArgumentError(message)
+        found: NodeArray = self._native.weights(
+            self.number, tensor, timeout, numpy_dtype(self._dtype), self._shapes[tensor]
+        )
+        return found
+
     def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
         """Copy the weights of all tensors, as `take` does, and as they come: there is no need to wait before."""
         found = sequence("arrays", arrays, "arrays")
-        if len(found) != self._tensors:
-            message = f"arrays are {self._tensors}, one for each tensor, not {len(found)}"
+        if len(found) != len(self._shapes):
+            message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
             raise ArgumentError(message)
         for index, each in enumerate(found):
             self.take(index, each, timeout)
@@ -283,6 +327,7 @@ class ParameterServer:
             self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
         self._last_pull = 0
+        self._pushing = threading.Lock()
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
         if comm.rank == 0:
@@ -290,10 +335,39 @@ class ParameterServer:
 
     # ---- pushing -------------------------------------------------------------------------------------------------
 
+    def gradients(self, timeout: float | None = None) -> list[NodeArray]:
+        """Return arrays to write the gradients of the next push to, in node memory: they are not copied then.
+
+        It waits while the pushes before the last one are under way, as `ready` would. Write to the arrays until that
+        push, and give them to `ready`, or to `push` or `push_pull` as `gradients`; from the push on they are the
+        servers'. Pushes take turns with two such memories, so ask again for each push. Whatever else is given is
+        copied: also an array of an earlier push, if it is not the same memory.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        list of array
+            One for each tensor, of its shape, in the dtype of the wire. Their values are any.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentTypeError
+            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            If the memory does not become free.
+        """
+        found: list[NodeArray] = self._native.gradients(timeout, numpy_dtype(self.wire), self.shapes)
+        return found
+
     def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
         """Copy the gradient of tensor `index` for the push that begins or has begun. From any thread.
 
-        It waits while the pushes before the last one are under way.
+        One that lies in its place already, as `gradients` has given it, is not copied. It waits while the pushes before
+        the last one are under way.
 
         Parameters
         ----------
@@ -307,7 +381,8 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, or it is ready already in this push.
+            If there is no such tensor, it is ready already in this push, or it lies in the place that `gradients` has
+            given for another one.
         """
         tensor = _index(index, len(self.shapes))
         if isinstance(gradient, tuple):
@@ -326,6 +401,8 @@ class ParameterServer:
     ) -> Push:
         """End a push; tensors that are not ready are zeros.
 
+        Several threads may push: one whole push, with its `gradients`, comes after the other.
+
         Parameters
         ----------
         settings : gradientflow.strategies.Settings or sequence of them
@@ -335,7 +412,7 @@ class ParameterServer:
         skip : bool or "abandoned", default False
             The round of this push changes nothing: a gradient is not finite, or this worker gives the iteration up.
         gradients : sequence of array, optional
-            All of them, in place of `ready`.
+            All of them, in place of `ready`. Those of `gradients()` are not copied.
 
         Returns
         -------
@@ -376,7 +453,10 @@ class ParameterServer:
             If the last pull is still under way; none of the gradients given is ready then.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
-        return Push(self._native, push), Pull(self._native, pull, len(self.shapes))
+        return Push(self._native, push), self._pull(pull, bool(exact))
+
+    def _pull(self, pull: int, exact: bool) -> Pull:
+        return Pull(self._native, pull, self.shapes, "float32" if exact else self.wire)
 
     def _push(
         self,
@@ -392,25 +472,28 @@ class ParameterServer:
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
         why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
-        if pull is not None and not self._native.has_come(self._last_pull):
-            message = (
-                f"pull {self._last_pull} of rank {self._comm.rank} is still under way: wait for it before the next"
-            )
-            raise ArgumentError(message)
-        if gradients is not None:
-            found = sequence("gradients", gradients, "arrays")
-            if len(found) != len(self.shapes):
-                message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
+        with self._pushing:
+            if pull is not None and not self._native.has_come(self._last_pull):
+                message = (
+                    f"pull {self._last_pull} of rank {self._comm.rank} is still under way: wait for it before the next"
+                )
                 raise ArgumentError(message)
-            for index, (gradient, shape) in enumerate(zip(found, self.shapes, strict=True)):
-                if size_of(gradient) != math.prod(shape):
-                    message = f"gradient {index} has {size_of(gradient)} elements, and the tensor {math.prod(shape)}"
+            if gradients is not None:
+                found = sequence("gradients", gradients, "arrays")
+                if len(found) != len(self.shapes):
+                    message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
                     raise ArgumentError(message)
-            for index, gradient in enumerate(found):
-                self.ready(index, gradient)
-        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull)
-        self._last_pull = numbers[1] or self._last_pull
-        return numbers
+                for index, (gradient, shape) in enumerate(zip(found, self.shapes, strict=True)):
+                    if size_of(gradient) != math.prod(shape):
+                        message = (
+                            f"gradient {index} has {size_of(gradient)} elements, and the tensor {math.prod(shape)}"
+                        )
+                        raise ArgumentError(message)
+                for index, gradient in enumerate(found):
+                    self.ready(index, gradient)
+            numbers: tuple[int, int] = self._native.push(rows, scale, why, pull)
+            self._last_pull = numbers[1] or self._last_pull
+            return numbers
 
     def _rows(self, settings: Any) -> Array:
         each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
@@ -444,7 +527,7 @@ class ParameterServer:
             If the last pull is still under way.
         """
         self._last_pull = self._native.pull(bool(exact))
-        return Pull(self._native, self._last_pull, len(self.shapes))
+        return self._pull(self._last_pull, bool(exact))
 
     def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
         """Pull, wait, and take all tensors."""
@@ -463,7 +546,7 @@ class ParameterServer:
         timeout : float, optional
             Seconds; by default GRADIENTFLOW_TIMEOUT.
         """
-        pull = Pull(self._native, self._native.finish(timeout), len(self.shapes))
+        pull = self._pull(self._native.finish(timeout), exact=True)
         if arrays is not None:
             pull.take_all(arrays)
 

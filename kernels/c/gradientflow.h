@@ -653,6 +653,11 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
                                      const float* const* weights, const gf_parameter_server_options* options,
                                      gf_parameter_server** server);
 
+// Gives where to write the gradient of a tensor for the push that begins or has begun, in node memory and as the dtype
+// of the wire, until that push; passed to gf_parameter_server_ready it is not copied. Waits as that does. Pushes take
+// turns with two such places. NULL where the tensor has no elements.
+gf_status gf_parameter_server_gradient(gf_parameter_server* server, size_t tensor, void** gradient);
+
 // Copies the gradient of a tensor for the push that begins or has begun: FLOAT32, FLOAT16 or BFLOAT16. From any thread.
 // Waits while the pushes before the last one are under way.
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
@@ -679,6 +684,11 @@ gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pu
 
 // Copies the weights of a tensor, as they come.
 gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
+
+// Gives where the weights of a tensor lie in node memory, once the pull has come: in the dtype of the wire, or FLOAT32
+// of an exact pull. Copies nothing where a server of the node has all of the tensor. Not to be written to. They stay as
+// they are until the next pull of this rank, or gf_parameter_server_close. NULL where the tensor has no elements.
+gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull, size_t tensor, const void** weights);
 
 // Waits until all ranks have come so far, and all is applied; gives a pull of the exact weights, which has come.
 gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout, uint64_t* pull);

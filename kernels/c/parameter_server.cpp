@@ -107,6 +107,14 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
   });
 }
 
+gf_status gf_parameter_server_gradient(gf_parameter_server* server, size_t tensor, void** gradient) {
+  return guarded([&] {
+    void*& result = result_of(gradient, "gradient");
+    std::byte* const place = worker_of(server).gradient(tensor, {});
+    result = server->engine->layout().counts()[tensor] > 0 ? place : nullptr;
+  });
+}
+
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype) {
   return guarded([&, number = int{dtype}] {
     ServerWorker& worker = worker_of(server);
@@ -167,6 +175,13 @@ gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, s
       static_cast<void>(given(weights, "weights"));
     }
     worker.take(pull, tensor, weights, {});
+  });
+}
+
+gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull, size_t tensor, const void** weights) {
+  return guarded([&] {
+    const void*& result = result_of(weights, "weights");
+    result = worker_of(server).weights(pull, tensor, {}).data;
   });
 }
 

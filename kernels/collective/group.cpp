@@ -574,12 +574,13 @@ bool Group::agree_on(const Call& call) {
   return all_idle_;
 }
 
-std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, const std::function<void()>& attend) {
+std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport::Pages pages,
+                                                    const std::function<void()>& attend) {
   if (topology_.nodes() > 1) {
     mpi_.check_not_finalized();
     announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Along::nothing);
   }
-  return node_->allocate(bytes, attend);
+  return node_->allocate(bytes, pages, attend);
 }
 
 // One rank of each node asks rank 0 for the time, several times; the quickest answer counts.

@@ -69,7 +69,8 @@ class Group {
   // call. Throws Error(mismatch), on every rank, where they do not. Returns whether all said that they are idle.
   bool agree_on(const Call& call);
 
-  std::shared_ptr<transport::Segment> allocate(std::size_t bytes, const std::function<void()>& attend = {});
+  std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now,
+                                               const std::function<void()>& attend = {});
 
   // How the clocks of the ranks stand to each other.
   struct Clock {

@@ -67,6 +67,49 @@ static void rounds(gf_communicator* communicator) {
   gf_parameter_server_free(server);
 }
 
+static void in_place(gf_communicator* communicator) {
+  gf_parameter_server_options options = GF_PARAMETER_SERVER_OPTIONS_INIT;
+  gf_step_settings settings = GF_STEP_SETTINGS_INIT;
+  settings.rate = 0.5F;
+  for (options.servers = 1; options.servers <= (size_t)size; ++options.servers) {
+    gf_parameter_server* const server = make_server(communicator, &options);
+    uint64_t number, pull = 0;
+    const void* weights;
+    void* gradient;
+    for (int step = 1; step <= 4; ++step) {
+      for (size_t tensor = 0; tensor < tensors; ++tensor) {
+        OK(gf_parameter_server_gradient(server, tensor, &gradient));
+        REQUIRE((gradient == NULL) == (counts[tensor] == 0));
+        for (size_t i = 0; i < counts[tensor]; ++i) ((float*)gradient)[i] = 2.0F * (float)rank;
+        OK(gf_parameter_server_ready(server, tensor, gradient, GF_FLOAT32));
+      }
+      if (step == 4) {
+        void* other;
+        OK(gf_parameter_server_gradient(server, 0, &other));
+        REFUSED(gf_parameter_server_ready(server, 0, other, GF_FLOAT32), GF_ERROR_VALUE, "ready");
+      }
+      OK(gf_parameter_server_push_pull(server, &settings, 1, 1, GF_SKIP_NO, 0, &number, &pull));
+      for (size_t tensor = 0; tensor < tensors; ++tensor) {
+        OK(gf_parameter_server_weights(server, pull, tensor, &weights));
+        REQUIRE((weights == NULL) == (counts[tensor] == 0));
+        const float difference = -0.5F * (float)(step * (size - 1));
+        for (size_t i = 0; i < counts[tensor]; ++i)
+          REQUIRE(fabsf(((const float*)weights)[i] - ((float)i + difference)) < 1e-3F);
+      }
+    }
+    OK(gf_parameter_server_gradient(server, 0, &gradient));
+    REFUSED(gf_parameter_server_ready(server, 2, gradient, GF_FLOAT32), GF_ERROR_VALUE, "gradient 2 lies");
+    REFUSED(gf_parameter_server_gradient(server, tensors, &gradient), GF_ERROR_VALUE, "no tensor 3");
+    REFUSED(gf_parameter_server_gradient(server, 0, NULL), GF_ERROR_VALUE, "gradient is NULL");
+    REFUSED(gf_parameter_server_weights(server, pull, tensors, &weights), GF_ERROR_VALUE, "no tensor 3");
+    REFUSED(gf_parameter_server_weights(server, pull - 1, 0, &weights), GF_ERROR_VALUE, "has given way");
+    REFUSED(gf_parameter_server_weights(server, pull, 0, NULL), GF_ERROR_VALUE, "weights is NULL");
+    OK(gf_parameter_server_finish(server, -1, &pull));
+    OK(gf_parameter_server_close(server));
+    gf_parameter_server_free(server);
+  }
+}
+
 static void as_they_come(gf_communicator* communicator) {
   gf_parameter_server_options options = GF_PARAMETER_SERVER_OPTIONS_INIT;
   options.servers = 1;
@@ -94,6 +137,7 @@ int main(void) {
   rank = gf_rank(communicator);
   size = gf_size(communicator);
   rounds(communicator);
+  in_place(communicator);
   as_they_come(communicator);
   OK(gf_close(communicator));
   gf_communicator_free(communicator);

@@ -683,6 +683,219 @@ def check_threads(comm: gf.Communicator) -> None:
         server.finish()
 
 
+def in_place(server: gf.ParameterServer, gradients: Arrays) -> list[Any]:
+    """Write gradients where the servers read them; bfloat16 as addresses, since NumPy does not know it."""
+    if server.wire != "bfloat16":
+        places: list[Any] = server.gradients(LATE)
+        for place, each in zip(places, gradients, strict=True):
+            assert place.dtype == server.wire
+            assert place.flags.writeable
+            place[...] = each
+        return places
+    places = server._native.gradients(LATE, np.dtype(np.uint16), server.shapes)
+    for place, each in zip(places, gradients, strict=True):
+        place[...] = narrow(each)
+    return places
+
+
+def weights_of(pull: Any, wire: str) -> Arrays:
+    """Return the weights of a pull, where they lie, in float32."""
+    if wire == "bfloat16":
+        views = [pull._native.weights(pull.number, i, LATE, np.dtype(np.uint16), s) for i, s in enumerate(SHAPES)]
+        return [widen(each) for each in views]
+    views = [pull.weights(i, LATE) for i in range(len(SHAPES))]
+    assert all(each.dtype == wire and not each.flags.writeable for each in views)
+    return [each.astype(np.float32) for each in views]
+
+
+def check_memory_in_place(comm: gf.Communicator) -> None:
+    """Gradients written where servers read them, and weights read where servers wrote them: the bits of the copies."""
+    settings = Settings(0.1, 0.9, 0.01)
+    for wire in ("float32", "float16", "bfloat16"):
+        for servers in server_counts():
+            for threshold in (0, 400, None):
+                weights = draw(30)
+                line = StraightLine(weights, wire)
+                with gf.ParameterServer(
+                    comm, weights, servers=servers, wire=wire, fusion_threshold=threshold
+                ) as server:
+                    for step in range(5):
+                        pushes = [draw(31, step, rank) for rank in range(SIZE)]
+                        places = in_place(server, pushes[RANK])
+                        for i in np.random.default_rng([step, RANK]).permutation(len(SHAPES)):
+                            if wire == "bfloat16":
+                                server.ready(int(i), (places[i].ctypes.data, "bfloat16"))
+                            elif step % 2:
+                                server.ready(int(i), places[i])
+                        gradients = places if step % 2 == 0 and wire != "bfloat16" else None
+                        exact = step == 3
+                        _, pull = server.push_pull(settings, gradients=gradients, exact=exact)
+                        line.round(pushes, [settings] * len(SHAPES))
+                        expected = line.weights if exact else line.pulled()
+                        for _ in range(2):  # what has been brought together once stays where it is
+                            found = weights_of(pull, "float32" if exact else wire)
+                            assert same(found, expected), (wire, servers, threshold, step)
+                        pull.take_all(weights)
+                        assert same(weights, expected)
+                    server.finish()
+
+
+def check_weights_that_are_looked_at(comm: gf.Communicator) -> None:
+    """They stay as they are, however many rounds others make meanwhile, and nobody waits for the one who looks."""
+    for policy in ("asp", f"ssp({40 * SIZE})", "bsp"):
+        for servers in server_counts():
+            weights = zeros()
+            with gf.ParameterServer(comm, weights, policy, servers=servers) as server:
+                for turn in range(SIZE if policy != "bsp" else 0):
+                    WORLD.Barrier()
+                    if turn == RANK:
+                        pull = server.pull()
+                        seen = [pull.weights(i, LATE) for i in range(len(SHAPES))]
+                        before = [each.copy() for each in seen]
+                    WORLD.Barrier()
+                    for _ in range(0 if turn == RANK else 12):
+                        server.push(Settings(1.0), gradients=[np.full_like(each, -1.0) for each in weights]).wait(LATE)
+                        server.pull_into(weights)
+                    WORLD.Barrier()
+                    if turn == RANK:
+                        assert same(seen, before)
+                server.finish(weights)
+                total = 12 * (SIZE - 1) * SIZE if policy != "bsp" else 0
+                assert all(np.all(each == total) for each in weights)
+                pull = server.pull()
+                seen = [pull.weights(i, LATE) for i in range(len(SHAPES))]
+                before = [each.copy() for each in seen]
+                for _ in range(7):  # of this worker itself
+                    push = server.push(Settings(1.0), gradients=in_place(server, [np.ones_like(each) for each in seen]))
+                push.wait(LATE)
+                assert same(seen, before)
+                server.finish()
+
+
+def check_gradients_out_of_place(comm: gf.Communicator) -> None:
+    """Memory of other pushes, and of pulls, is copied; the place of another tensor, or as another dtype, is refused."""
+    for wire in ("float32", "float16"):
+        weights = draw(32)
+        line = StraightLine(weights, wire)
+        with gf.ParameterServer(comm, weights, wire=wire) as server:
+            mine = [draw(33, rank) for rank in range(SIZE)]
+            old = in_place(server, mine[RANK])
+            settings = [Settings(0.5)] * len(SHAPES)
+            server.push(settings, gradients=old).wait(LATE)
+            line.round(mine, settings)
+            assert old[3].ctypes.data != server.gradients()[3].ctypes.data
+            server.push(settings, gradients=old).wait(LATE)  # of the other memory
+            line.round(mine, settings)
+            server.push(settings, gradients=old).wait(LATE)  # of this one again, with what is there
+            line.round(mine, settings)
+            pull = server.pull()
+            assert same(weights_of(pull, wire), line.pulled())
+            server.push(settings, gradients=[pull.weights(i) for i in range(len(SHAPES))]).wait(LATE)
+            line.round([line.pulled()] * SIZE, settings)
+            server.pull_into(weights)
+            assert same(weights, line.pulled())
+            places = server.gradients()
+            with raises(ArgumentError, "gradient 3 lies where the gradients of this push are written", wire):
+                server.ready(3, _as_elements(places, 3))
+            with raises(ArgumentError, "gradient 1", "as " + wire):
+                server.ready(1, (places[1].ctypes.data, "bfloat16"))
+            assert server._native.ready_count == 0
+            server.finish()
+        for i, each in enumerate(places):  # memory that is looked at stays
+            each[...] = i
+        assert all(np.all(each == i) for i, each in enumerate(places))
+
+
+def _as_elements(places: list[Any], index: int) -> np.ndarray:
+    """Return as many elements as a tensor has, from the place of the one before it on."""
+    from numpy.lib.stride_tricks import as_strided
+
+    before: np.ndarray = places[index - 2]  # the one before is empty
+    return as_strided(before, places[index].shape, before.strides)
+
+
+def check_weights_are_read_only(comm: gf.Communicator) -> None:
+    weights = draw(34)
+    with gf.ParameterServer(comm, weights) as server:
+        pull = server.pull()
+        seen = pull.weights(3, LATE)
+        assert same([seen], [weights[3]])
+        with raises(ValueError, "read-only"):
+            seen[0] = 1
+        with raises(ValueError, ""):
+            seen.flags.writeable = True
+        assert np.array_equal(pull.weights(-1), pull.weights(len(SHAPES) - 1))
+        assert pull.weights(2).shape == SHAPES[2]
+        with raises(ArgumentError, f"no tensor {len(SHAPES)}"):
+            pull.weights(len(SHAPES))
+        server.pull().wait(LATE)
+        with raises(ArgumentError, "pull 1 has given way to pull 2"):
+            pull.weights(3)
+        with raises(ArgumentError, "pull 1 has given way to pull 2"):
+            pull.take(3, weights[3])
+        server.finish()
+    with raises(ClosedError, "closed"):
+        server.gradients()
+    with raises(ClosedError, "closed"):
+        pull.weights(3)
+    del server, pull
+    assert seen.sum() == seen.copy().sum()  # its memory is still there
+
+
+def check_waits_for_gradients(comm: gf.Communicator) -> None:
+    """Memory for a third push is there once the first one is applied."""
+    if SIZE == 1:
+        return
+    with gf.ParameterServer(comm, zeros()) as server:
+        if RANK == 0:
+            for i in range(2):
+                server.push(Settings(1.0), gradients=in_place(server, draw(35, i)))
+            with raises(CommunicationTimeoutError, "push 3", "0.05 s"):
+                server.gradients(0.05)
+            WORLD.Barrier()
+            server.push(Settings(1.0), gradients=in_place(server, draw(35, 2)))
+        else:
+            WORLD.Barrier()
+            for i in range(3):
+                server.push(Settings(1.0), gradients=draw(35, i))
+        server.finish(timeout=LATE)
+
+
+def check_threads_that_push(comm: gf.Communicator) -> None:
+    """Whole pushes of several threads come one after the other."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    weights = zeros()
+    with gf.ParameterServer(comm, weights, "asp") as server, ThreadPoolExecutor(4) as threads:
+        gradients = [np.full_like(each, -1.0) for each in weights]
+        pushes = list(threads.map(lambda _: server.push(Settings(1.0), gradients=gradients), range(24)))
+        assert sorted(push.number for push in pushes) == list(range(1, 25))
+        server.finish(weights, LATE)
+        assert all(np.all(each == 24 * SIZE) for each in weights)
+        ones = threads.map(lambda _: server._native.push(server._rows(Settings(1.0)), 1.0, "applied", None), range(24))
+        assert len(set(ones)) == 24
+        server.finish(weights, LATE)
+        assert all(np.all(each == 24 * SIZE) for each in weights)  # those were of zeros
+
+
+def check_skips_that_are_forgotten(comm: gf.Communicator) -> None:
+    """Of pushes older than the last 1024 that were skipped nothing is known."""
+    if comm.nodes != 1 or SIZE > 2:
+        return
+    small = [np.zeros(8 * SIZE, np.float32)]
+    with gf.ParameterServer(comm, small) as server:
+        first = server.push(Settings(1.0), skip=True)
+        assert first.wait(LATE) == "skipped"
+        applied = server.push(Settings(1.0))
+        for _ in range(1024):
+            last = server.push(Settings(1.0), skip=True)
+        assert last.wait(LATE) == "skipped"
+        assert applied.wait(LATE) == "applied"
+        with raises(ArgumentError, "push 1 was skipped is not known any more", "1024"):
+            first.wait(LATE)
+        server.finish()
+
+
 def stall() -> None:
     """One of many workers is stopped in the middle of a run; the others go on, and no memory grows."""
     comm = gf.init(config=gf.Config(node_size=sys.argv[2]))

@@ -39,7 +39,10 @@ def work(comm: gf.Communicator) -> None:
         for step in range(4):
             pushes = [draw(2, step, rank) for rank in range(WORKERS)]
             for server in servers:
-                server.push(Settings(0.5), gradients=pushes[RANK])
+                places = server.gradients() if step % 2 else [np.empty_like(each) for each in pushes[RANK]]
+                for place, each in zip(places, pushes[RANK], strict=True):
+                    place[...] = each
+                server.push(Settings(0.5), gradients=places)
             for i, each in enumerate(expected):
                 total = pushes[0][i]
                 for push in pushes[1:]:
@@ -47,6 +50,8 @@ def work(comm: gf.Communicator) -> None:
                 expected[i] = each - np.float32(0.5) * (total / np.float32(WORKERS))
             servers[0].pull_into(weights)
             assert all(np.array_equal(a, b) for a, b in zip(weights, expected, strict=True))
+            pull = servers[0].pull()
+            assert all(np.array_equal(pull.weights(i), each) for i, each in enumerate(expected))
         for server in servers:
             assert server.servers == SERVERS
             server.finish(weights)

@@ -633,7 +633,7 @@ void Communicator::receive(int from, void* data, std::size_t count, DType dtype,
   compute::cuda::runtime().synchronize(placement->stream);
 }
 
-std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
+std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, transport::Pages pages) {
   check_process();
   const auto attend = [this] {
     const auto restore = [](const Communicator** before) { attending = *before; };
@@ -643,7 +643,7 @@ std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes) {
       attend_();
     }
   };
-  return in_turn([&] { return group_->allocate(bytes, attend); });
+  return in_turn([&] { return group_->allocate(bytes, pages, attend); });
 }
 
 std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {

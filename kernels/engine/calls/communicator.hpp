@@ -122,7 +122,7 @@ class Communicator {
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
-  std::shared_ptr<transport::Segment> allocate(std::size_t bytes);
+  std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now);
 
   // The same of a CUDA device, where the ranks of the node map each other's if they can.
   std::shared_ptr<collective::DeviceSegment> allocate_on_device(int device, std::size_t bytes);

@@ -54,7 +54,7 @@ enum class NoteKind : std::uint32_t {
   // to a worker
   release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped, as pairs of
             // number and Skip
-  answer,   // number: of the server, which has answered the pull; version: what in node memory does
+  answer,   // number: of the server, which has answered the pull
   failure,  // number: the kind of error; its text
 };
 
@@ -65,7 +65,6 @@ struct Note {
   std::uint64_t number = 0;
   std::uint64_t pushes = 0;
   std::uint64_t round = 0;
-  std::uint64_t version = 0;
   float scale = 1.0F;
 };
 static_assert(std::is_trivially_copyable_v<Note>);

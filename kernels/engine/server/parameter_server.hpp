@@ -42,6 +42,9 @@ class ParameterServer {
   [[nodiscard]] DType wire() const { return shared_->wire; }
   [[nodiscard]] int workers() const { return shared_->roles.workers; }
 
+  // What keeps the memory that ServerWorker::gradient and ServerWorker::weights point into.
+  [[nodiscard]] std::shared_ptr<const void> memory() const { return shared_->memory.owner(); }
+
   // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
   [[nodiscard]] ServerWorker& worker() const;
 

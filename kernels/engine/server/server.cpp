@@ -17,8 +17,7 @@ Server::Server(Shared& shared, std::size_t number, std::size_t threads, MakePoli
     : shared_(shared),
       number_(number),
       make_policy_(std::move(make_policy)),
-      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer, threads,
-             [this](int of) { return !shared_.mailbox->loss_of(of, "a copy"); }),
+      shard_(shared.layout, shared.memory, number, shared.roles.workers, shared.wire, shared.optimizer, threads),
       workers_(static_cast<std::size_t>(shared.roles.workers)),
       log_(shared.roles.workers) {
   if (leads()) {

@@ -1,6 +1,7 @@
 #include "server_memory.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradientflow::engine {
 
@@ -14,45 +15,104 @@ std::size_t ServerMemory::version_bytes(std::size_t server) const {
   return shard_sizes_[server] * (sizeof(float) + rounded);
 }
 
+void ServerMemory::provide_version(std::size_t server, std::size_t version) const {
+  if (version >= ready_versions) {
+    on_demand_->provide(reinterpret_cast<const std::byte*>(weights(server, version)), version_bytes(server));
+  }
+}
+
+void ServerMemory::provide_place(int worker) const {
+  if (!has_ready_places_) {
+    on_demand_->provide(place(worker), place_bytes_);
+  }
+}
+
 // What each rank needs lies in the node's memory one after the other, across the equal parts of the ranks.
 ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layout, const ServerRoles& roles, DType wire)
     : wire_(wire),
       slot_bytes_(layout.size() * size_of(wire)),
+      place_bytes_(layout.size() * sizeof(float)),
       words_bytes_(static_cast<std::size_t>(roles.workers) * sizeof(ServerWord)),
-      of_worker_(static_cast<std::size_t>(roles.workers)),
-      of_server_(roles.servers.size()) {
-  std::size_t place = 0;
+      slots_(static_cast<std::size_t>(roles.workers)),
+      places_(slots_.size()),
+      words_(roles.servers.size()),
+      further_versions_(words_.size()) {
   for (std::size_t s = 0; s < layout.servers(); ++s) {
-    place_offsets_.push_back(place);
     shard_sizes_.push_back(layout.shard_size(s));
-    place += layout.shard_size(s) * sizeof(float);
   }
   const transport::Topology& topology = communicator.group().topology();
-  const auto bytes_of = [&](int rank) {
-    const int server = roles.server_at(rank);
-    const std::size_t as_worker = rank < roles.workers ? 2 * slot_bytes_ + place : 0;
-    return as_worker + (server < 0 ? 0 : words_bytes_ + versions * version_bytes(static_cast<std::size_t>(server)));
+  struct Bytes {
+    std::size_t slots = 0;
+    std::size_t place = 0;
+    std::size_t words = 0;
+    std::size_t versions = 0;
+    std::size_t further_place = 0;
+    std::size_t further_versions = 0;
+    [[nodiscard]] std::size_t now() const { return slots + place + words + versions; }
+    [[nodiscard]] std::size_t on_demand() const { return further_place + further_versions; }
   };
-  std::size_t part = 64;
-  for (const auto& members : topology.members) {
-    std::size_t total = 0;
-    for (const int rank : members) {
-      total += bytes_of(rank);
-    }
-    part = std::max(part, (total / members.size() + 1 + 63) / 64 * 64);
-  }
-  segment_ = communicator.allocate(part);
-  here_.assign(topology.node_of.size(), false);
-  std::byte* at = segment_->part(0);
-  for (const int rank : topology.local()) {
-    here_[static_cast<std::size_t>(rank)] = true;
-    if (const int server = roles.server_at(rank); server >= 0) {
-      of_server_[static_cast<std::size_t>(server)] = at;
-    }
-    at += bytes_of(rank);
+  const auto versions_of = [&](const std::vector<int>& members) {
+    return 2 + static_cast<std::size_t>(
+                   std::count_if(members.begin(), members.end(), [&](int rank) { return rank < roles.workers; }));
+  };
+  const auto has_all_servers = [&](const std::vector<int>& members) {
+    return std::all_of(roles.servers.begin(), roles.servers.end(),
+                       [&](int rank) { return std::find(members.begin(), members.end(), rank) != members.end(); });
+  };
+  const auto bytes_of = [&](int rank, const std::vector<int>& members) {
+    Bytes bytes;
     if (rank < roles.workers) {
-      of_worker_[static_cast<std::size_t>(rank)] = at - (2 * slot_bytes_ + place);
+      bytes.slots = 2 * slot_bytes_;
+      if (!has_all_servers(members)) {
+        bytes.place = place_bytes_;
+      } else if (roles.servers.size() > 1) {
+        bytes.further_place = place_bytes_;
+      }
     }
+    if (const int server = roles.server_at(rank); server >= 0) {
+      const std::size_t version = version_bytes(static_cast<std::size_t>(server));
+      const std::size_t versions = versions_of(members);
+      bytes.words = words_bytes_;
+      bytes.versions = std::min(versions, ready_versions) * version;
+      bytes.further_versions = (std::max(versions, ready_versions) - ready_versions) * version;
+    }
+    return bytes;
+  };
+  const auto part_of = [&](const auto& bytes) {
+    std::size_t part = 0;
+    for (const auto& members : topology.members) {
+      std::size_t total = 0;
+      for (const int rank : members) {
+        total += bytes(bytes_of(rank, members));
+      }
+      part = std::max(part, (total / members.size() + 64) / 64 * 64);
+    }
+    return part;
+  };
+  const auto now = communicator.allocate(part_of([](const Bytes& bytes) { return bytes.now(); }));
+  on_demand_ =
+      communicator.allocate(part_of([](const Bytes& bytes) { return bytes.on_demand(); }), transport::Pages::on_demand);
+  owner_ = std::make_shared<std::pair<std::shared_ptr<transport::Segment>, std::shared_ptr<transport::Segment>>>(
+      now, on_demand_);
+  const auto& here = topology.local();
+  versions_ = versions_of(here);
+  has_ready_places_ = !has_all_servers(here);
+  here_.assign(topology.node_of.size(), false);
+  std::byte* at = now->part(0);
+  std::byte* further = on_demand_->part(0);
+  for (const int rank : here) {
+    here_[static_cast<std::size_t>(rank)] = true;
+    const Bytes bytes = bytes_of(rank, here);
+    if (rank < roles.workers) {
+      slots_[static_cast<std::size_t>(rank)] = at;
+      places_[static_cast<std::size_t>(rank)] = has_ready_places_ ? at + bytes.slots : further;
+    }
+    if (const int server = roles.server_at(rank); server >= 0) {
+      words_[static_cast<std::size_t>(server)] = at + bytes.slots + bytes.place;
+      further_versions_[static_cast<std::size_t>(server)] = further + bytes.further_place;
+    }
+    at += bytes.now();
+    further += bytes.on_demand();
   }
 }
 

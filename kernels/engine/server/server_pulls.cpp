@@ -43,14 +43,13 @@ void Server::answer(int number, const ReceivedNote& pull) {
     return;
   }
   if (is_here(number)) {
-    shard_.lease_to(number, pull.note.exact);
+    shard_.lease_to(number);
   } else if (!std::exchange(worker(number).has_weights, false)) {
     for (std::size_t r = 0; r < shared_.layout.ranges().size(); ++r) {
       send_weights(number, pull.note.exact, r);
     }
   }
-  send_note(*shared_.mailbox, number, shared_.tags.to_worker,
-            {.kind = NoteKind::answer, .number = number_, .version = shard_.version()});
+  send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::answer, .number = number_});
 }
 
 // From a copy for all workers that pull the same weights, made range by range. What is still on its way is not written

@@ -111,6 +111,13 @@ void Server::decide(std::vector<Decision> decisions) {
 }
 
 bool Server::can_do(const Decision& decision) {
+  // Who has departed pulls what there is at the end, and nothing that others push after it.
+  if (decision.kind == Decision::Kind::end) {
+    return std::all_of(workers_.begin(), workers_.end(), [this](const Worker& each) {
+      return std::any_of(each.pulls.begin(), each.pulls.end(),
+                         [this](const ReceivedNote& pull) { return pull.note.round == ends_ + 1; });
+    });
+  }
   if (decision.kind != Decision::Kind::round) {
     return true;
   }

@@ -1,11 +1,7 @@
 #include "server_shard.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <utility>
 
 #include "../../compute/adam_step.hpp"
 #include "../../compute/kernels.hpp"
@@ -18,21 +14,15 @@ constexpr std::size_t cached_bytes = 256 * kib;  // what a block of all that tak
 constexpr std::size_t least_block = 1024;        // elements
 constexpr std::size_t worth_sharing = 1 << 17;   // elements of a shard: an update of fewer ends before a thread wakes
 
-constexpr std::uint64_t lease_word(ServerWord::Phase phase, std::size_t version) {
-  return static_cast<std::uint64_t>(phase) + 8 * version;
-}
-
 }  // namespace
 
 ServerShard::ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers,
-                         DType wire, const ServerOptimizer& optimizer, std::size_t threads, IsAlive is_alive)
+                         DType wire, const ServerOptimizer& optimizer, std::size_t threads)
     : layout_(&layout),
       memory_(&memory),
       server_(server),
       workers_(workers),
       wire_(wire),
-      is_alive_(std::move(is_alive)),
-      exact_(static_cast<std::size_t>(workers), false),
       optimizer_(optimizer),
       scratch_(threads),
       team_(threads) {}
@@ -207,69 +197,30 @@ void ServerShard::round_weights() {
   }
 }
 
-void ServerShard::lease_to(int worker, bool exact) {
-  exact_[static_cast<std::size_t>(worker)] = exact;
-  memory_->word(server_, worker).lease.store(lease_word(ServerWord::held, version_), std::memory_order_release);
+void ServerShard::lease_to(int worker) {
+  memory_->word(server_, worker).lease.store(version_ + 1, std::memory_order_release);
 }
 
-bool ServerShard::has_reader(std::size_t version) const {
-  for (int worker = 0; worker < workers_; ++worker) {
-    if (memory_->is_here(worker) && memory_->word(server_, worker).lease.load(std::memory_order_acquire) ==
-                                        lease_word(ServerWord::reading, version)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Has what workers hold of a version moved to their own places. Who reads at this moment is waited for: a copy.
-void ServerShard::free_of_leases(std::size_t version) {
-  for (int worker = 0; worker < workers_; ++worker) {
-    if (!memory_->is_here(worker)) {
-      continue;
-    }
-    std::atomic<std::uint64_t>& lease = memory_->word(server_, worker).lease;
-    std::uint64_t now = lease_word(ServerWord::held, version);
-    bool moves = false;
-    while (!(moves = lease.compare_exchange_strong(now, lease_word(ServerWord::moving, version))) &&
-           now == lease_word(ServerWord::reading, version) && is_alive_(worker)) {
-      sched_yield();
-      now = lease_word(ServerWord::held, version);
-    }
-    if (moves) {
-      const bool exact = exact_[static_cast<std::size_t>(worker)] || wire_ == DType::float32;
-      const void* const source =
-          exact ? static_cast<const void*>(memory_->weights(server_, version)) : memory_->travelling(server_, version);
-      std::memcpy(memory_->place(worker, server_), source, size() * (exact ? sizeof(float) : size_of(wire_)));
-      lease.store(lease_word(ServerWord::moved, version), std::memory_order_release);
-    }
-  }
-}
-
+// The first one: memory that has been used before is in use again before any that has not.
 std::size_t ServerShard::free_version() {
   const auto is_held = [this](std::size_t version) {
     for (int worker = 0; worker < workers_; ++worker) {
-      if (memory_->is_here(worker)) {
-        const std::uint64_t now = memory_->word(server_, worker).lease.load(std::memory_order_acquire);
-        if (now == lease_word(ServerWord::held, version) || now == lease_word(ServerWord::reading, version)) {
-          return true;
-        }
+      if (memory_->is_here(worker) &&
+          memory_->word(server_, worker).lease.load(std::memory_order_acquire) == version + 1) {
+        return true;
       }
     }
     return false;
   };
-  std::size_t chosen = (version_ + 1) % ServerMemory::versions;
-  for (std::size_t i = 1; i < ServerMemory::versions; ++i) {
-    const std::size_t version = (version_ + i) % ServerMemory::versions;
-    if (!is_held(version)) {
-      return version;
-    }
-    if (has_reader(chosen)) {
-      chosen = version;
-    }
+  std::size_t version = 0;
+  while (version == version_ || is_held(version)) {
+    ++version;
   }
-  free_of_leases(chosen);
-  return chosen;
+  if (version >= provided_) {
+    memory_->provide_version(server_, version);
+    provided_ = version + 1;
+  }
+  return version;
 }
 
 std::vector<float> ServerShard::array(std::size_t number) const {

@@ -22,11 +22,9 @@ struct Contribution {
 
 class ServerShard {
  public:
-  using IsAlive = std::function<bool(int worker)>;
-
   // `threads`: that make an update together.
   ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
-              const ServerOptimizer& optimizer, std::size_t threads, IsAlive is_alive);
+              const ServerOptimizer& optimizer, std::size_t threads);
 
   // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
   // `rates`: of each tensor. `after_ranges`: called as ranges are done, with the number of them; see `latest`.
@@ -49,7 +47,7 @@ class ServerShard {
   [[nodiscard]] const std::byte* latest_travelling() const { return memory_->travelling(server_, latest_); }
 
   // A worker of this node may read the present version from now on, until it lets go.
-  void lease_to(int worker, bool exact);
+  void lease_to(int worker);
 
   // Arrays of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros where there is none yet. Of Adam 1 and 2
   // are exp_avg and exp_avg_sq, and all elements of 3 are the number of updates.
@@ -80,8 +78,6 @@ class ServerShard {
     return round.size() == 1 ? wire_ : DType::float32;
   }
   [[nodiscard]] std::size_t free_version();
-  void free_of_leases(std::size_t version);
-  [[nodiscard]] bool has_reader(std::size_t version) const;
   [[nodiscard]] const std::byte* address_in(const Contribution& of, const TensorPart& part, std::size_t begin) const;
   void average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin, std::size_t count,
                Scratch& scratch);
@@ -91,10 +87,9 @@ class ServerShard {
   std::size_t server_;
   int workers_;
   DType wire_;
-  IsAlive is_alive_;
   std::size_t version_ = 0;
   std::size_t latest_ = 0;
-  std::vector<bool> exact_;  // by worker: its lease is on the weights as they are
+  std::size_t provided_ = 0;  // versions whose pages are there
   ServerOptimizer optimizer_;
   std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty as long as there is none
   std::uint64_t updates_ = 0;                // since the first one; of Adam

@@ -24,8 +24,7 @@ ServerWorker::ServerWorker(Server::Shared& shared, double timeout, std::function
       attend_(std::move(attend)),
       ready_(shared.layout.tensors()),
       answers_(shared.roles.servers.size()),
-      has_answered_(answers_, true),
-      versions_(answers_) {
+      has_answered_(answers_, true) {
   begin_ranges();
 }
 
@@ -55,8 +54,11 @@ void ServerWorker::take_notes() {
       for (std::size_t at = 0; at < skipped.size(); at += 2) {
         skipped_[skipped[at]] = static_cast<Skip>(skipped[at + 1]);
       }
+      while (skipped_.size() > most_skipped) {
+        forgotten_ = skipped_.begin()->first;
+        skipped_.erase(skipped_.begin());
+      }
     } else if (note.kind == NoteKind::answer) {
-      versions_[note.number] = note.version;
       has_answered_[note.number] = true;
       ++answers_;
     } else if (note.kind == NoteKind::report) {

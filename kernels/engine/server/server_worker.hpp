@@ -33,13 +33,17 @@ class ServerWorker {
   // `attend`: called several times a second by a thread that waits; it may throw.
   ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
 
-  // Gradient `tensor` of the push that begins or has begun, to be copied. Throws Error(value) where there is no such
-  // tensor, or it is ready already.
+  // Where gradient `tensor` of the push that begins or has begun can be written to, in the dtype of the wire: until
+  // that push. Waits, as `ready` does. Push after push it is one of two addresses, in turn.
+  [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
+
+  // Gradient `tensor` of the push that begins or has begun, to be copied unless it lies where `gradient` says. Throws
+  // Error(value) where there is no such tensor, it is ready already, or it lies in the place of another one.
   void ready(std::size_t tensor, const void* gradient, DType dtype);
 
-  // Ends the push; what is not ready is zeros. `settings`: of each tensor, or one for all. `with_pull`: as `pull`,
-  // asked for along with the push. So its weights are those of the moment at which this worker may go on, and nobody's
-  // later pushes are in them.
+  // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `settings`: of each tensor, or one
+  // for all. `with_pull`: as `pull`, asked for along with the push. So its weights are those of the moment at which
+  // this worker may go on, and nobody's later pushes are in them.
   struct Pushed {
     std::uint64_t push;
     std::uint64_t pull;  // 0: without
@@ -47,7 +51,9 @@ class ServerWorker {
   enum class WithPull { no, rounded, exact };
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no);
 
-  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped.
+  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped. Throws
+  // Error(value) for one that is older than the last `most_skipped` which were: whether it was is not known any more.
+  static constexpr std::size_t most_skipped = 1024;
   Skip wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
@@ -59,6 +65,15 @@ class ServerWorker {
 
   // Copies a tensor of a pull, as its ranges come. Throws Error(value) where another one has been begun meanwhile.
   void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
+
+  // Where a tensor of a pull lies, once all of the pull has come, and in which dtype: in the version of a server of
+  // this node that holds all of it, else in this worker's place. It stays as it is until the next pull, or until this
+  // is closed. Throws as `take`.
+  struct Weights {
+    const std::byte* data;  // nullptr where the tensor is empty
+    DType dtype;
+  };
+  [[nodiscard]] Weights weights(std::uint64_t pull, std::size_t tensor, Seconds timeout);
 
   // This worker pushes no more until all have said so, and everything is applied: then weights are pulled, exactly.
   std::uint64_t finish(Seconds timeout);
@@ -95,6 +110,7 @@ class ServerWorker {
   [[nodiscard]] bool is_here(std::size_t server) const { return shared_.memory.is_here(shared_.roles.servers[server]); }
   [[nodiscard]] std::byte* slot_of_tensor(std::size_t tensor) const;
   void check_usable() const;
+  void check_tensor(std::size_t tensor) const;
   void check_not_finishing() const;
   void take_notes();
   void check_losses(const std::string& what);
@@ -112,7 +128,8 @@ class ServerWorker {
     }
   }
   [[nodiscard]] bool slot_is_free();
-  void await_slot(Lock& lock);
+  void await_slot(Lock& lock, Seconds timeout = {});
+  [[nodiscard]] bool is_in_place(std::size_t tensor, const void* gradient, DType dtype) const;
   void begin_ranges();
   void send_ranges();
   void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});
@@ -126,7 +143,10 @@ class ServerWorker {
   [[nodiscard]] const std::shared_ptr<transport::Letter>& letter_of(const TensorPart& part) const {
     return answers_under_way_[part.server * shared_.layout.ranges().size() + part.range];
   }
-  void copy_weights(const TensorPart& part, bool exact, float* weights);
+  [[nodiscard]] DType pulled() const { return exact_ ? DType::float32 : shared_.wire; }
+  void await_pull(Lock& lock, std::uint64_t pull, Seconds timeout);
+  void await_part(Lock& lock, std::uint64_t pull, const TensorPart& part, Seconds timeout);
+  [[nodiscard]] const std::byte* address_of(const TensorPart& part) const;
   void give_back_leases();
 
   Server::Shared& shared_;
@@ -138,6 +158,7 @@ class ServerWorker {
   int losses_ = 0;
   bool closed_ = false;
 
+  std::mutex pushing_;             // locked before mutex_
   std::uint64_t pushes_ = 0;       // that have ended
   ReadyTensors ready_;             // of the one that has begun
   std::vector<std::size_t> left_;  // by range: elements that are not there
@@ -148,7 +169,8 @@ class ServerWorker {
   std::vector<ServerSettings> settings_;  // the last ones
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
-  std::map<std::uint64_t, Skip> skipped_;
+  std::map<std::uint64_t, Skip> skipped_;  // the last ones
+  std::uint64_t forgotten_ = 0;            // the last push of which it is not known any more
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;
@@ -156,8 +178,9 @@ class ServerWorker {
   bool exact_ = false;                      // the last pull
   std::size_t answers_;                     // to it, of servers
   std::vector<bool> has_answered_;          // by server
-  std::vector<std::size_t> versions_;       // by server
-  Letters answers_under_way_;               // by server, then by range; nothing where none has to come
+  std::vector<bool> gathered_;              // by tensor: what it has in this node has been brought to the place
+  bool has_place_ = false;
+  Letters answers_under_way_;  // by server, then by range; nothing where none has to come
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;
   std::vector<double> report_;  // the last one

@@ -1,7 +1,6 @@
-#include <sched.h>
-
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "../../compute/kernels.hpp"
 #include "server_worker.hpp"
@@ -34,6 +33,7 @@ void ServerWorker::expect_answers(bool exact) {
   const std::lock_guard nobody_takes(taking_);
   give_back_leases();
   exact_ = exact;
+  gathered_.assign(shared_.layout.tensors(), false);
   answers_ = 0;
   has_answered_.assign(servers(), false);
   answers_under_way_.clear();
@@ -44,8 +44,8 @@ void ServerWorker::expect_answers(bool exact) {
       answers_under_way_.push_back(is_here(s) || piece.count == 0
                                        ? nullptr
                                        : shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(),
-                                                                  shared_.memory.place(rank(), s) + piece.shard * item,
-                                                                  piece.count * item, shared_.memory.segment(),
+                                                                  shared_.memory.place(rank()) + piece.flat * item,
+                                                                  piece.count * item, shared_.memory.owner(),
                                                                   transport::Way::in_parts));
     }
   }
@@ -58,17 +58,10 @@ void ServerWorker::ask_all(const Note& note) {
   }
 }
 
-// What the server is just moving is moved in a moment.
 void ServerWorker::give_back_leases() {
   for (std::size_t s = 0; s < servers(); ++s) {
-    if (!is_here(s)) {
-      continue;
-    }
-    std::atomic<std::uint64_t>& lease = shared_.memory.word(s, rank()).lease;
-    std::uint64_t now = lease.load(std::memory_order_acquire);
-    while (now % 8 == ServerWord::moving || !lease.compare_exchange_weak(now, ServerWord::none)) {
-      sched_yield();
-      now = lease.load(std::memory_order_acquire);
+    if (is_here(s)) {
+      shared_.memory.word(s, rank()).lease.store(0, std::memory_order_release);
     }
   }
 }
@@ -79,13 +72,18 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
     if (pull < pulls_) {
       return;
     }
-    wait(lock, timeout, "pull " + std::to_string(pull), [this] { return has_come(); });
-    for (const auto& letter : answers_under_way_) {
-      if (letter != nullptr) {
-        letter->check();
-      }
-    }
+    await_pull(lock, pull, timeout);
   });
+}
+
+// The last one.
+void ServerWorker::await_pull(Lock& lock, std::uint64_t pull, Seconds timeout) {
+  wait(lock, timeout, "pull " + std::to_string(pull), [&] { return pull != pulls_ || has_come(); });
+  for (const auto& letter : answers_under_way_) {
+    if (letter != nullptr && pull == pulls_) {
+      letter->check();
+    }
+  }
 }
 
 bool ServerWorker::has_come(std::uint64_t pull) {
@@ -105,69 +103,100 @@ void ServerWorker::check_pull(std::uint64_t pull) const {
 
 bool ServerWorker::has_come() const { return answers_ == servers() && have_ended(answers_under_way_); }
 
+// Waits until a part has come, or throws.
+void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& part, Seconds timeout) {
+  const auto is_there = [&] {
+    return pull != pulls_ || (letter_of(part) != nullptr ? letter_of(part)->ended() : has_answered_[part.server]);
+  };
+  if (!is_there()) {
+    wait(lock, timeout, "pull " + std::to_string(pull), is_there);
+  }
+  check_pull(pull);
+  if (letter_of(part) != nullptr) {
+    letter_of(part)->check();
+  }
+}
+
+// Where a part of the pull that has come lies: in the version that is held, or in the worker's own place.
+const std::byte* ServerWorker::address_of(const TensorPart& part) const {
+  const std::size_t item = size_of(pulled());
+  if (!is_here(part.server)) {
+    return shared_.memory.place(rank()) + part.flat * item;
+  }
+  const std::size_t version = shared_.memory.word(part.server, rank()).lease.load(std::memory_order_acquire) - 1;
+  const std::byte* const weights =
+      exact_ ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
+             : shared_.memory.travelling(part.server, version);
+  return weights + part.shard * item;
+}
+
 void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout) {
   or_naming_the_missing([&] {
     Lock lock(mutex_);
     check_usable();
     check_pull(pull);
-    if (tensor >= shared_.layout.tensors()) {
-      throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
-                                        std::to_string(shared_.layout.tensors()));
-    }
+    check_tensor(tensor);
+    const std::size_t all = shared_.layout.counts()[tensor] * sizeof(float);
     for (const TensorPart& part : shared_.layout.parts_of_tensor(tensor)) {
-      const auto is_there = [&] {
-        return pull != pulls_ || (letter_of(part) != nullptr ? letter_of(part)->ended() : has_answered_[part.server]);
-      };
-      if (!is_there()) {
-        wait(lock, timeout, "pull " + std::to_string(pull), is_there);
-      }
-      check_pull(pull);
-      if (letter_of(part) != nullptr) {
-        letter_of(part)->check();
-      }
-      const bool exact = exact_;
+      await_part(lock, pull, part, timeout);
+      const DType dtype = pulled();
+      const std::byte* const source = address_of(part);
       {
         const std::lock_guard one_at_a_time(taking_);  // after mutex_, as whoever begins a pull
         lock.unlock();
-        copy_weights(part, exact, weights);
+        if (dtype == DType::float32) {
+          compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(all));
+        } else {
+          compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
+        }
       }
       lock.lock();
     }
   });
 }
 
-// With taking_ held.
-void ServerWorker::copy_weights(const TensorPart& part, bool exact, float* weights) {
-  const DType dtype = exact ? DType::float32 : shared_.wire;
-  const std::byte* source = shared_.memory.place(rank(), part.server);
-  std::atomic<std::uint64_t>* lease = nullptr;
-  const std::uint64_t version = versions_[part.server];
-  std::uint64_t held = ServerWord::held + 8 * version;
-  if (is_here(part.server)) {
-    lease = &shared_.memory.word(part.server, rank()).lease;
-    while (!lease->compare_exchange_weak(held, ServerWord::reading + 8 * version)) {
-      if (held % 8 == ServerWord::moved) {
-        lease = nullptr;
-        break;
+ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tensor, Seconds timeout) {
+  return or_naming_the_missing([&] {
+    Lock lock(mutex_);
+    check_usable();
+    check_pull(pull);
+    check_tensor(tensor);
+    await_pull(lock, pull, timeout);
+    check_pull(pull);
+    const auto& parts = shared_.layout.parts_of_tensor(tensor);
+    if (parts.empty()) {
+      return Weights{nullptr, pulled()};
+    }
+    bool lie_together = true;  // at least where one server has all
+    for (std::size_t i = 1; i < parts.size() && is_here(parts.front().server); ++i) {
+      lie_together = lie_together && parts[i].server == parts[0].server &&
+                     parts[i].shard == parts[i - 1].shard + parts[i - 1].count;
+    }
+    if (is_here(parts.front().server) && lie_together) {
+      return Weights{address_of(parts.front()), pulled()};
+    }
+    const std::size_t item = size_of(pulled());
+    std::byte* const place = shared_.memory.place(rank());
+    if (!gathered_[tensor]) {
+      if (!std::exchange(has_place_, true)) {
+        shared_.memory.provide_place(rank());
       }
-      held = ServerWord::held + 8 * version;
-      sched_yield();
+      for (const TensorPart& part : parts) {
+        if (is_here(part.server)) {
+          compute::copy(place + part.flat * item, address_of(part), part.count * item,
+                        store_for(shared_.layout.counts()[tensor] * item));
+        }
+      }
+      gathered_[tensor] = true;
     }
-    if (lease != nullptr) {
-      source = dtype == DType::float32
-                   ? reinterpret_cast<const std::byte*>(shared_.memory.weights(part.server, version))
-                   : shared_.memory.travelling(part.server, version);
-    }
-  }
-  source += part.shard * size_of(dtype);
-  if (dtype == DType::float32) {
-    const std::size_t all = shared_.layout.counts()[part.tensor] * sizeof(float);
-    compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(all));
-  } else {
-    compute::cast(weights + part.begin, DType::float32, source, dtype, part.count, 1.0F);
-  }
-  if (lease != nullptr) {
-    lease->store(held, std::memory_order_release);
+    return Weights{place + shared_.layout.offset(tensor) * item, pulled()};
+  });
+}
+
+void ServerWorker::check_tensor(std::size_t tensor) const {
+  if (tensor >= shared_.layout.tensors()) {
+    throw Error(ErrorKind::value, "there is no tensor " + std::to_string(tensor) + ": the parameter server has " +
+                                      std::to_string(shared_.layout.tensors()));
   }
 }
 

@@ -44,14 +44,41 @@ bool ServerWorker::slot_is_free() {
   return true;
 }
 
-void ServerWorker::await_slot(Lock& lock) {
+void ServerWorker::await_slot(Lock& lock, Seconds timeout) {
   if (sent_ == 0 && ready_.count() == 0) {
-    wait(lock, {}, "push " + std::to_string(pushes_ + 1), [this] { return slot_is_free(); });
+    wait(lock, timeout, "push " + std::to_string(pushes_ + 1), [this] { return slot_is_free(); });
   }
 }
 
 std::byte* ServerWorker::slot_of_tensor(std::size_t tensor) const {
   return shared_.memory.slot(rank(), pushes_ + 1) + shared_.layout.offset(tensor) * size_of(shared_.wire);
+}
+
+std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
+  Lock lock(mutex_);
+  check_usable();
+  check_not_finishing();
+  check_tensor(tensor);
+  await_slot(lock, timeout);
+  return slot_of_tensor(tensor);
+}
+
+// Throws where it lies in the place of another tensor, or as another dtype: gradients that are copied would overwrite
+// it.
+bool ServerWorker::is_in_place(std::size_t tensor, const void* gradient, DType dtype) const {
+  const auto* const data = static_cast<const std::byte*>(gradient);
+  const std::size_t bytes = shared_.layout.counts()[tensor] * size_of(dtype);
+  const std::byte* const slot = shared_.memory.slot(rank(), pushes_ + 1);
+  if (bytes == 0 || data + bytes <= slot || data >= slot + shared_.memory.slot_bytes()) {
+    return false;
+  }
+  if (data != slot_of_tensor(tensor) || dtype != shared_.wire) {
+    throw Error(ErrorKind::value, "gradient " + std::to_string(tensor) +
+                                      " lies where the gradients of this push are written, and not in its own place "
+                                      "there, as " +
+                                      std::string(name_of(shared_.wire)) + ": give that, or a copy");
+  }
+  return true;
 }
 
 void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
@@ -62,12 +89,20 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
   ready_.check_new(tensor);
   await_slot(lock);
   ready_.check_new(tensor);
+  const bool is_in_place = this->is_in_place(tensor, gradient, dtype);
   ready_.add(tensor);
   std::byte* const slot = slot_of_tensor(tensor);
   const std::byte* const source = static_cast<const std::byte*>(gradient);
   const std::size_t store = shared_.layout.counts()[tensor] * size_of(dtype);
-  ++copying_;
   const auto& parts = shared_.layout.parts_of_tensor(tensor);
+  if (is_in_place) {
+    for (const TensorPart& part : parts) {
+      left_[part.range] -= part.count;
+    }
+    send_ranges();
+    return;
+  }
+  ++copying_;
   for (auto at = parts.begin(); at != parts.end();) {  // what a tensor has of a range lies together
     const std::size_t range = at->range;
     std::size_t begin = at->begin;
@@ -103,7 +138,7 @@ void ServerWorker::send_ranges() {
       if (!is_here(s) && piece.count > 0) {
         sends_[(pushes_ + 1) % 2].push_back(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.pushed(),
                                                                   slot + piece.flat * item, piece.count * item,
-                                                                  shared_.memory.segment(), transport::Way::in_parts));
+                                                                  shared_.memory.owner(), transport::Way::in_parts));
       }
     }
   }
@@ -136,6 +171,7 @@ void ServerWorker::check_settings(std::span<const ServerSettings> settings) cons
 
 ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
                                         WithPull with_pull) {
+  const std::lock_guard one_at_a_time(pushing_);
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
@@ -182,6 +218,11 @@ Skip ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
     Lock lock(mutex_);
     if (released_ < push) {
       wait(lock, timeout, "push " + std::to_string(push), [&] { return released_ >= push; });
+    }
+    if (push <= forgotten_) {
+      throw Error(ErrorKind::value, "whether push " + std::to_string(push) +
+                                        " was skipped is not known any more: that is kept for the last " +
+                                        std::to_string(most_skipped) + " pushes that were");
     }
     const auto found = skipped_.find(push);
     return found == skipped_.end() ? Skip::no : found->second;

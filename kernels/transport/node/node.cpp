@@ -480,11 +480,20 @@ void Node::raise_timeout(Event event, std::uint32_t target) const {
                                       ": no sign of " + name_ranks(missing));
 }
 
+void Segment::provide(const std::byte* begin, std::size_t bytes) const {
+  if (memory_.size() % huge_page != 0) {
+    return;  // small ones come as they are written to
+  }
+  const auto offset = static_cast<std::size_t>(begin - memory_.data());
+  const std::size_t from = offset / huge_page * huge_page;
+  memory_.populate(from, round_up(offset + bytes, huge_page) - from, [] {});
+}
+
 // Every rank provides the pages of its own part, so that they are near it on a machine with several memory domains.
 // The leader makes the memory and offers its descriptor in an announcement; a second exchange tells everybody whether
 // all could open it, after which nobody needs the descriptor any more. Getting the pages may take long: a rank that is
 // done waits for the others as long as they make progress, and one that gives up ends the work of the others.
-std::shared_ptr<Segment> Node::allocate(std::size_t bytes, const std::function<void()>& attend) {
+std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const std::function<void()>& attend) {
   if (bytes > (std::size_t{1} << 40)) {
     throw Error(ErrorKind::value,
                 "node memory of " + std::to_string(bytes) + " bytes a rank: at most 1 TiB is possible");
@@ -495,7 +504,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, const std::function<v
   MemoryMap memory;
   Offer offer;
   const std::size_t total = stride * static_cast<std::size_t>(size_);
-  if (leader && total > MemoryLimits().available()) {
+  if (leader && pages == Pages::now && total > MemoryLimits().available()) {
     offer.error = ENOMEM;
   } else if (leader) {
     try {
@@ -522,7 +531,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, const std::function<v
       offer.error = error.code();
     }
   }
-  if (offer.error == 0 && stride % huge_page == 0) {
+  if (offer.error == 0 && pages == Pages::now && stride % huge_page == 0) {
     const auto between = [&] {
       pulse();
       if (attend) {

@@ -76,12 +76,19 @@ class Segment {
   [[nodiscard]] std::size_t parts() const noexcept { return memory_.size() / stride_; }
   [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
 
+  // Has the system provide the pages of a stretch of memory that was allocated with Pages::on_demand, and what lies on
+  // the same ones. Throws Error(memory).
+  void provide(const std::byte* begin, std::size_t bytes) const;
+
  private:
   MemoryMap memory_;
   std::size_t stride_;
   int rank_;
   std::uint32_t id_;
 };
+
+// When the system provides the pages of a segment: as it is allocated, or as they are written to or asked for.
+enum class Pages : std::uint8_t { now, on_demand };
 
 class Node {
  public:
@@ -177,7 +184,8 @@ class Node {
   // Memory of `bytes` bytes for every rank, zero-filled. Collective over the node. While this rank works on a large
   // one, `attend` is called several times a second and may throw, after which the caller must call fail(). Throws
   // Error(memory), on every rank alike, where some rank cannot have it.
-  std::shared_ptr<Segment> allocate(std::size_t bytes, const std::function<void()>& attend = {});
+  std::shared_ptr<Segment> allocate(std::size_t bytes, Pages pages = Pages::now,
+                                    const std::function<void()>& attend = {});
 
   // Where this rank's memory at `address` lies, and the segment that holds it, if one does.
   [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
