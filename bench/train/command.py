@@ -87,6 +87,7 @@ TRAIN = Bench(
         option("--batch", 32, "samples of a rank in a step", type=int),
         _numbers("--seeds", "seeds", "0", "of parameters and order of data"),
         option("--lr learning_rate", None, "(default: one that suits the model)", type=float, metavar="RATE"),
+        option("--momentum", 0.9, "of SGD, where the strategy takes one", type=float),
         option("--threads", 1, "of PyTorch and NumPy, in each rank", type=int),
         option(
             "--convergence epochs",

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .plan import Entry
+from .plan import Entry, Optimizer
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Contestant:
         What to train.
     seed : int
         Gives the initial parameters.
-    learning_rate : float
-        Of SGD with momentum 0.9; with none where the strategy does not take one.
+    optimizer : Optimizer
+        What makes the steps.
     comm : Communicator
         The ranks; all of them make one together. PyTorch's default process group has to be there for DDP.
 
@@ -58,11 +58,11 @@ class Contestant:
         What makes the step.
     """
 
-    def __init__(self, entry: Entry, task: Task, seed: int, learning_rate: float, comm: Communicator) -> None:
+    def __init__(self, entry: Entry, task: Task, seed: int, optimizer: Optimizer, comm: Communicator) -> None:
         self.entry = entry
         self.model = task.model(seed, entry.precision)
         self.module: Any = self.model
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), learning_rate, entry.momentum)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), optimizer.learning_rate, optimizer.momentum)
         if entry.strategy is not None:
             import gradientflow.torch as gft
 

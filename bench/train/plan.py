@@ -19,7 +19,6 @@ from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
 STRATEGIES = "dense; dense(wire='float16')"  # where none are named
 ON_THE_LADDER = "csc(density=0.1)"  # the same, with the ladder
-MOMENTUM = 0.9
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
 OURS = "gradientflow"
 CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
@@ -33,6 +32,27 @@ SINGLE_ACCUMULATED = "single-accumulated"  # the same, one rank's batch after th
 _UNTIMED_STEPS_AT_FIRST = 3
 
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn"}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What makes the steps, or tells the servers how: SGD.
+
+    Attributes
+    ----------
+    learning_rate : float
+        Above 0.
+    momentum : float
+        0: none.
+    """
+
+    learning_rate: float
+    momentum: float
+
+    def __str__(self) -> str:
+        """Give its words."""
+        momentum = f", momentum={self.momentum:g}" if self.momentum else ""
+        return f"SGD(lr={self.learning_rate:g}{momentum})"
 
 
 @dataclass(frozen=True)
@@ -81,11 +101,6 @@ class Entry:
     def period(self) -> int:
         """Iterations after which what it sends repeats."""
         return _whole(self.strategy and self.strategy.period, 1)
-
-    @property
-    def momentum(self) -> float:
-        """Of the optimizer: none where the strategy takes none."""
-        return MOMENTUM if self.strategy is None or self.strategy.takes_momentum else 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -181,6 +196,8 @@ class TrainPlan(Plan):
         Each gives other initial parameters and another order of the data.
     learning_rate : float or None
         None for one that suits the model.
+    momentum : float
+        Of the optimizer, where the strategy takes one.
     threads : int
         Of PyTorch and NumPy, in each rank.
     epochs : int or None
@@ -211,6 +228,7 @@ class TrainPlan(Plan):
     batch: int = 32
     seeds: tuple[int, ...] = (0,)
     learning_rate: float | None = None
+    momentum: float = 0.9
     threads: int = 1
     epochs: int | None = None
     stragglers: Stragglers | None = None
@@ -247,6 +265,8 @@ class TrainPlan(Plan):
             raise PlanError(f"--seeds needs 0 or more, not {min(self.seeds)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise PlanError(f"--lr needs more than 0, not {self.learning_rate:g}")
+        if not 0 <= self.momentum < 1:
+            raise PlanError(f"--momentum needs at least 0 and less than 1, not {self.momentum:g}")
         if self.ladder and self.stragglers is not None:
             raise PlanError("--ladder is for ranks that are equally fast: leave --stragglers out")
         if self.scale and (self.ladder or self.stragglers is not None):
@@ -314,6 +334,11 @@ class TrainPlan(Plan):
             (on_ring,) = _variants(narrow, "--ladder", "algorithm", ["ring"])
             rungs.append(Rung(f"ring +fp16 +lazy +{strategy} +overlap", Entry(OURS, on_ring)))
         return rungs
+
+    def optimizer_of(self, entry: Entry, suitable_rate: float) -> Optimizer:
+        """Give the optimizer with which a contestant trains a model."""
+        takes_momentum = entry.strategy is None or entry.strategy.takes_momentum
+        return Optimizer(self.learning_rate or suitable_rate, self.momentum if takes_momentum else 0.0)
 
     @property
     def untimed_steps(self) -> int:

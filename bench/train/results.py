@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.plan import threshold_bytes
-from .plan import Entry
+from .plan import Entry, Optimizer
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
@@ -332,8 +332,8 @@ class TrainResult:
         One for each seed.
     wrong : int
         Wrong elements of checked gradients, and ranks that ended with parameters of their own.
-    learning_rate : float
-        Of the optimizer.
+    optimizer : Optimizer
+        What makes the steps, or tells the servers how.
     scale : tuple of Scaled
         On more and more ranks, where that was measured.
     """
@@ -348,14 +348,8 @@ class TrainResult:
     figures: Figures | None
     runs: list[Run]
     wrong: int
-    learning_rate: float = 0.0
+    optimizer: Optimizer
     scale: tuple[Scaled, ...] = ()
-
-    @property
-    def optimizer(self) -> str:
-        """What makes the steps, or tells the servers how."""
-        momentum = f", momentum={self.entry.momentum:g}" if self.entry.momentum else ""
-        return f"SGD(lr={self.learning_rate:g}{momentum})"
 
     def record(self) -> dict[str, Any]:
         """Give what a result file holds of it."""
@@ -368,7 +362,7 @@ class TrainResult:
             "strategy": None if entry.strategy is None else entry.strategy.name,
             "settings": None if entry.strategy is None else _settings(entry.settings),
             "approximation_rank": entry.approximation_rank,
-            "optimizer": self.optimizer,
+            "optimizer": str(self.optimizer),
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "fused": None if entry.strategy is None else entry.fused,
             "ranks": self.ranks,

@@ -167,7 +167,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return Pace(plan.stragglers, self.comm.rank, seed, step_seconds, backward), [remark]
 
     def _make(self, entry: Entry, task: Task, seed: int) -> Contestant:
-        return Contestant(entry, task, seed, self.plan.learning_rate or task.learning_rate, self.comm)
+        return Contestant(entry, task, seed, self.plan.optimizer_of(entry, task.learning_rate), self.comm)
 
     def _check(self, task: Task) -> dict[str, int]:
         """Count, for every contestant, the wrong elements of its first gradients and the ranks that go astray."""
@@ -339,7 +339,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         link_ms = None if link_seconds is None else round(link_seconds * 1e3, 4)
         return TrainResult(
             *(task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong),
-            plan.learning_rate or task.learning_rate,
+            plan.optimizer_of(entry, task.learning_rate),
         )
 
 

@@ -32,6 +32,7 @@ from gradientflow.bench.train.plan import (
     SINGLE,
     SINGLE_ACCUMULATED,
     Entry,
+    Optimizer,
     TrainPlan,
     parse_numbers,
 )
@@ -55,6 +56,7 @@ from gradientflow.strategies.words import BY_NAME
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
+SGD = Optimizer(0.01, 0.9)
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
     *("overlaps", "fused"),
@@ -225,6 +227,8 @@ def test_steps_are_taken_in_turns() -> None:
         {"seeds": (-1,)},
         {"learning_rate": 0.0},
         {"learning_rate": math.nan},
+        {"momentum": 1.0},
+        {"momentum": math.nan},
         {"scale": (0, 2)},
         {"scale": (1, 2), "ladder": True},
         {"scale": (1, 2), "stragglers": Stragglers((1,))},
@@ -233,6 +237,15 @@ def test_steps_are_taken_in_turns() -> None:
 def test_what_cannot_be_trained_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PlanError):
         TrainPlan(**options)
+
+
+def test_only_strategies_that_take_a_momentum_have_one() -> None:
+    plan = TrainPlan(models=("mlp",), strategies=tuple(parse_strategies("ssgd; hpsgd")), momentum=0.5)
+    found = {entry.name: str(plan.optimizer_of(entry, 0.1)) for entry in plan.entries}
+    assert {found[name] for name in found if "hpsgd" not in name} == {"SGD(lr=0.1, momentum=0.5)"}
+    assert [found[name] for name in found if "hpsgd" in name] == ["SGD(lr=0.1)"]
+    plain = replace(plan, momentum=0.0, learning_rate=0.2)
+    assert {str(plain.optimizer_of(entry, 0.1)) for entry in plain.entries} == {"SGD(lr=0.2)"}
 
 
 def test_numbers_are_read() -> None:
@@ -376,7 +389,7 @@ def test_the_time_to_the_same_accuracy_is_shown_with_stragglers() -> None:
     slow = [Run(0, [Point(0, 0.0, 2.0, 0.1), Point(5, 2.0, 1.0, 0.6), Point(9, 4.0, 1.0, 0.8)])]
     none = [Run(0, [Point(0, 0.0, 2.0, 0.1)])]
     found = [
-        TrainResult("cnn", 5, entry, 2, 1, 32, None, figures, runs, 0)
+        TrainResult("cnn", 5, entry, 2, 1, 32, None, figures, runs, 0, SGD)
         for entry, runs in ((Entry(NONE), none), (Entry("mpi"), slow), (Entry("gradientflow", Dense()), fast))
     ]
     assert shown(found) == [["-", "4.00", "1.00"]]
@@ -435,7 +448,7 @@ def results() -> list[TrainResult]:
         bookkeeping = 2.0 if "density" in entry.settings else None
         taken = replace(figures, step_median_ms=step, exposed_ms=step - 30, bookkeeping_ms=bookkeeping)
         link = None if entry.sent_dtype is None else 34.0
-        found.append(TrainResult("mlp", 5_824_522, entry, 2, 2, 32, link, None if wrong else taken, runs, wrong))
+        found.append(TrainResult("mlp", 5_824_522, entry, 2, 2, 32, link, None if wrong else taken, runs, wrong, SGD))
     return found
 
 
@@ -489,7 +502,9 @@ def test_figures_are_written_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "figures.csv"
     scaled = (Scaled(1, 100.0, 1.0), Scaled(2, 150.0, 0.75))
     found = results()
-    write_csv(str(path), [*found[:3], replace(found[3], learning_rate=0.05), replace(found[4], scale=scaled)])
+    write_csv(
+        str(path), [*found[:3], replace(found[3], optimizer=Optimizer(0.05, 0.9)), replace(found[4], scale=scaled)]
+    )
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["contestant"] for row in rows] == [result.entry.contestant for result in found]
@@ -612,7 +627,7 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
     plan = TrainPlan(models=("mlp",), ladder=True)
     figures = Figures(10, 30.0, 33.0, 7.0, 14.0, 1000.0, 2.0, 0.0, None, 0, None)
     found = [
-        TrainResult("mlp", 10, entry, 2, 2, 32, None, replace(figures, samples_per_second=1000.0 * number), [], 0)
+        TrainResult("mlp", 10, entry, 2, 2, 32, None, replace(figures, samples_per_second=1000.0 * number), [], 0, SGD)
         for number, entry in enumerate([plan.entries[1], plan.entries[0], *plan.entries[2:]], 1)
     ]
     found[3] = replace(found[3], figures=None, wrong=1)
