@@ -22,6 +22,8 @@ class ServerResult:
     ----------
     workers, servers : int
         How many push and pull, and how many serve them.
+    memory : str
+        "array": gradients and weights in arrays of the worker; "in-place": where servers read and write them.
     bytes : int
         Of the gradients that a worker pushes, and of the weights that it pulls.
     algbw_GBps : float or None
@@ -33,6 +35,7 @@ class ServerResult:
     backend: str
     workers: int
     servers: int
+    memory: str
     dtype: str
     wire: str
     device: str
@@ -64,7 +67,7 @@ def summarise(
     del found["busbw_GBps"]
     median = found["median_us"]
     found["algbw_GBps"] = None if median is None else round(2 * case.bytes / (median * 1e3), 6)
-    return ServerResult(workers=case.ranks, servers=servers, device="cpu", **found)
+    return ServerResult(workers=case.ranks, servers=servers, memory=contestant.memory, device="cpu", **found)
 
 
 def _columns(results: Sequence[ServerResult], with_cpu: bool) -> list[Column]:
@@ -81,6 +84,7 @@ def _columns(results: Sequence[ServerResult], with_cpu: bool) -> list[Column]:
         name("workers", lambda result: str(result.workers), justify="right", repeats=False),
         name("servers", lambda result: str(result.servers), justify="right", repeats=False),
         name("", lambda result: "ours" if result.backend == OURS else result.backend),
+        name("memory", "memory"),
         name("wire", "wire", shown=any(result.wire != result.dtype for result in results)),
         *timed("us", microseconds),
         figure("filled", "us", "refill_median_us", microseconds),
@@ -94,8 +98,9 @@ def _columns(results: Sequence[ServerResult], with_cpu: bool) -> list[Column]:
 def _legend(results: Sequence[ServerResult], with_cpu: bool) -> str:
     text = (
         "Every worker pushes a gradient of this size, the servers apply the mean, every worker pulls the weights. "
-        "Servers are in the ranks of workers. Times are those of the slowest rank; call is the median, filled that of "
-        "writing the gradient as well."
+        "Servers are in the ranks of workers. in-place: gradients are written where servers read them, and weights "
+        "read where servers write them; array: they are copied to and from there. Times are those of the slowest "
+        "rank; call is the median, filled that of writing the gradient as well."
     )
     if any(result.link_share is not None for result in results):
         text += " link is the least time that the busiest host's link needs for what it has to send, over call."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.command import Bench, compare, option, plot, timing, wires
 from ..core.plan import parse_counts, parse_sizes
 from .columns import LAYOUT
-from .plan import DEFAULT_SIZES, PEERS, ServerPlan
+from .plan import DEFAULT_SIZES, MEMORIES, PEERS, ServerPlan
 from .plot import draw
 from .session import ServerSession
 
@@ -15,6 +15,7 @@ PS = Bench(
     options=(
         option("--sizes", DEFAULT_SIZES, "bytes of gradients; K, M and G allowed", parse_sizes),
         option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
+        option("--memory memories", ",".join(MEMORIES), "array: of the worker; in-place: where servers read and write"),
         wires(),
         compare(PEERS),
         *timing(3.0, "size", "exchanges"),

@@ -6,6 +6,7 @@ by itself: the mean with the other sign.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +18,8 @@ from gradientflow.strategies import Settings
 
 from ..core.case import Case, block
 from ..core.data import Values
-from ..core.peers import OURS
+from ..core.peers import OURS, NotServedError
+from .plan import ARRAY, IN_PLACE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,12 +36,12 @@ class ServerContestant:
 
     Attributes
     ----------
-    backend, wire : str
+    backend, memory, wire : str
         What it is, as results name it.
     gradient : array
-        This worker's.
+        This worker's; in place another one after each call, in turn.
     weights : array
-        What it gets.
+        What it gets; in place another one with each call.
     mean : array
         The weights with the other sign, after `pull`.
     call : callable
@@ -49,17 +51,20 @@ class ServerContestant:
     """
 
     backend: str
+    memory: str
     wire: str
     gradient: Values
     weights: Values
     mean: Values
     call: Callable[[], object]
     close: Callable[[], object] = lambda: None
+    turn: int = 0
+    """Which of two gradients is the present one."""
 
     @property
     def name(self) -> str:
         """The contestant in words."""
-        return self.backend if self.backend != OURS else f"ours ({self.wire})"
+        return self.backend if self.backend != OURS else f"ours ({self.memory}, {self.wire})"
 
     @property
     def inputs(self) -> list[Values]:
@@ -105,7 +110,24 @@ def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> S
         _, pull = server.push_pull(_SETTINGS, gradients=[gradient])
         pull.take_all([weights])
 
-    return ServerContestant(OURS, wire, gradient, weights, mean, call, server.close)
+    return ServerContestant(OURS, ARRAY, wire, gradient, weights, mean, call, server.close)
+
+
+def in_place_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> ServerContestant:
+    """Make ours with gradients written where servers read them, and weights read where servers write them."""
+    if wire == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
+        raise NotServedError("NumPy arrays of bfloat16 in place need the package ml_dtypes")
+    weights, mean = np.zeros(case.count, case.dtype), np.zeros(case.count, case.dtype)
+    server = gf.ParameterServer(comm, [weights], policy="bsp", optimizer="sgd", servers=servers, wire=wire)
+
+    def call() -> None:
+        _, pull = server.push_pull(_SETTINGS, gradients=[found.gradient])
+        found.weights = pull.weights(0)
+        found.gradient = server.gradients()[0]
+        found.turn ^= 1
+
+    found = ServerContestant(OURS, IN_PLACE, wire, server.gradients()[0], weights, mean, call, server.close)
+    return found
 
 
 class MpiServers:
@@ -148,7 +170,7 @@ class MpiServers:
                 requests += [comm.Isend(parts[0], worker, _PULL) for worker in range(ranks)]
             MPI.Request.Waitall(requests)
 
-        return ServerContestant("mpi", case.dtype, gradient, weights, mean, call)
+        return ServerContestant("mpi", ARRAY, case.dtype, gradient, weights, mean, call)
 
     def close(self) -> None:
         """Nothing to give back: the communicator is the caller's."""

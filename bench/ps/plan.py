@@ -11,6 +11,9 @@ DTYPE = "float32"
 DEFAULT_SIZES = "4K,64K,1M,16M,64M"
 PEERS = ("mpi", "rpc")
 
+ARRAY, IN_PLACE = "array", "in-place"
+MEMORIES = (ARRAY, IN_PLACE)
+
 AS_MANY = (0,)  # servers as there are workers
 
 _ITEM = 4
@@ -29,6 +32,9 @@ class ServerPlan(Plan):
         How many servers there are, in the ranks of workers; `AS_MANY` by default.
     wires : tuple of str
         What ours rounds values to on their way, each a variant.
+    memories : tuple of str
+        Where gradients and weights of ours lie, each a variant: "array", in arrays of the worker, which are copied;
+        "in-place", where the servers read and write them.
     peers : tuple of str
         What to compare with: "mpi", the exchange written with MPI_Isend and MPI_Irecv; "rpc", torch.distributed.rpc.
     iterations : int or None
@@ -40,6 +46,7 @@ class ServerPlan(Plan):
     sizes: tuple[int, ...]
     servers: tuple[int, ...] = AS_MANY
     wires: tuple[str, ...] = (DTYPE,)
+    memories: tuple[str, ...] = MEMORIES
     peers: tuple[str, ...] = ("mpi",)
     iterations: int | None = None
     seconds: float = 3.0
@@ -47,6 +54,7 @@ class ServerPlan(Plan):
     def __post_init__(self) -> None:
         """Refuse what cannot be measured, in one sentence that names what to change."""
         check_choices("--wire", self.wires, WIRES)
+        check_choices("--memory", self.memories, MEMORIES)
         check_choices("--compare", self.peers, PEERS, may_be_empty=True)
         if not self.sizes:
             raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
@@ -77,7 +85,7 @@ class ServerPlan(Plan):
 
     def check_machine(self, ranks: int) -> None:
         """Refuse what needs too much memory."""
-        largest, contestants = max(self.sizes), len(self.wires) + len(self.peers)
+        largest, contestants = max(self.sizes), len(self.wires) * len(self.memories) + len(self.peers)
         check_memory(
             7 * ranks * contestants * largest,  # gradient, weights, two slots, and a worker's part of the servers
             f"{format_size(largest)} with {contestants} contestants and {ranks} ranks needs",

@@ -20,17 +20,18 @@ def draw(figure: Any, results: Sequence[ServerResult]) -> str:
         axes = figure.add_subplot(1, len(numbers), place)
         here = [result for result in right if result.servers == servers]
         axes.set_title(f"{here[0].workers} workers, {servers} servers: push and pull, ms")
-        ours = list(dict.fromkeys(result.wire for result in here if result.backend == OURS))
-        for backend, wire in dict.fromkeys((result.backend, result.wire) for result in here):
-            line = [result for result in here if (result.backend, result.wire) == (backend, wire)]
+        ours = list(dict.fromkeys((result.memory, result.wire) for result in here if result.backend == OURS))
+        for backend, *variant in dict.fromkeys((result.backend, result.memory, result.wire) for result in here):
+            memory, wire = variant
+            line = [each for each in here if (each.backend, each.memory, each.wire) == (backend, memory, wire)]
             colour = PEER_COLOURS.get(backend, OTHER_COLOUR)
             axes.plot(
                 [result.bytes for result in line],
                 [(result.median_us or 0.0) / 1e3 for result in line],
                 marker="o",
                 markersize=3,
-                color=OUR_COLOURS[ours.index(wire) % len(OUR_COLOURS)] if backend == OURS else colour,
-                label=f"ours, {wire}" if backend == OURS else backend,
+                color=OUR_COLOURS[ours.index((memory, wire)) % len(OUR_COLOURS)] if backend == OURS else colour,
+                label=f"ours, {memory}, {wire}" if backend == OURS else backend,
             )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

@@ -15,6 +15,7 @@ from ..core.case import ROOT, Case, block
 from ..core.plan import PlanError
 from ..core.traffic import interface_to_others
 from .contestants import ServerContestant, owner
+from .plan import ARRAY
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,7 +110,7 @@ class RpcServers:
             for shard, answer in zip(shards, answers, strict=True):
                 received[shard] = answer.wait()
 
-        return ServerContestant("rpc", case.dtype, gradient, weights, mean, call)
+        return ServerContestant("rpc", ARRAY, case.dtype, gradient, weights, mean, call)
 
     def close(self) -> None:
         """End it, once nobody calls any more."""

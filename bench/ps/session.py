@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..core.case import Case
 from ..core.hosts import bytes_per_second
-from ..core.measure import Times
+from ..core.measure import Steps, Times, writer
 from ..core.plan import format_size
 from ..core.session import Session
 from .columns import ServerResult, summarise
-from .contestants import MpiServers, ServerContestant, ServerPeer, our_contestant, owner
-from .plan import DTYPE, ServerPlan
+from .contestants import MpiServers, ServerContestant, ServerPeer, in_place_contestant, our_contestant, owner
+from .plan import ARRAY, DTYPE, IN_PLACE, ServerPlan
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
@@ -54,10 +55,24 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
     def contestants(self, block: Block, case: Case, peers: Sequence[Any]) -> Iterator[ServerContestant]:
         """Make our variants, and the same exchange by other means."""
         servers = self._servers(block)
-        for wire in self.plan.wires:
-            yield our_contestant(self.comm, case, servers, wire)
+        make = {ARRAY: our_contestant, IN_PLACE: in_place_contestant}
+        for memory, wire in product(self.plan.memories, self.plan.wires):
+            with self.serving(block):
+                yield make[memory](self.comm, case, servers, wire)
         for peer in peers:
             yield peer.contestant(case, servers)
+
+    def steps(self, case: Case, contestant: ServerContestant, block_length: int) -> Steps:
+        """Write to the gradient of the turn."""
+        writers: dict[int, Callable[[Any], None]] = {}
+
+        def refill(values: Any) -> None:
+            turn = contestant.turn
+            if turn not in writers:
+                writers[turn] = writer(contestant.gradient, block_length)
+            writers[turn](values)
+
+        return Steps(refill, contestant.call, refill, contestant.call)
 
     def result(
         self, block: Block, case: Case, contestant: ServerContestant, wrong: int, times: Times | None

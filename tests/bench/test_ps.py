@@ -30,6 +30,7 @@ from gradientflow.launch import module_command
         ({"servers": (-1,)}, "--servers needs at least 1"),
         ({"peers": ("gloo",)}, "--compare does not know 'gloo'"),
         ({"wires": ("float64",)}, "--wire does not know 'float64'"),
+        ({"memories": ("pool",)}, "--memory does not know 'pool'"),
         ({"iterations": 0}, "--iterations needs at least 1"),
     ],
 )
@@ -68,22 +69,30 @@ def test_a_wrong_exchange_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ServerContestant, "pull", spoil)
     with gf.init() as comm:
         outcome = ServerSession(comm, ServerPlan((4096,), iterations=2)).run()
-    ours, mpi = outcome.results
-    assert (ours.wrong, ours.iterations) == (0, 2)
+    *ours, mpi = outcome.results
+    assert [(each.memory, each.wrong, each.iterations) for each in ours] == [("array", 0, 2), ("in-place", 0, 2)]
     assert (mpi.wrong > 0, mpi.median_us) == (True, None)
+
+
+def test_what_numpy_does_not_know_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with gf.init() as comm:
+        outcome = ServerSession(comm, ServerPlan((4096,), wires=("bfloat16",), peers=(), iterations=2)).run()
+    assert [(each.memory, each.wrong) for each in outcome.results] == [("array", 0)]
+    assert any("ml_dtypes" in remark for remark in outcome.remarks)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_exchanges_are_right(nodes: int, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    arguments = ["bench", "ps", "-n", "3", "--sizes", "512,40K", "--servers", "1,2,3", "--wire", "float32,bfloat16"]
+    arguments = ["bench", "ps", "-n", "3", "--sizes", "512,40K", "--servers", "1,2,3", "--wire", "float32,float16"]
     command = module_command("gradientflow.cli", [*arguments, "--iterations", "2", "--json", str(path)])
     environment = {**os.environ, "GRADIENTFLOW_NODE_SIZE": str(3 // nodes)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads(path.read_text())["results"]
     assert all(set(result) == {field.name for field in fields(ServerResult)} for result in results)
-    assert [(result["bytes"], result["servers"]) for result in results[::3]] == [
+    assert [(result["bytes"], result["servers"]) for result in results[::5]] == [
         (size, servers) for size in (512, 40960) for servers in (1, 2, 3)
     ]
     assert {(result["wrong"], result["iterations"], result["workers"]) for result in results} == {(0, 2, 3)}
