@@ -9,6 +9,7 @@
 
 #include "../base/dtype.hpp"
 #include "simd.hpp"
+#include "store.hpp"
 
 namespace gradientflow::compute {
 
@@ -31,6 +32,7 @@ struct MomentumStep {
   float inner_rate = 1.0F;
   float outer_rate = 1.0F;
   const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
+  Store store = Store::cached;    // of the weights; streaming where they are at lines of the cache, and not read there
 };
 void momentum_step(const MomentumStep& call);
 

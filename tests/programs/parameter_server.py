@@ -129,6 +129,26 @@ def check_large_tensors(comm: gf.Communicator) -> None:
                 assert same(weights, line.weights)
 
 
+def check_versions_past_the_caches(comm: gf.Communicator) -> None:
+    """Shards of more than 4 MiB, whose versions are written past the caches; tails that are no whole vector."""
+    if SIZE > 2:
+        return
+    shapes: list[Any] = [(7,), (1_200_003,), (1025,)]
+    for wire, momentum in (("float32", 0.0), ("float32", 0.9), ("float16", 0.9)):
+        weights = draw(22, shapes=shapes)
+        line = StraightLine(weights, wire)
+        settings = Settings(0.1, momentum, 0.01)
+        with gf.ParameterServer(comm, weights, servers=1, wire=wire) as server:
+            for step in range(3):
+                pushes = [draw(23, step, rank, shapes=shapes) for rank in range(SIZE)]
+                push, pull = server.push_pull(settings, gradients=pushes[RANK], exact=step == 1)
+                pull.take_all(weights, LATE)
+                assert push.wait(LATE) == "applied"
+                line.round(pushes, [settings] * len(shapes))
+                assert same(weights, line.weights if step == 1 else line.pulled()), (wire, momentum, step)
+            server.finish()
+
+
 def check_what_is_pushed(comm: gf.Communicator) -> None:
     """Gradients of other dtypes, by address, and not at all; skipped rounds."""
     weights = zeros()

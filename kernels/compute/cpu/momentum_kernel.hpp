@@ -23,7 +23,7 @@ struct Rates {
 };
 
 // Blocks of `width` vectors from element `begin` on, as long as they end by `end`. Returns where it stopped.
-template <class Gradient, class Parameter, bool has_momentum, std::size_t width>
+template <class Gradient, class Parameter, bool has_momentum, bool streaming, std::size_t width>
 inline std::size_t step_blocks(const std::byte* before, std::byte* weight, std::byte* parameter,
                                const std::byte* gradient, std::byte* momentum, std::size_t begin, std::size_t end,
                                const Rates& rates) {
@@ -40,14 +40,14 @@ inline std::size_t step_blocks(const std::byte* before, std::byte* weight, std::
         store<false>(momentum + at * sizeof(float), step);
       }
       const Floats new_weight = same_nan(old_weight - rates.outer * step);
-      store<false>(weight + at * sizeof(float), new_weight);
+      store<streaming>(weight + at * sizeof(float), new_weight);
       Parameter::store_ordered(parameter + at * Parameter::size, new_weight);
     }
   }
   return i;
 }
 
-template <class Gradient, class Parameter, bool has_momentum>
+template <class Gradient, class Parameter, bool has_momentum, bool streaming>
 inline void step(const MomentumStep& call) {
   const Rates rates{call.gradient_scale, call.weight_decay, call.factor, call.inner_rate, call.outer_rate};
   auto* const weight = reinterpret_cast<std::byte*>(call.weight);
@@ -55,8 +55,9 @@ inline void step(const MomentumStep& call) {
   auto* const parameter = static_cast<std::byte*>(call.parameter);
   const auto* const gradient = static_cast<const std::byte*>(call.gradient);
   auto* const momentum = reinterpret_cast<std::byte*>(call.momentum);
-  constexpr auto blocks_of_four = step_blocks<Gradient, Parameter, has_momentum, 4>;
-  constexpr auto vectors = step_blocks<Gradient, Parameter, has_momentum, 1>;
+  constexpr auto blocks_of_four = step_blocks<Gradient, Parameter, has_momentum, streaming, 4>;
+  constexpr auto vectors = step_blocks<Gradient, Parameter, has_momentum, streaming, 1>;
+  constexpr auto padded_vector = step_blocks<Gradient, Parameter, has_momentum, false, 1>;
   std::size_t i = blocks_of_four(before, weight, parameter, gradient, momentum, 0, call.count, rates);
   i = vectors(before, weight, parameter, gradient, momentum, i, call.count, rates);
   if (const std::size_t rest = call.count - i; rest != 0) {
@@ -69,7 +70,7 @@ inline void step(const MomentumStep& call) {
     if constexpr (has_momentum) {
       std::memcpy(padded_momentum, momentum + i * sizeof(float), rest * sizeof(float));
     }
-    vectors(padded_weight, padded_weight, padded_parameter, padded_gradient, padded_momentum, 0, lanes, rates);
+    padded_vector(padded_weight, padded_weight, padded_parameter, padded_gradient, padded_momentum, 0, lanes, rates);
     std::memcpy(weight + i * sizeof(float), padded_weight, rest * sizeof(float));
     if constexpr (Parameter::size != 0) {
       std::memcpy(parameter + i * Parameter::size, padded_parameter, rest * Parameter::size);
@@ -78,14 +79,19 @@ inline void step(const MomentumStep& call) {
       std::memcpy(momentum + i * sizeof(float), padded_momentum, rest * sizeof(float));
     }
   }
+  if constexpr (streaming) {
+    streaming_fence();
+  }
 }
 
 template <class Gradient, class Parameter>
 void momentum_step(const MomentumStep& call) {
+  const bool streams = call.store == Store::streaming && call.before != nullptr && call.before != call.weight &&
+                       reinterpret_cast<std::uintptr_t>(call.weight) % cache_line == 0;
   if (call.momentum != nullptr) {
-    step<Gradient, Parameter, true>(call);
+    streams ? step<Gradient, Parameter, true, true>(call) : step<Gradient, Parameter, true, false>(call);
   } else {
-    step<Gradient, Parameter, false>(call);
+    streams ? step<Gradient, Parameter, false, true>(call) : step<Gradient, Parameter, false, false>(call);
   }
 }
 

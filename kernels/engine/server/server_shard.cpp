@@ -11,6 +11,7 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t cached_bytes = 256 * kib;  // what a block of all that takes part in an update may have
+constexpr std::size_t streamed_bytes = 4 * mib;  // of a version: so much is in no cache when it is read
 constexpr std::size_t least_block = 1024;        // elements
 constexpr std::size_t worth_sharing = 1 << 17;   // elements of a shard: an update of fewer ends before a thread wakes
 
@@ -94,18 +95,20 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
 
 void ServerShard::step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate,
                                 float scale) {
-  compute::momentum_step({.weight = block.weights,
-                          .parameter = block.travelling,
-                          .parameter_dtype = wire_,
-                          .gradient = block.gradient,
-                          .gradient_dtype = gradient,
-                          .momentum = setting.momentum == 0.0F ? nullptr : state_[0].data() + block.at,
-                          .count = block.count,
-                          .gradient_scale = scale,
-                          .weight_decay = setting.weight_decay,
-                          .factor = setting.momentum,
-                          .inner_rate = rate,
-                          .before = block.before});
+  compute::momentum_step(
+      {.weight = block.weights,
+       .parameter = block.travelling,
+       .parameter_dtype = wire_,
+       .gradient = block.gradient,
+       .gradient_dtype = gradient,
+       .momentum = setting.momentum == 0.0F ? nullptr : state_[0].data() + block.at,
+       .count = block.count,
+       .gradient_scale = scale,
+       .weight_decay = setting.weight_decay,
+       .factor = setting.momentum,
+       .inner_rate = rate,
+       .before = block.before,
+       .store = size() * sizeof(float) >= streamed_bytes ? compute::Store::streaming : compute::Store::cached});
 }
 
 // The bias of the first updates is corrected in float64, as PyTorch does.
