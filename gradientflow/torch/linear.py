@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
+from .direct_layer import DirectLayer
 from .gradients import ParameterGradients
 
-LEAST_BYTES = 1 << 20  # of a weight: below, a function in Python costs more than zeroing and adding
-
 _Function: Any = torch.autograd.Function
-_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
 _Linear: Any = torch.nn.Linear
-_TARGET = "_gradientflow_target"
 
 
 class _Direct(_Function):  # type: ignore[misc]
@@ -43,61 +39,15 @@ class _Direct(_Function):  # type: ignore[misc]
         return of_x, of_bias, of_weight, None
 
 
-class _DirectLinear(_Linear):  # type: ignore[misc]
-    """A `torch.nn.Linear` for the time being. A copy of it, also a pickled one, is an ordinary one again."""
+class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
+    """A `torch.nn.Linear` for the time being."""
 
-    def forward(self, x: Any) -> Any:
-        if torch.compiler.is_compiling() or not self._is_plain(x):
-            return super().forward(x)
-        return _Direct.apply(x, self.bias, self.weight, self.__dict__[_TARGET])
+    ordinary: ClassVar[Any] = _Linear
 
-    def _is_plain(self, x: Any) -> bool:
-        return (
-            torch.is_grad_enabled()
-            and type(x) is torch.Tensor
-            and x.is_contiguous()
-            and x.dim() > 1
-            and x.dtype is self.weight.dtype
-            and self.weight.requires_grad
-            and not torch.is_autocast_enabled("cpu")
-            and not _is_tracing()
-            and not torch._C._are_functorch_transforms_active()
-            and forward_ad._current_level < 0
-        )
+    def serves(self, x: Any) -> bool:
+        """Whether x is a batch of vectors that lie in order, in the dtype of the weight."""
+        return bool(x.is_contiguous() and x.dim() > 1 and x.dtype is self.weight.dtype)
 
-    def _get_name(self) -> str:
-        return str(_Linear.__name__)
-
-    def _ordinary(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != _TARGET}
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return torch.nn.Linear.__new__, (torch.nn.Linear,), self._ordinary()
-
-    def __prepare_scriptable__(self) -> Any:
-        """Give `torch.jit.script` an ordinary layer with the same parameters."""
-        layer = _Linear.__new__(_Linear)
-        layer.__dict__.update(self._ordinary())
-        return layer
-
-
-def write_directly(model: torch.nn.Module, gradients: ParameterGradients) -> None:
-    """Let the large linear layers of a model write the gradients of their weights to their places."""
-    trained = {id(parameter) for parameter in gradients.parameters}
-    module: Any
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if type(module) not in (torch.nn.Linear, _DirectLinear) or weight is None or id(weight) not in trained:
-            continue
-        if weight.nbytes >= LEAST_BYTES and weight.is_contiguous():
-            module.__dict__[_TARGET] = gradients
-            module.__class__ = _DirectLinear
-
-
-def write_as_usual(model: torch.nn.Module) -> None:
-    """Leave the linear layers of a model to themselves."""
-    module: Any
-    for module in model.modules():
-        if type(module) is _DirectLinear:
-            module.__class__ = _Linear
-            del module.__dict__[_TARGET]
+    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+        """Compute ``x @ weight.T + bias``."""
+        return _Direct.apply(x, self.bias, self.weight, gradients)

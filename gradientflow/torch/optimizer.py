@@ -22,12 +22,15 @@ from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strate
 from gradientflow.training import Loop, LossScale, require_same
 
 from . import checkpoint, devices
+from .direct_layer import write_as_usual, write_directly
+from .embedding import DirectEmbedding
 from .fused_step import FusedStep, check_can_step, settings_of_group, why_fused
 from .gradients import ParameterGradients
-from .linear import write_as_usual, write_directly
+from .linear import DirectLinear
 from .parameters import broadcast_optimizer_state, broadcast_parameters, require_same_values
 from .trained import trained_parameters
 
+_DIRECT_LAYERS = (DirectLinear, DirectEmbedding)
 _NO_TASK = -1
 
 _Optimizer: Any = torch.optim.Optimizer
@@ -749,7 +752,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             register: Any = parameter.register_post_accumulate_grad_hook
             self._hooks.append(register(self._hook(self._loop, self._gradients, index)))
         if self._gradients.takes_any_content:
-            write_directly(self._model, self._gradients)
+            write_directly(self._model, self._gradients, _DIRECT_LAYERS)
         if self._fused_step is not None:
             self._fused_step.lay_out(self._gradients, self._loop.layout, self._loop.synchronizer.shared)
             if self.strategy.writes_weights:

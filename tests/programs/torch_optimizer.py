@@ -19,11 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 import gradientflow as gf
 import gradientflow.torch as gft
-import gradientflow.torch.linear
+import gradientflow.torch.direct_layer
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 
 torch.set_num_threads(1)
-gradientflow.torch.linear.LEAST_BYTES = 0  # so that the layers of these small models write their gradients in place
+gradientflow.torch.direct_layer.LEAST_BYTES = (
+    0  # so that the layers of these small models write their gradients in place
+)
 
 Tensor = torch.Tensor
 
@@ -297,6 +299,78 @@ def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
     same_everywhere(model.parameters())
     optimizer.close()
     assert type(model.last) is nn.Linear
+
+
+class Words(nn.Module):
+    """A table of rows, of which the decoder's weight may be the same."""
+
+    def __init__(self, tied: bool, **options: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6, **options)
+        self.decoder = nn.Linear(6, 7)
+        if tied:
+            self.decoder.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.decoder(torch.tanh(self.table(words)))
+
+
+def check_embeddings_that_add_in_place(comm: gf.Communicator) -> None:
+    """Their gradients have the bits of PyTorch's, whatever is looked up, and however the model is trained."""
+    generator = torch.Generator().manual_seed(RANK)
+    words = torch.randint(0, 7, (5, 4), generator=generator)  # rows come several times
+    options: list[dict[str, Any]] = [
+        {},
+        {"tied": True},
+        {"padding_idx": 2},
+        {"padding_idx": -1, "tied": True},
+        {"max_norm": 0.5},
+        {"scale_grad_by_freq": True},
+        {"dtype": torch.float64, "tied": True},
+    ]
+    for each in options:
+        tied, dtype = each.pop("tied", False), each.get("dtype", torch.float32)
+        alone = seeded(lambda tied=tied, each=each: Words(tied, **each)).to(dtype)
+        model = copy.deepcopy(alone)
+        optimizer, plain = gft.DistributedOptimizer(sgd(model), model, comm), sgd(alone)
+        assert (type(model.table) is not nn.Embedding) == (SIZE > 1)
+        copied = optimizer.bytes_copied
+        passes: list[Callable[[Any], object]] = [
+            lambda m: m(words).square().mean().backward(),
+            lambda m: m(words.int()).square().mean().backward(),
+            lambda m: m(words[:0]).square().sum().backward(),
+            lambda m: m(words[0, 0]).square().mean().backward(),
+            lambda m: (m(words[:2]) + m(words[1:3])).square().mean().backward(),
+            lambda m: [m(words[i]).square().mean().backward() for i in range(3)],
+            lambda m: m(words).square().mean().backward(create_graph=True),
+            lambda m: m.table(words).sum().backward(),  # not to the decoder, unless it has the same weight
+        ]
+        for run in passes:
+            for trained in (optimizer, plain):
+                trained.zero_grad()
+            with optimizer.no_sync():
+                run(model)
+            run(alone)
+            for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+                assert (mine.grad is None) == (theirs.grad is None)
+                assert mine.grad is None or torch.equal(mine.grad, theirs.grad)
+        assert optimizer.bytes_copied == copied
+        optimizer.zero_grad()
+        (gradient,) = torch.autograd.grad(model(words).square().mean(), [model.table.weight])
+        before = gradient.clone()
+        optimizer.zero_grad()
+        model(words).square().sum().backward()
+        assert torch.equal(gradient, before)
+        optimizer.step()
+        same_everywhere(model.parameters())
+        again = pickle.loads(pickle.dumps(model))
+        assert type(again.table) is nn.Embedding
+        with torch.no_grad():
+            assert torch.equal(again(words), model(words))
+            assert torch.equal(torch.jit.script(model.table)(words), model.table(words))
+        assert repr(model) == repr(alone)
+        optimizer.close()
+        assert type(model.table) is nn.Embedding
 
 
 def check_several_losses(comm: gf.Communicator) -> None:

@@ -1,0 +1,91 @@
+"""Layers whose backward pass writes the gradient of their weight straight into its place."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch.autograd import forward_ad
+
+from .gradients import ParameterGradients
+
+LEAST_BYTES = 1 << 20  # of a weight: below, a function in Python costs more than zeroing and adding
+
+_is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
+_TARGET = "_gradientflow_target"
+
+
+class DirectLayer:
+    """What stands in the place of an ordinary layer for the time being.
+
+    Subclasses derive from the class of the ordinary layer, too. A copy of one, also a pickled one, is an ordinary layer
+    again.
+    """
+
+    ordinary: ClassVar[Any]  # the class of the layer that it stands for
+    weight: Any
+
+    def serves(self, x: Any) -> bool:
+        """Whether `compute` can take these inputs, with the same bits."""
+        raise NotImplementedError
+
+    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+        """Compute what the ordinary layer does; the backward pass writes to `gradients.place_to_overwrite`."""
+        raise NotImplementedError
+
+    def forward(self, x: Any) -> Any:
+        """Compute what the ordinary layer does."""
+        if torch.compiler.is_compiling() or not (self._is_plain(x) and self.serves(x)):
+            return self.ordinary.forward(self, x)
+        return self.compute(x, self.__dict__[_TARGET])
+
+    def _is_plain(self, x: Any) -> bool:
+        return (
+            torch.is_grad_enabled()
+            and type(x) is torch.Tensor
+            and self.weight.requires_grad
+            and not torch.is_autocast_enabled("cpu")
+            and not _is_tracing()
+            and not torch._C._are_functorch_transforms_active()
+            and forward_ad._current_level < 0
+        )
+
+    def _get_name(self) -> str:
+        return str(self.ordinary.__name__)
+
+    def _ordinary(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != _TARGET}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle and copy an ordinary layer with the same parameters."""
+        return self.ordinary.__new__, (self.ordinary,), self._ordinary()
+
+    def __prepare_scriptable__(self) -> Any:
+        """Give `torch.jit.script` an ordinary layer with the same parameters."""
+        layer = self.ordinary.__new__(self.ordinary)
+        layer.__dict__.update(self._ordinary())
+        return layer
+
+
+def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds: tuple[type[DirectLayer], ...]) -> None:
+    """Let the large layers of these kinds in a model write the gradients of their weights to their places."""
+    trained = {id(parameter) for parameter in gradients.parameters}
+    direct = {kind.ordinary: kind for kind in kinds}
+    module: Any
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        kind = type(module) if isinstance(module, DirectLayer) else direct.get(type(module))
+        if kind is None or weight is None or id(weight) not in trained:
+            continue
+        if weight.nbytes >= LEAST_BYTES and weight.is_contiguous():
+            module.__dict__[_TARGET] = gradients
+            module.__class__ = kind
+
+
+def write_as_usual(model: torch.nn.Module) -> None:
+    """Leave the layers of a model to themselves."""
+    module: Any
+    for module in model.modules():
+        if isinstance(module, DirectLayer):
+            module.__class__ = module.ordinary
+            del module.__dict__[_TARGET]

@@ -1,0 +1,61 @@
+"""Embeddings whose backward pass adds the gradients of the rows looked up straight into their place.
+
+PyTorch adds them to zeros in memory of its own, as large as the whole table, which then has to be copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional
+
+from .direct_layer import DirectLayer
+from .gradients import ParameterGradients
+
+_Function: Any = torch.autograd.Function
+_Embedding: Any = torch.nn.Embedding
+_backward: Any = torch.ops.aten.embedding_dense_backward
+
+
+class _Direct(_Function):  # type: ignore[misc]
+    """What `torch.nn.functional.embedding` computes, with the same bits: rows are added up in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, indices: Any, weight: Any, padding: int | None, gradients: ParameterGradients) -> Any:
+        ctx.save_for_backward(indices)
+        ctx.weight, ctx.padding, ctx.gradients = weight, padding, gradients
+        return functional.embedding(indices, weight, padding)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        (indices,) = ctx.saved_tensors
+        place = ctx.gradients.place_to_overwrite(ctx.weight, gradient.dtype)
+        if place is None:
+            padding = -1 if ctx.padding is None else ctx.padding
+            of_weight = _backward(gradient, indices, ctx.weight.shape[0], padding, False)
+        else:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            of_weight = place.zero_().index_add_(0, indices.reshape(-1), rows)
+            if ctx.padding is not None:
+                of_weight[ctx.padding] = 0
+            of_weight = of_weight.detach()
+        return None, of_weight, None, None
+
+
+class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
+    """A `torch.nn.Embedding` for the time being."""
+
+    ordinary: ClassVar[Any] = _Embedding
+
+    def serves(self, x: Any) -> bool:
+        """Whether the gradient is dense, and the plain sum over the rows looked up."""
+        return (
+            x.dtype in (torch.int64, torch.int32)
+            and self.weight.dtype in (torch.float32, torch.float64)
+            and not (self.sparse or self.scale_grad_by_freq or self.max_norm is not None)
+        )
+
+    def compute(self, x: Any, gradients: ParameterGradients) -> Any:
+        """Look rows up."""
+        return _Direct.apply(x, self.weight, self.padding_idx, gradients)
