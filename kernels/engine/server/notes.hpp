@@ -53,7 +53,7 @@ enum class NoteKind : std::uint32_t {
   norms,     // from another server, see ServerShard::norms
   // to a worker
   release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped, as pairs of
-            // number and Skip
+            // number and Skip; answers: server 0 has answered the pull, too
   answer,   // number: of the server, which has answered the pull
   failure,  // number: the kind of error; its text
 };
@@ -62,6 +62,7 @@ struct Note {
   NoteKind kind = NoteKind::push;
   Skip skip = Skip::no;
   bool exact = false;
+  bool answers = false;
   std::uint64_t number = 0;
   std::uint64_t pushes = 0;
   std::uint64_t round = 0;

@@ -130,6 +130,8 @@ class Server {
   void report(int number, std::uint64_t what);
   void end_epoch();
   void answer_pulls(int number);
+  [[nodiscard]] bool answer_due(int number);
+  void tell_answer(int number);
   [[nodiscard]] bool is_due(const ReceivedNote& pull, std::uint64_t released) const;
   void answer(int number, const ReceivedNote& pull);
   [[nodiscard]] std::vector<ReceivedNote> pulls_after_round();

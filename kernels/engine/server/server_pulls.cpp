@@ -12,14 +12,28 @@ bool Server::is_due(const ReceivedNote& pull, std::uint64_t released) const {
 }
 
 void Server::answer_pulls(int number) {
+  if (answer_due(number)) {
+    tell_answer(number);
+  }
+}
+
+// Returns whether the worker is to be told that weights are there.
+bool Server::answer_due(int number) {
   Worker& of = worker(number);
+  bool has_weights = false;
   std::erase_if(of.pulls, [&](const ReceivedNote& pull) {
     const bool is_due = this->is_due(pull, of.released);
     if (is_due) {
       answer(number, pull);
+      has_weights = has_weights || pull.note.kind != NoteKind::state;
     }
     return is_due;
   });
+  return has_weights;
+}
+
+void Server::tell_answer(int number) {
+  send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::answer, .number = number_});
 }
 
 // Pulls of workers of other nodes that come next after the round about to be applied, before anything else changes:
@@ -49,7 +63,6 @@ void Server::answer(int number, const ReceivedNote& pull) {
       send_weights(number, pull.note.exact, r);
     }
   }
-  send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::answer, .number = number_});
 }
 
 // From a copy for all workers that pull the same weights, made range by range. What is still on its way is not written

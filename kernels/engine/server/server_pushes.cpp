@@ -146,14 +146,16 @@ void Server::carry_out(const Decision& decision) {
 void Server::release(int number) {
   Worker& of = worker(number);
   ++of.released;
+  const bool answers = answer_due(number);
   if (leads()) {
     log_.went_on(number);
     send_note(*shared_.mailbox, number, shared_.tags.to_worker,
-              {.kind = NoteKind::release, .pushes = of.released, .round = rounds_},
+              {.kind = NoteKind::release, .answers = answers, .pushes = of.released, .round = rounds_},
               std::as_bytes(std::span(of.skipped)));
+  } else if (answers) {
+    tell_answer(number);
   }
   of.skipped.clear();
-  answer_pulls(number);
 }
 
 // All workers have departed, and begin afresh.

@@ -50,6 +50,10 @@ void ServerWorker::take_notes() {
     if (note.kind == NoteKind::release) {
       released_ = note.pushes;
       round_ = note.round;
+      if (note.answers) {
+        has_answered_[0] = true;
+        ++answers_;
+      }
       const auto skipped = received->payload_as<std::uint64_t>();
       for (std::size_t at = 0; at < skipped.size(); at += 2) {
         skipped_[skipped[at]] = static_cast<Skip>(skipped[at + 1]);
