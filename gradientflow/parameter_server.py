@@ -327,6 +327,7 @@ class ParameterServer:
             self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
         self._last_pull = 0
+        self._last_settings: tuple[Any, Array] = (None, np.empty(0, np.float32))
         self._pushing = threading.Lock()
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
@@ -496,6 +497,8 @@ class ParameterServer:
             return numbers
 
     def _rows(self, settings: Any) -> Array:
+        if isinstance(settings, tuple) and settings == self._last_settings[0]:
+            return self._last_settings[1]  # what does not change is checked once
         each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
         for one in each:
             for name in ("rate", "momentum", "weight_decay", "trust"):
@@ -506,7 +509,10 @@ class ParameterServer:
         if len(each) not in (1, len(self.shapes)) or not each:
             message = f"settings are one for all tensors or one for each of the {len(self.shapes)}, not {len(each)}"
             raise ArgumentError(message)
-        return np.array([(one.rate, one.momentum, one.weight_decay, one.trust) for one in each], np.float32)
+        rows = np.array([(one.rate, one.momentum, one.weight_decay, one.trust) for one in each], np.float32)
+        if isinstance(settings, tuple) and hasattr(settings, "rate"):
+            self._last_settings = (settings, rows)
+        return rows
 
     # ---- pulling -------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
     server_ = std::make_unique<Server>(*shared_, static_cast<std::size_t>(number), threads, std::move(make_policy));
     if (worker_ != nullptr) {
       serves_ = true;
+      worker_->help(server_.get());
       thread_ = start_thread("a server", [this] {
         try {
           server_->run();

@@ -42,35 +42,75 @@ void Server::serve(const std::function<void()>& attend) {
     expect_push(w);
   }
   const auto has_work = [this] {
-    return stops_ || shared_.mailbox->has(shared_.tags.to_server) || shared_.mailbox->losses() != losses_ ||
-           std::any_of(workers_.begin(), workers_.end(),
-                       [this](const Worker& each) { return !each.notes.empty() && is_whole(each); });
+    if (stops_ || shared_.mailbox->losses() != losses_) {
+      return true;
+    }
+    const std::unique_lock held(serving_, std::try_to_lock);
+    return held && (trouble_ != nullptr ||
+                    (helpers_ == 0 && (shared_.mailbox->has(shared_.tags.to_server) ||
+                                       std::any_of(workers_.begin(), workers_.end(), [this](const Worker& each) {
+                                         return !each.notes.empty() && is_whole(each);
+                                       }))));
   };
   const auto have_closed = [this] {
     return std::all_of(workers_.begin(), workers_.end(), [](const Worker& each) { return each.closed; });
   };
-  while (!stops_ && !have_closed()) {
-    const int losses = shared_.mailbox->losses();
-    bool moved = take_notes();
-    for (int w = 0; w < shared_.roles.workers; ++w) {
-      moved = take_up(w) || moved;
-    }
-    while (!decisions_.empty() && can_do(decisions_.front())) {
-      const Decision decision = std::move(decisions_.front());
-      decisions_.pop_front();
-      carry_out(decision);
-      moved = true;
-    }
-    if (losses != losses_) {
-      losses_ = losses;
-      check_losses();
-    }
-    if (!moved && !have_closed()) {
-      shared_.mailbox->until(has_work, Clock::now() + between_looks);
-      if (attend) {
-        attend();
+  std::unique_lock lock(serving_);
+  serves_ = true;
+  try {
+    while (!stops_ && !have_closed()) {
+      const int losses = shared_.mailbox->losses();
+      const bool moved = step();
+      if (trouble_ != nullptr) {
+        std::rethrow_exception(trouble_);
+      }
+      if (losses != losses_) {
+        losses_ = losses;
+        check_losses();
+      }
+      if (!moved && !have_closed()) {
+        lock.unlock();
+        shared_.mailbox->until(has_work, Clock::now() + between_looks);
+        if (attend) {
+          attend();
+        }
+        lock.lock();
       }
     }
+  } catch (...) {
+    if (!lock) {
+      lock.lock();
+    }
+    serves_ = false;
+    throw;
+  }
+  serves_ = false;
+}
+
+// Does what can be done, with serving_ held. Returns whether there was anything.
+bool Server::step() {
+  bool moved = take_notes();
+  for (int w = 0; w < shared_.roles.workers; ++w) {
+    moved = take_up(w) || moved;
+  }
+  while (!decisions_.empty() && can_do(decisions_.front())) {
+    const Decision decision = std::move(decisions_.front());
+    decisions_.pop_front();
+    carry_out(decision);
+    moved = true;
+  }
+  return moved;
+}
+
+void Server::help() noexcept {
+  const std::unique_lock held(serving_, std::try_to_lock);
+  if (!held || !serves_ || trouble_ != nullptr) {
+    return;
+  }
+  try {
+    step();
+  } catch (...) {
+    trouble_ = std::current_exception();
   }
 }
 

@@ -1,5 +1,5 @@
 // One server of a parameter server: takes what workers push, applies it in the rounds that the policy says, and answers
-// pulls. One thread runs it.
+// pulls. One thread runs it, and workers of the same rank while they wait.
 //
 // Server 0 alone asks the policy. What it answers is a list of decisions, which all servers carry out in the same
 // order, each once the pushes are there: so all agree, whatever the timing.
@@ -14,9 +14,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -70,6 +72,25 @@ class Server {
   void run(const std::function<void()>& attend = {});
   void stop() noexcept { stops_ = true; }  // for any thread
 
+  // A worker of this rank that waits serves meanwhile: that saves a change of threads, and the server's own thread
+  // stays asleep. For any thread, again and again while a Helper lives; what fails ends `run`.
+  void help() noexcept;
+  class Helper {
+   public:
+    explicit Helper(Server* server) : server_(server) { add(1); }
+    Helper(const Helper&) = delete;
+    Helper& operator=(const Helper&) = delete;
+    ~Helper() { add(-1); }
+
+   private:
+    void add(int number) {
+      if (server_ != nullptr) {
+        server_->helpers_ += number;
+      }
+    }
+    Server* server_;
+  };
+
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds between_looks{50};
@@ -104,6 +125,7 @@ class Server {
   [[nodiscard]] Worker& worker(int number) { return workers_[static_cast<std::size_t>(number)]; }
   [[nodiscard]] bool is_here(int number) const { return shared_.memory.is_here(number); }
   void serve(const std::function<void()>& attend);
+  bool step();
   bool take_notes();
   void take(ReceivedNote received);
   void load(const ReceivedNote& received);
@@ -163,6 +185,10 @@ class Server {
   bool has_weights_ = false;
   int losses_ = 0;
   std::atomic<bool> stops_{false};
+  std::atomic<int> helpers_{0};
+  std::mutex serving_;  // held by whoever serves
+  bool serves_ = false;
+  std::exception_ptr trouble_;  // of a helper
 };
 
 }  // namespace gradientflow::engine

@@ -113,8 +113,12 @@ void ServerWorker::wait(Lock& lock, Seconds timeout, const std::string& what, co
     check_losses(what);
     const auto soon = Clock::now() + between_looks;
     lock.unlock();
+    std::optional<Server::Helper> helper(server_);
     const bool came = shared_.mailbox->until(
         [&] {
+          if (server_ != nullptr) {
+            server_->help();
+          }
           const Lock held(mutex_);
           if (closed_) {
             return true;
@@ -123,6 +127,7 @@ void ServerWorker::wait(Lock& lock, Seconds timeout, const std::string& what, co
           return failure_ || done() || shared_.mailbox->losses() != losses_;
         },
         std::min(deadline, soon));
+    helper.reset();
     if (attend_) {
       attend_();
     }

@@ -33,6 +33,9 @@ class ServerWorker {
   // `attend`: called several times a second by a thread that waits; it may throw.
   ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
 
+  // The server of this rank, whom it helps while it waits. To be called before anything else.
+  void help(Server* server) { server_ = server; }
+
   // Where gradient `tensor` of the push that begins or has begun can be written to, in the dtype of the wire: until
   // that push. Waits, as `ready` does. Push after push it is one of two addresses, in turn.
   [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
@@ -151,6 +154,7 @@ class ServerWorker {
 
   Server::Shared& shared_;
   double timeout_;
+  Server* server_ = nullptr;
   std::function<void()> attend_;
 
   mutable std::mutex mutex_;
