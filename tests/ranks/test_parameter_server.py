@@ -38,3 +38,7 @@ def test_a_rank_that_serves_and_dies_is_named(mpirun: Callable[..., Any]) -> Non
 @pytest.mark.parametrize(("ranks", "node_size"), [(8, 0), (6, 1), pytest.param(64, 0, marks=pytest.mark.slow)])
 def test_a_worker_that_stands_still_holds_nobody_up(mpirun: Callable[..., Any], ranks: int, node_size: int) -> None:
     mpirun(ranks, "parameter_server", "stall", node_size, timeout=100 if ranks < 64 else 280)
+
+
+def test_a_system_that_cannot_be_told_to_provide_pages(mpirun: Callable[..., Any]) -> None:
+    mpirun(3, "parameter_server", "old-system")

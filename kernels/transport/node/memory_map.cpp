@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <string>
@@ -100,9 +101,10 @@ void MemoryMap::map(std::size_t bytes) {
 // Returns false where there is no memory for the pages.
 bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   while (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
-    if (errno == EINVAL) {  // a system that does not know the advice
+    if (errno == EINVAL) {  // a system that does not know the advice: a page that is written to is there
       for (std::size_t i = 0; i < bytes; i += page) {
-        static_cast<volatile std::byte*>(data_)[offset + i] = std::byte{0};
+        std::byte none{0};  // others may use what lies there already: it stays what it is
+        std::atomic_ref(data_[offset + i]).compare_exchange_strong(none, none, std::memory_order_relaxed);
       }
       return true;
     }
