@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import threading
@@ -175,6 +176,20 @@ def check_timeouts(comm: gf.Communicator) -> None:
             assert (x == TOTAL).all()
 
 
+def check_calls_that_end_as_the_time_does(comm: gf.Communicator) -> None:
+    """Whether a wait sees the end or not, the next one does."""
+    x = mine(3)
+    request = comm.allreduce_init(x)
+    for _ in range(1000):
+        x[...] = RANK + 1
+        request.start()
+        for _ in range(1_000_000):
+            with contextlib.suppress(CommunicationTimeoutError):
+                request.wait(0)
+                break
+        assert (x == TOTAL).all()
+
+
 def check_errors(comm: gf.Communicator) -> None:
     with raises(ArgumentTypeError):
         comm.allreduce_init([1, 2])
@@ -192,6 +207,8 @@ def check_errors(comm: gf.Communicator) -> None:
         request.start()
     with raises(ArgumentTypeError, "timeout is a number of seconds, or None"):
         request.wait("soon")
+    with raises(ArgumentError, "timeout is not a number"):
+        request.wait(float("nan"))
     request.wait()
 
 

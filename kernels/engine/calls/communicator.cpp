@@ -9,7 +9,6 @@
 
 #include "../../base/thread.hpp"
 #include "prepared_call.hpp"
-#include "waiting.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -351,7 +350,6 @@ bool Communicator::take(PreparedCall& prepared) {
 
 collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go) {
   check_process();
-  check_timeout(timeout);
   const bool mine = take(prepared);
   if (let_go && !(mine && collective::Group::is_short(prepared.call_) && group_->is_heard_soon())) {
     let_go();

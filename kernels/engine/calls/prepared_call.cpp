@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "../../base/error.hpp"
+#include "waiting.hpp"
 
 namespace gradientflow::engine {
 
@@ -30,14 +31,21 @@ void PreparedCall::wait(std::optional<double> timeout, const Communicator::LetGo
   if (!under_way_) {
     throw Error(ErrorKind::value, "the prepared call has not been started: start it before waiting for it");
   }
-  const auto is_waited_for = [this] { return handle_ != nullptr && !handle_->done(); };
+  check_timeout(timeout);
   try {
     outcome_ = communicator_->finish(*this, timeout, let_go);
   } catch (...) {
-    under_way_ = is_waited_for();
-    throw;
+    if (handle_ != nullptr && !handle_->done()) {
+      throw;
+    }
+    under_way_ = false;
+    if (handle_ == nullptr) {
+      throw;
+    }
+    handle_->wait({});  // where it has ended just after the time was over, nothing was wrong with it
+    outcome_ = handle_->outcome();
   }
-  under_way_ = is_waited_for();
+  under_way_ = false;
 }
 
 bool PreparedCall::done() { return !under_way_ || communicator_->is_finished(*this); }
