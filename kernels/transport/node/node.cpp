@@ -260,6 +260,8 @@ bool Node::hear() {
     all_idle_ = all_idle_ && theirs.idle;
   }
   // The other ranks have read what this one said before: the next announcement goes there, and may be as long as this.
+  // The same goes for its tasks.
+  fetch_for_writing(&flags(rank_).tasks[(sequence_ + 1) % 2], sizeof(Tasks));
   fetch_for_writing(announcement_at(rank_, sequence_ + 1), sizeof(Announcement) + payload_behind_);
   return same;
 }
