@@ -86,14 +86,15 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
   if (tensor < server.layout().tensors() && view.count != server.layout().counts()[tensor]) {
     throw Error(ErrorKind::value, std::string(name) + " " + std::to_string(tensor) + " has " +
-                                      std::to_string(server.layout().counts()[tensor]) + " elements, not " +
-                                      std::to_string(view.count));
+                                      std::to_string(view.count) + " elements, and the tensor " +
+                                      std::to_string(server.layout().counts()[tensor]));
   }
 }
 
-// Gives the numbers of the push and of the pull, 0 without one.
+// Gives the numbers of the push and of the pull, 0 without one. `gradients`: of all tensors, or nothing.
 std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
-                                             float loss_scale, const std::string& skip, std::optional<bool> pull) {
+                                             float loss_scale, const std::string& skip, std::optional<bool> pull,
+                                             const std::vector<py::object>& gradients) {
   if (settings.ndim() != 2 || settings.shape(1) != 4) {
     throw Error(ErrorKind::value, "settings are rows of rate, momentum, weight_decay and trust");
   }
@@ -103,10 +104,17 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
     const float* const row = settings.data(i, 0);
     rows.push_back({row[0], row[1], row[2], row[3]});
   }
+  std::vector<TensorView> views;
+  std::vector<engine::ServerWorker::Gradient> given;
+  for (const py::object& gradient : gradients) {
+    views.push_back(view_tensor(gradient, Access::read, "gradient"));
+    check_tensor(server, given.size(), views.back(), "gradient");
+    given.push_back({views.back().data, views.back().dtype});
+  }
   using WithPull = engine::ServerWorker::WithPull;
   const WithPull with_pull = !pull ? WithPull::no : *pull ? WithPull::exact : WithPull::rounded;
   const WithoutGil release;
-  const auto pushed = server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why), with_pull);
+  const auto pushed = server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why), with_pull, given);
   return {pushed.push, pushed.pull};
 }
 
@@ -211,7 +219,8 @@ void bind_server(py::module_& module) {
             self.worker().ready(tensor, pointer(address), dtype_from_name(dtype));
           },
           py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>())
-      .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"))
+      .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"),
+           py::arg("gradients"))
       .def(
           "wait_for_push",
           [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {

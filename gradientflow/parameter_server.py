@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import threading
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import instance, mapping, number, sequence, whole
-from .arrays import size_of
 from .base_pool import native_threshold
 from .communicator import Communicator
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
@@ -328,7 +326,6 @@ class ParameterServer:
         _open.add(self)
         self._last_pull = 0
         self._last_settings: tuple[Any, Array] = (None, np.empty(0, np.float32))
-        self._pushing = threading.Lock()
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
         if comm.rank == 0:
@@ -419,6 +416,11 @@ class ParameterServer:
         -------
         Push
             To be waited for, or not.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
+            If the settings, or a gradient, are refused; none of the gradients given is ready then.
         """
         return Push(self._native, self._push(settings, loss_scale, skip, gradients, None)[0])
 
@@ -451,7 +453,7 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the last pull is still under way; none of the gradients given is ready then.
+            As `push`; and if the last pull is still under way.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
         return Push(self._native, push), self._pull(pull, bool(exact))
@@ -473,28 +475,12 @@ class ParameterServer:
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
         why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
-        with self._pushing:
-            if pull is not None and not self._native.has_come(self._last_pull):
-                message = (
-                    f"pull {self._last_pull} of rank {self._comm.rank} is still under way: wait for it before the next"
-                )
-                raise ArgumentError(message)
-            if gradients is not None:
-                found = sequence("gradients", gradients, "arrays")
-                if len(found) != len(self.shapes):
-                    message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
-                    raise ArgumentError(message)
-                for index, (gradient, shape) in enumerate(zip(found, self.shapes, strict=True)):
-                    if size_of(gradient) != math.prod(shape):
-                        message = (
-                            f"gradient {index} has {size_of(gradient)} elements, and the tensor {math.prod(shape)}"
-                        )
-                        raise ArgumentError(message)
-                for index, gradient in enumerate(found):
-                    self.ready(index, gradient)
-            numbers: tuple[int, int] = self._native.push(rows, scale, why, pull)
-            self._last_pull = numbers[1] or self._last_pull
-            return numbers
+        found = [] if gradients is None else list(sequence("gradients", gradients, "arrays"))
+        if gradients is not None and len(found) != len(self.shapes):
+            message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
+            raise ArgumentError(message)
+        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found)
+        return numbers
 
     def _rows(self, settings: Any) -> Array:
         if isinstance(settings, tuple) and settings == self._last_settings[0]:
@@ -532,8 +518,7 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             If the last pull is still under way.
         """
-        self._last_pull = self._native.pull(bool(exact))
-        return self._pull(self._last_pull, bool(exact))
+        return self._pull(self._native.pull(bool(exact)), bool(exact))
 
     def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
         """Pull, wait, and take all tensors."""

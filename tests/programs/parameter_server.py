@@ -364,7 +364,7 @@ def check_arguments(comm: gf.Communicator) -> None:
     with make(comm, weights) as server:
         with raises(ArgumentError, "tensor"):
             server.ready(len(SHAPES), weights[0])
-        with raises(ArgumentError, "15 elements, not 1"):
+        with raises(ArgumentError, "gradient 0 has 1 elements, and the tensor 15"):
             server.ready(0, weights[1])
         with raises(ArgumentError, "rate"):
             server.push(Settings(-1.0))
@@ -627,6 +627,33 @@ def check_gradients_of_another_dtype(comm: gf.Communicator) -> None:
             server.push(Settings(1.0), gradients=[weights[0], np.zeros(2, np.float32), *weights[2:]])
         assert server.push(Settings(1.0), gradients=weights).wait(LATE) == "applied"
         server.finish()
+
+
+def check_pushes_that_are_refused(comm: gf.Communicator) -> None:
+    """None of their gradients is ready, in place or not."""
+    weights = draw(36)
+    for optimizer in ("sgd", "adam"):
+        with gf.ParameterServer(comm, weights, optimizer=optimizer) as server:
+            places = in_place(server, draw(37, RANK))
+            fit = {"settings": Settings(1.0), "gradients": places}
+            for unfit, why in [
+                ({"settings": Settings(1.0, trust=0.1)}, "'lars'"),
+                ({"settings": [Settings(1.0)] * 2}, "settings"),
+                ({"loss_scale": 0.0}, "loss_scale"),
+                ({"gradients": [*places[:-1], places[-1].astype(np.int32)]}, "not int32"),
+                ({"gradients": [*places[:-1], places[-1][::-1]]}, "contiguous"),
+                ({"gradients": [*places[:-1], places[3][: SHAPES[-1][0]]]}, "not in its own place"),
+            ]:
+                with raises(ArgumentTypeError if "int32" in why else ArgumentError, why):
+                    server.push(**{**fit, **unfit})
+            assert server._native.ready_count == 0
+            assert server.push(**fit).wait(LATE) == "applied"
+            server.ready(1, np.ones(1, np.float32))
+            with raises(ArgumentError, "tensor 1 was already ready"):
+                server.push(**fit)
+            assert server._native.ready_count == 1
+            server.push(Settings(1.0))
+            server.finish()
 
 
 def check_a_finish_that_timed_out(comm: gf.Communicator) -> None:
@@ -896,7 +923,9 @@ def check_threads_that_push(comm: gf.Communicator) -> None:
         assert sorted(push.number for push in pushes) == list(range(1, 25))
         server.finish(weights, LATE)
         assert all(np.all(each == 24 * SIZE) for each in weights)
-        ones = threads.map(lambda _: server._native.push(server._rows(Settings(1.0)), 1.0, "applied", None), range(24))
+        ones = threads.map(
+            lambda _: server._native.push(server._rows(Settings(1.0)), 1.0, "applied", None, []), range(24)
+        )
         assert len(set(ones)) == 24
         server.finish(weights, LATE)
         assert all(np.all(each == 24 * SIZE) for each in weights)  # those were of zeros

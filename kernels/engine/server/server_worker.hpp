@@ -44,15 +44,21 @@ class ServerWorker {
   // Error(value) where there is no such tensor, it is ready already, or it lies in the place of another one.
   void ready(std::size_t tensor, const void* gradient, DType dtype);
 
-  // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `settings`: of each tensor, or one
-  // for all. `with_pull`: as `pull`, asked for along with the push. So its weights are those of the moment at which
-  // this worker may go on, and nobody's later pushes are in them.
+  // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `gradients`: of all tensors, in
+  // place of `ready`; none is ready where anything given is refused. `settings`: of each tensor, or one for all.
+  // `with_pull`: as `pull`, asked for along with the push. So its weights are those of the moment at which this worker
+  // may go on, and nobody's later pushes are in them.
   struct Pushed {
     std::uint64_t push;
     std::uint64_t pull;  // 0: without
   };
   enum class WithPull { no, rounded, exact };
-  Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no);
+  struct Gradient {
+    const void* data;
+    DType dtype;
+  };
+  Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
+              std::span<const Gradient> gradients = {});
 
   // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped. Throws
   // Error(value) for one that is older than the last `most_skipped` which were: whether it was is not known any more.
@@ -132,7 +138,7 @@ class ServerWorker {
   }
   [[nodiscard]] bool slot_is_free();
   void await_slot(Lock& lock, Seconds timeout = {});
-  [[nodiscard]] bool is_in_place(std::size_t tensor, const void* gradient, DType dtype) const;
+  bool check_gradient(std::size_t tensor, const void* gradient, DType dtype) const;
   void begin_ranges();
   void send_ranges();
   void send_to(std::size_t server, const Note& note, std::span<const std::byte> payload = {});

@@ -63,9 +63,11 @@ std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
   return slot_of_tensor(tensor);
 }
 
-// Throws where it lies in the place of another tensor, or as another dtype: gradients that are copied would overwrite
-// it.
-bool ServerWorker::is_in_place(std::size_t tensor, const void* gradient, DType dtype) const {
+// Returns whether it is in its place. Throws where it lies in that of another tensor, or as another dtype: gradients
+// that are copied would overwrite it.
+bool ServerWorker::check_gradient(std::size_t tensor, const void* gradient, DType dtype) const {
+  static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
+  ready_.check_new(tensor);
   const auto* const data = static_cast<const std::byte*>(gradient);
   const std::size_t bytes = shared_.layout.counts()[tensor] * size_of(dtype);
   const std::byte* const slot = shared_.memory.slot(rank(), pushes_ + 1);
@@ -82,14 +84,12 @@ bool ServerWorker::is_in_place(std::size_t tensor, const void* gradient, DType d
 }
 
 void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
-  static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
-  ready_.check_new(tensor);
+  check_gradient(tensor, gradient, dtype);
   await_slot(lock);
-  ready_.check_new(tensor);
-  const bool is_in_place = this->is_in_place(tensor, gradient, dtype);
+  const bool is_in_place = check_gradient(tensor, gradient, dtype);
   ready_.add(tensor);
   std::byte* const slot = slot_of_tensor(tensor);
   const std::byte* const source = static_cast<const std::byte*>(gradient);
@@ -170,7 +170,7 @@ void ServerWorker::check_settings(std::span<const ServerSettings> settings) cons
 }
 
 ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
-                                        WithPull with_pull) {
+                                        WithPull with_pull, std::span<const Gradient> gradients) {
   const std::lock_guard one_at_a_time(pushing_);
   Lock lock(mutex_);
   check_usable();
@@ -183,6 +183,15 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
     take_notes();
     check_no_pull();
   }
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    check_gradient(i, gradients[i].data, gradients[i].dtype);
+  }
+  lock.unlock();
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    ready(i, gradients[i].data, gradients[i].dtype);
+  }
+  lock.lock();
+  check_usable();
   await_slot(lock);
   copied_.wait(lock, [this] { return copying_ == 0; });
   Note note{.kind = NoteKind::push, .skip = skip, .scale = loss_scale};
