@@ -35,7 +35,11 @@ class WithoutGil {
 // Keeps the lock until the core says that others may have it: see engine::Communicator::LetGo, which refers to it.
 class GilToLetGo {
  public:
-  void operator()() { released_.emplace(); }
+  void operator()() {
+    if (!released_) {
+      released_.emplace();
+    }
+  }
 
  private:
   std::optional<WithoutGil> released_;

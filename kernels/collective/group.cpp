@@ -219,10 +219,10 @@ void Group::begin(const Call& call) {
   }
 }
 
-Outcome Group::finish(const Call& call) {
+Outcome Group::finish(const Call& call, const std::function<void()>& before_more) {
   const Choice& choice = *call.choice;  // NOLINT(bugprone-unchecked-optional-access): can_begin() has seen it
   const bool alone = choice.path == Path::alone;
-  alone ? run_alone(call) : finish_inline(call);
+  alone ? run_alone(call) : finish_inline(call, before_more);
   if (config_.debug) {
     report(call, choice);
   }
@@ -512,8 +512,8 @@ void Group::announce_inline(const Call& call) {
   node_->announce(call.signature, {}, {}, {call.input, sends ? bytes : 0});
 }
 
-void Group::finish_inline(const Call& call) {
-  node_->confirm(call.label);
+void Group::finish_inline(const Call& call, const std::function<void()>& before_more) {
+  node_->confirm(call.label, before_more);
   all_idle_ = node_->all_idle();
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }

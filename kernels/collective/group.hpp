@@ -53,7 +53,7 @@ class Group {
   // small ones inside a node. begin() waits for nobody; the next call comes after finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
-  Outcome finish(const Call& call);
+  Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_heard() const { return node_->is_heard(); }  // whether finish() would not have to wait
   [[nodiscard]] bool is_heard_soon() const { return node_->is_heard_soon(); }  // as far as spinning goes
   // Whether all that such a call can take long over is waiting in finish().
@@ -110,7 +110,7 @@ class Group {
   [[nodiscard]] bool in_node_memory(const transport::Signature& signature) const;
   static void run_alone(const Call& call);
   void announce_inline(const Call& call);
-  void finish_inline(const Call& call);
+  void finish_inline(const Call& call, const std::function<void()>& before_more = {});
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 

@@ -212,6 +212,27 @@ def check_errors(comm: gf.Communicator) -> None:
     request.wait()
 
 
+def check_the_interpreter_runs_on_while_labels_are_told(comm: gf.Communicator) -> None:
+    """Rank 0 waits for the label of a rank that has started another call, and does not wait for it yet."""
+    if SIZE != 2 or comm.nodes != 1:
+        return
+    x = mine(3 + RANK)
+    late = threading.Timer(0.1, WORLD.Barrier)
+    with raises(MismatchError, "'a'", "'b'"):
+        if RANK == 0:
+            WORLD.Barrier()  # the other call is announced
+            late.start()
+            comm.allreduce(x, label="a")
+        else:
+            request = comm.allreduce_init(x, label="b")
+            request.start()
+            WORLD.Barrier()
+            WORLD.Barrier()  # of the other thread
+            request.wait()
+    if RANK == 0:
+        late.join()
+
+
 def check_ranks_that_prepare_different_calls(comm: gf.Communicator) -> None:
     if SIZE == 1:
         return

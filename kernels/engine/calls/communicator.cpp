@@ -359,7 +359,7 @@ collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<d
       const std::unique_ptr<Communicator, LeaveTurn> turn(this);
       prepared.handle_ = nullptr;
       check_usable();
-      return guarded([&] { return group_->finish(prepared.call_); });
+      return guarded([&] { return group_->finish(prepared.call_, let_go); });
     }
     offer(prepared);
   }
@@ -413,7 +413,7 @@ collective::Outcome Communicator::execute(const collective::Call& call, const Le
     if (!group_->is_heard_soon()) {
       let_go();
     }
-    return group_->finish(call);
+    return group_->finish(call, let_go);
   }
   if (let_go) {
     let_go();

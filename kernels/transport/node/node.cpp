@@ -184,7 +184,7 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
   confirm(label);
 }
 
-void Node::confirm(std::string_view label) {
+void Node::confirm(std::string_view label, const std::function<void()>& before_more) {
   if (hear()) {
     return;
   }
@@ -195,6 +195,9 @@ void Node::confirm(std::string_view label) {
     labelled = labelled || said.back().signature.labelled;
   }
   if (labelled) {  // all ranks see that, and tell each other the labels
+    if (before_more) {
+      before_more();
+    }
     const Said mine(signature_, label);
     static_cast<void>(try_exchange(signature_, {}, {}, std::as_bytes(std::span(mine.label))));
     for (int local = 0; local < size_; ++local) {

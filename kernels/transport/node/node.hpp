@@ -122,7 +122,8 @@ class Node {
   // theirs.
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  void confirm(std::string_view label = {});
+  // Where the ranks then tell each other labels, confirm() calls `before_more` first: one may take long to come there.
+  void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
   [[nodiscard]] bool is_heard() const noexcept;       // whether all have told theirs
   [[nodiscard]] bool is_heard_soon() const noexcept;  // the same, after the polls that come before the core is yielded
   // exchange() without the comparison: returns whether all signatures are alike.
