@@ -33,17 +33,18 @@ class DirectLayer:
         """Compute what the ordinary layer does; the backward pass writes to `gradients.place_to_overwrite`."""
         raise NotImplementedError
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, input: Any) -> Any:
         """Compute what the ordinary layer does."""
-        if torch.compiler.is_compiling() or not (self._is_plain(x) and self.serves(x)):
-            return self.ordinary.forward(self, x)
-        return self.compute(x, self.__dict__[_TARGET])
+        if torch.compiler.is_compiling() or not (self._is_plain(input) and self.serves(input)):
+            return self.ordinary.forward(self, input)
+        return self.compute(input, self.__dict__[_TARGET])
 
     def _is_plain(self, x: Any) -> bool:
         return (
             torch.is_grad_enabled()
             and type(x) is torch.Tensor
             and self.weight.requires_grad
+            and self.__dict__[_TARGET].has_place_for(self.weight)  # not of what stands for it for the time being
             and not torch.is_autocast_enabled("cpu")
             and not _is_tracing()
             and not torch._C._are_functorch_transforms_active()

@@ -195,6 +195,10 @@ class ParameterGradients:
         assert self._synchronizer is not None
         return self._synchronizer.takes_any_content and self.device == devices.HOST
 
+    def has_place_for(self, parameter: torch.Tensor) -> bool:
+        """Whether this is one of the parameters."""
+        return id(parameter) in self._indices
+
     def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the place for a gradient that a backward pass now computes, unless it needs memory of its own.
 
@@ -219,6 +223,8 @@ class ParameterGradients:
         """See to it that a gradient that a backward pass has computed is in its place."""
         parameter, task = self.parameters[index], self._overwritten[index]
         gradient: Any = parameter.grad
+        if gradient is None:  # PyTorch keeps none for a parameter that was frozen after the forward pass
+            self._raise_changed(index)
         if task is None or task == _current_task():
             self._overwritten[index] = None
             if gradient.layout is torch.strided and gradient.data_ptr() == self._addresses[index]:

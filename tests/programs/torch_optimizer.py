@@ -255,6 +255,8 @@ def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
     compare(lambda m: m(x).square().mean().backward(create_graph=True))
     compare(lambda m: m(x).square().mean().backward(inputs=[m.last.weight]))
     compare(lambda m: torch.func.functional_call(m, {"last.weight": torch.ones(3, 6)}, x).sum().backward())
+    compare(lambda m: torch.func.functional_call(m, {"last.weight": 2 * m.last.weight}, x).sum().backward())
+    compare(lambda m: m.last(input=x).square().mean().backward())
     with torch.autocast("cpu", torch.bfloat16):
         compare(lambda m: m(x).square().mean().backward())
     optimizer.zero_grad()
@@ -279,6 +281,13 @@ def check_gradients_that_layers_write_in_place(comm: gf.Communicator) -> None:
     compare(lambda m: m(x).square().mean().backward())
     decoder.requires_grad_(True)
     alone.decoder.weight.requires_grad_(True)
+    if SIZE > 1:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        decoder.requires_grad_(False)
+        with raises(ArgumentError, "embedding.weight is frozen now"):
+            loss.backward()
+        decoder.requires_grad_(True)
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     optimizer.zero_grad()
     for each in copies:
