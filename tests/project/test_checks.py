@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from checks import CheckedJob, checks_of, job_of
-from jobs import rank_command
+from jobs import begin, rank_command
 
 from gradientflow.launch import Launcher, launch_environment
 
@@ -74,3 +75,9 @@ def test_only_what_was_selected_is_run_and_the_last_waits_for_the_end(start: Cal
     finished = start(ALL[0], ALL[4]).wait_for(ALL[4])
     assert finished is not None
     assert finished.returncode == 0
+
+
+def test_a_launcher_has_time_to_pass_on_what_ranks_have_said() -> None:
+    launcher = [sys.executable, "-c", "import time; time.sleep(2); print('said')"]
+    finished = begin(launcher, None, 30, recover=True).finish()
+    assert (finished.returncode, finished.stdout) == (0, "said\n")

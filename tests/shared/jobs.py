@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -66,14 +67,19 @@ class Job:
     def finish(self) -> Finished:
         """Wait for the end; kill the job where it takes too long. No process may be left either way."""
         late = False
+        alone_since = math.inf
         while True:
             try:
                 stdout, stderr = self.process.communicate(timeout=1)
                 break
             except subprocess.TimeoutExpired:
                 # A launcher that goes on after a rank has died sometimes does not notice that the others have ended.
-                launcher_hangs = self.recover and set(self.processes()) <= {self.process.pid}
-                late = not launcher_hangs and time.monotonic() > self.started + self.timeout
+                # One that does may still have to pass their words on.
+                now = time.monotonic()
+                is_alone = self.recover and set(self.processes()) <= {self.process.pid}
+                alone_since = min(alone_since, now) if is_alone else math.inf
+                launcher_hangs = now > alone_since + ENDING_SECONDS
+                late = not launcher_hangs and now > self.started + self.timeout
                 if late or launcher_hangs:
                     self.kill()
         finished = Finished(self.process.returncode, stdout, stderr)
