@@ -57,6 +57,7 @@ class OfUser : public policy::Policy {
 
   Answer pushed(int worker, double seconds) override { return ask("pushed", worker, seconds); }
   Answer departed(int worker, double seconds) override { return ask("departed", worker, seconds); }
+  [[nodiscard]] bool is_for_any_thread() const override { return false; }
 
  private:
   Answer ask(const char* method, int worker, double seconds) {

@@ -24,6 +24,7 @@ class Checked : public Policy {
   Checked(std::string name, int workers, std::shared_ptr<Policy> policy);
   Answer pushed(int worker, double seconds) override;
   Answer departed(int worker, double seconds) override;
+  [[nodiscard]] bool is_for_any_thread() const override { return policy_->is_for_any_thread(); }
 
   [[nodiscard]] int workers() const { return static_cast<int>(counts_.size()); }
 

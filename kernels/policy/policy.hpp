@@ -34,6 +34,10 @@ class Policy {
 
   // This worker has left. Asked once for each.
   virtual Answer departed(int worker, double seconds) = 0;
+
+  // Whether it may be asked in any thread, by one at a time. A policy in Python may not: in the main thread a signal's
+  // handler could raise in it.
+  [[nodiscard]] virtual bool is_for_any_thread() const { return true; }
 };
 
 }  // namespace gradientflow::policy

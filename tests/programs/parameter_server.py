@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -303,15 +304,18 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
 
 
 def check_policies_of_users(comm: gf.Communicator) -> None:
-    """One that applies each push as it comes, and raises in the end."""
+    """One that applies each push as it comes, and raises in the end. No handler of a signal can raise in it."""
+    asked: list[threading.Thread] = []
 
     class Twice(gf.policies.Policy):
         def start(self, workers: int) -> Any:
+            asked.append(threading.current_thread())
             pushes = 0
 
             class Running:
                 def pushed(self, worker: int, seconds: float) -> gf.policies.Answer:
                     nonlocal pushes
+                    asked.append(threading.current_thread())
                     pushes += 1
                     if pushes > workers:
                         message = "that is enough"
@@ -326,10 +330,14 @@ def check_policies_of_users(comm: gf.Communicator) -> None:
     weights = zeros()
     ones = [np.ones_like(each) for each in weights]
     with gf.ParameterServer(comm, weights, Twice()) as server:
+        asked.clear()  # its constructor starts the policy, too
+        time.sleep(0.1 * RANK)  # so that rank 0, which serves, waits for what others push
         server.push(Settings(1.0), gradients=ones).wait(LATE)
         server.finish(weights)
         assert all(np.all(each == -SIZE) for each in weights)
         server.finish()
+        assert threading.main_thread() not in asked
+        assert RANK > 0 or len(asked) > SIZE
     with raises(ArgumentError, "that is enough"), gf.ParameterServer(comm, weights, Twice()) as server:
         for _ in range(2):
             server.push(Settings(1.0), gradients=ones).wait(LATE)

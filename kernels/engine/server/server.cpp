@@ -46,11 +46,11 @@ void Server::serve(const std::function<void()>& attend) {
       return true;
     }
     const std::unique_lock held(serving_, std::try_to_lock);
-    return held && (trouble_ != nullptr ||
-                    (helpers_ == 0 && (shared_.mailbox->has(shared_.tags.to_server) ||
-                                       std::any_of(workers_.begin(), workers_.end(), [this](const Worker& each) {
-                                         return !each.notes.empty() && is_whole(each);
-                                       }))));
+    return held && (trouble_ != nullptr || (is_end_due() && can_do(decisions_.front())) ||
+                    ((helpers_ == 0 || !may_be_helped()) &&
+                     (shared_.mailbox->has(shared_.tags.to_server) ||
+                      std::any_of(workers_.begin(), workers_.end(),
+                                  [this](const Worker& each) { return !each.notes.empty() && is_whole(each); }))));
   };
   const auto have_closed = [this] {
     return std::all_of(workers_.begin(), workers_.end(), [](const Worker& each) { return each.closed; });
@@ -60,7 +60,7 @@ void Server::serve(const std::function<void()>& attend) {
   try {
     while (!stops_ && !have_closed()) {
       const int losses = shared_.mailbox->losses();
-      const bool moved = step();
+      const bool moved = step(false);
       if (trouble_ != nullptr) {
         std::rethrow_exception(trouble_);
       }
@@ -87,13 +87,14 @@ void Server::serve(const std::function<void()>& attend) {
   serves_ = false;
 }
 
-// Does what can be done, with serving_ held. Returns whether there was anything.
-bool Server::step() {
+// Does what can be done, with serving_ held. Returns whether there was anything. A policy begins afresh in the server's
+// own thread only, as it may be Python that starts it.
+bool Server::step(bool helps) {
   bool moved = take_notes();
   for (int w = 0; w < shared_.roles.workers; ++w) {
     moved = take_up(w) || moved;
   }
-  while (!decisions_.empty() && can_do(decisions_.front())) {
+  while (!decisions_.empty() && !(helps && is_end_due()) && can_do(decisions_.front())) {
     const Decision decision = std::move(decisions_.front());
     decisions_.pop_front();
     carry_out(decision);
@@ -104,11 +105,11 @@ bool Server::step() {
 
 void Server::help() noexcept {
   const std::unique_lock held(serving_, std::try_to_lock);
-  if (!held || !serves_ || trouble_ != nullptr) {
+  if (!held || !serves_ || trouble_ != nullptr || !may_be_helped()) {
     return;
   }
   try {
-    step();
+    step(true);
   } catch (...) {
     trouble_ = std::current_exception();
   }

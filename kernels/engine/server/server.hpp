@@ -125,7 +125,11 @@ class Server {
   [[nodiscard]] Worker& worker(int number) { return workers_[static_cast<std::size_t>(number)]; }
   [[nodiscard]] bool is_here(int number) const { return shared_.memory.is_here(number); }
   void serve(const std::function<void()>& attend);
-  bool step();
+  bool step(bool helps);
+  [[nodiscard]] bool may_be_helped() const { return policy_ == nullptr || policy_->is_for_any_thread(); }
+  [[nodiscard]] bool is_end_due() const {
+    return !decisions_.empty() && decisions_.front().kind == Decision::Kind::end;
+  }
   bool take_notes();
   void take(ReceivedNote received);
   void load(const ReceivedNote& received);
