@@ -60,9 +60,9 @@ class Communicator {
   [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
-  // Gives up what the caller holds and other threads want, such as Python's lock. It is called, perhaps
-  // more than once, before anything that may take longer than some microseconds: giving a lock up and getting it back
-  // would cost a small call, for which the other ranks are there already, more than the call itself.
+  // Gives up what the caller holds and other threads want, such as Python's lock. It is called, perhaps more than once,
+  // before anything that may take longer than some microseconds: giving a lock up and getting it back would cost a
+  // small call, for which the other ranks are there already, more than the call itself.
   using LetGo = std::function<void()>;
 
   // Serves a call made by make_call (request.hpp), which has checked it. The tensors must stay as they are until then.
