@@ -31,6 +31,7 @@ WITHOUT = [
     "check_training_equals_one_process",
     "check_models_that_change",
     "check_gradients_that_layers_write_in_place",
+    "check_embeddings_that_add_in_place",
 ]
 
 
