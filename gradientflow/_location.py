@@ -168,7 +168,10 @@ def load_core() -> ModuleType:
 def _load_mpi(built: MPILibrary) -> MPILibrary:
     """Import ``mpi4py.MPI`` and return the library it has brought."""
     from gradientflow.errors import MPILibraryError
+    from gradientflow.mpi_start import prepare_start
 
+    if built.name == "Open MPI":
+        prepare_start()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but finds no MPI library

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gradientflow.arguments import instance, sequence, whole
 from gradientflow.errors import ArgumentError
+from gradientflow.mpi_start import start_variables
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
@@ -251,22 +252,28 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
     return ["sh", "-c", f"{before}export {assignments}; {_RANK_SCRIPT}", "sh", *program]
 
 
-def launch_environment(launcher: Launcher) -> dict[str, str]:
-    """Give the variables the launcher needs beside the environment of this process.
+def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str, str]:
+    """Give the variables the launcher and its ranks need beside the environment of this process.
 
     Parameters
     ----------
     launcher : Launcher
         Which launcher will be started.
+    hosts : str, optional
+        Where the job is started, as `mpirun_command` takes it. On other hosts the ranks look themselves for what their
+        MPI library can leave out.
 
     Returns
     -------
     dict of str to str
         The additions only, often empty.
     """
-    if instance("launcher", launcher, Launcher).library == OPEN_MPI and os.geteuid() == 0:
-        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {}
+    if instance("launcher", launcher, Launcher).library != OPEN_MPI:
+        return {}
+    variables = {} if hosts is not None or in_allocation() else start_variables(Path(launcher.path).parents[1])
+    if os.geteuid() == 0:
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return variables
 
 
 def module_command(module: str, arguments: Sequence[str]) -> list[str]:

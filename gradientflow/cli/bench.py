@@ -91,7 +91,7 @@ class BenchCommand(click.Command):
         launcher = find_launcher(built_with())
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]
         command = mpirun_command(launcher, ranks, module_command("gradientflow.cli", arguments), options["hosts"])
-        return run_job(Job(command, launch_environment(launcher)))
+        return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:
         with gf.init() as comm:

@@ -22,6 +22,7 @@ from gradientflow.cli.probe import MARK
 from gradientflow.config import Config, fields, unknown_variables
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import (
+    OPEN_MPI,
     LaunchError,
     cores,
     find_launcher,
@@ -30,6 +31,7 @@ from gradientflow.launch import (
     mpirun_command,
     ranks_of_this_job,
 )
+from gradientflow.mpi_start import TRANSPORTS, start_variables
 
 _PROBE_SECONDS = 60.0
 _FACTS = (
@@ -114,7 +116,16 @@ def mpi() -> list[Check]:
     else:
         advice = "reinstall mpi4py and gradientflow in one environment with one MPI library"
         found.append(Check("shared with mpi4py", "fail", " and ".join(loaded) or "none loaded", advice))
+    if MPI.get_vendor()[0] == OPEN_MPI:
+        found.append(_start_of_open_mpi())
     return found
+
+
+def _start_of_open_mpi() -> Check:
+    """Say whether Open MPI looks for RDMA devices as it starts, which takes a second where there are none."""
+    chosen = os.environ.get(TRANSPORTS) or start_variables().get(TRANSPORTS)
+    default = "with btl/ofi: there is an RDMA device, or a file of Open MPI's parameters says so"
+    return Check("start of MPI", "ok", f"{TRANSPORTS}={chosen}" if chosen else default)
 
 
 def live_job() -> list[Check]:

@@ -55,7 +55,7 @@ def run(
     command = rank_program(executable(program, elsewhere=hosts is not None), hosts, servers)
     launcher = find_launcher(built_with())
     command = mpirun_command(launcher, ranks, command, hosts, servers)
-    environment = launch_environment(launcher)
+    environment = launch_environment(launcher, hosts)
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
         return 0

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from gradientflow import _core, launch
+from gradientflow import _core, launch, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import checks, job
 from gradientflow.launch import (
@@ -41,6 +41,7 @@ from gradientflow.launch import (
     ranks_of_this_job,
     read_hostfile,
 )
+from gradientflow.mpi_start import start_variables
 
 RESULT_FIELDS = {
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
@@ -270,9 +271,72 @@ def test_mpich_flags() -> None:
 def test_root_is_allowed_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert set(launch_environment(launcher)) == {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    assert set(launch_environment(launcher, "a:2,b:2")) == allowed
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert launch_environment(launcher) == {}
+    assert launch_environment(launcher, "a:2,b:2") == {}
+
+
+def has_rdma() -> bool:
+    return any(folder.is_dir() and any(folder.iterdir()) for folder in mpi_start._DEVICES)
+
+
+@pytest.fixture
+def plain_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Show Open MPI's settings and devices of a machine without any; gives its home folder."""
+    for name in [name for name in os.environ if name.startswith(("OMPI_MCA_btl", "OMPI_MCA_mca_base"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(mpi_start, "_DEVICES", (tmp_path / "infiniband",))
+    monkeypatch.setattr(mpi_start, "_DISTRIBUTIONS_FILE", tmp_path / "none.conf")
+    return tmp_path
+
+
+def test_open_mpi_does_not_look_for_rdma_devices_where_there_are_none(plain_machine: Path) -> None:
+    without = {"OMPI_MCA_btl": "^ofi"}
+    assert start_variables(plain_machine) == without
+    (plain_machine / "infiniband").mkdir()
+    assert start_variables(plain_machine) == without
+    (plain_machine / "infiniband" / "mlx5_0").touch()
+    assert start_variables(plain_machine) == {}
+
+
+@pytest.mark.parametrize("place", ["home/.openmpi/mca-params.conf", "etc/openmpi-mca-params.conf", "named.conf"])
+def test_what_the_user_says_of_transports_stays(
+    place: str, plain_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = plain_machine / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("# btl = self\npml = ob1\n")
+    monkeypatch.setenv("OMPI_MCA_mca_base_param_files", str(plain_machine / "named.conf"))
+    assert start_variables(plain_machine) != {}
+    file.write_text("pml = ob1\n btl = self,tcp\n")
+    assert start_variables(plain_machine) == {}
+
+
+def test_transports_of_the_environment_stay(plain_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl", "self,sm")
+    assert start_variables(plain_machine) == {}
+
+
+SEES_MPI_IMPORTED = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "mpi4py.MPI":
+            print("transports:", os.environ.get("OMPI_MCA_btl"))
+sys.meta_path.insert(0, Finder())
+import gradientflow as gf
+gf.init()
+"""
+
+
+def test_open_mpi_is_told_before_it_is_initialized() -> None:
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_")}
+    done = subprocess.run([sys.executable, "-c", SEES_MPI_IMPORTED], env=outside, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    is_told = find_launcher().library == OPEN_MPI and not has_rdma()
+    assert done.stdout == f"transports: {'^ofi' if is_told else None}\n"
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------

@@ -104,13 +104,19 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.errors": set(),
     "gradientflow.arguments": {"gradientflow.errors"},
     "gradientflow.description": {"gradientflow.errors"},
-    "gradientflow._location": {"gradientflow.errors"},
+    "gradientflow.mpi_start": set(),
+    "gradientflow._location": {"gradientflow.errors", "gradientflow.mpi_start"},
     "gradientflow._short_ways": set(),
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._short_ways"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
-    "gradientflow.launch": {"gradientflow.errors", "gradientflow._location", "gradientflow.arguments"},
+    "gradientflow.launch": {
+        "gradientflow.errors",
+        "gradientflow._location",
+        "gradientflow.arguments",
+        "gradientflow.mpi_start",
+    },
     "gradientflow.device": {"gradientflow.errors", "gradientflow._location", "gradientflow.memory"},
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
