@@ -115,8 +115,9 @@ class ResidualPool(BasePool, ABC):
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return the sum over the ranks of what they keep, and the iteration, the same on all ranks. Collective.
 
-        Any number of ranks can load it: each then has an equal part of the sum, so that nothing is lost. Since
-        what each rank had is no longer known, a run does not go on bit by bit as it would have.
+        Any number of ranks can load it: each then has the mean over the ranks that saved it. What is kept enters later
+        updates as a mean over the ranks, so these are as large as they would have been. Since what each rank had is no
+        longer known, a run does not go on bit by bit as it would have.
         """
         kept = {name: [each.copy() for each in getattr(self, name)] for name in self._kept}
         for arrays in kept.values():
@@ -190,8 +191,8 @@ class ResidualPool(BasePool, ABC):
         kept = [self._flat(state[name], f"the {name} of the state") for name in self._kept]
         self._check_own_state(state)
         whole("iteration", state["iteration"], 0)
-        parts = np.float32(self._comm.size if state["rank"] is None else 1)
-        return [each / parts for each in kept]
+        saved_by = whole("ranks", state["ranks"], 1)
+        return [each / np.float32(saved_by) for each in kept] if state["rank"] is None else kept
 
     def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
         """Return the residuals as they lie in memory, after checking them."""

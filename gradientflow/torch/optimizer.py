@@ -229,7 +229,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
 
-        Of residuals it has the sum over the ranks, of which each rank that loads it takes an equal part.
+        Of residuals it has the sum over the ranks; each rank that loads it takes the mean over those that saved it.
         """
         self._check_open()
         return self._state_dict("consolidated")
