@@ -38,7 +38,7 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
     ------
     gradientflow.errors.MPILibraryError
         If the MPI library is missing, mpi4py and GradientFlow are on two different ones, or the program was started by
-        the launcher of another one.
+        the launcher of another one, or by PyTorch's ``torchrun``, where every process would be alone.
     gradientflow.errors.CommunicationTimeoutError
         If some ranks have not come within GRADIENTFLOW_TIMEOUT; the other ranks of the communicator can try again.
     gradientflow.errors.MismatchError

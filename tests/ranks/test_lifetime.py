@@ -108,6 +108,17 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
     assert start_alone(variables_of(launcher, 1, 3), "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
 
 
+def test_pytorchs_launcher() -> None:
+    """It knows nothing of MPI, so every process would be a job of its own."""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    done = start_alone(variables)
+    assert done.returncode != 0
+    assert "MPILibraryError: torchrun" in done.stderr
+    for words in ("rank 1 of 2 (WORLD_SIZE)", "gradientflow run", "gf.init(MPI.COMM_SELF)"):
+        assert words in done.stderr
+    assert start_alone(variables, "MPI.COMM_SELF").stdout == "1\n", "this one wants to be alone"
+
+
 @pytest.mark.parametrize(
     "variables",
     [
@@ -116,7 +127,9 @@ def test_the_launcher_of_another_library(launcher: str) -> None:
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0", "PMI_SIZE": "1"},  # mpirun -n 1 below srun
         {"PMI_RANK": "some", "PMI_SIZE": "3"},
         {"PMI_SIZE": "3"},
-        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "1"},  # mpirun -n 1 below torchrun
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2"},
     ],
 )
 def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:

@@ -22,6 +22,9 @@ constexpr std::array<Launcher, 3> launchers = {{{"OMPI_COMM_WORLD_RANK", "OMPI_C
                                                 {"PMI_RANK", "PMI_SIZE", "the mpirun of MPICH or a relative of it"},
                                                 {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm's srun"}}};
 
+// PyTorch's own, which knows nothing of MPI. Below a launcher of MPI its variables say nothing: programs set them, too.
+constexpr Launcher torchrun = {"RANK", "WORLD_SIZE", "torchrun, or what sets the same variables,"};
+
 std::optional<int> number_in(const char* variable) {
   const char* const text = std::getenv(variable);
   if (text == nullptr) {
@@ -32,6 +35,26 @@ std::optional<int> number_in(const char* variable) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   return error == std::errc() && end == digits.data() + digits.size() ? std::optional(number) : std::nullopt;
 }
+
+struct Place {
+  int rank;
+  int size;
+};
+
+// The place that a launcher gave this process; none where it started nothing.
+std::optional<Place> place_by(const Launcher& launcher) {
+  const auto rank = number_in(launcher.rank);
+  const auto size = number_in(launcher.size);
+  return rank && size && *rank >= 0 && *rank < *size ? std::optional(Place{*rank, *size}) : std::nullopt;
+}
+
+std::string started_by(std::string_view name, const Launcher& launcher, const Place& place) {
+  return std::string(name) + " started this process as rank " + std::to_string(place.rank) + " of " +
+         std::to_string(place.size) + " (" + launcher.size + "), but the program uses " + mpi_library_version() +
+         ", which does not know of the others and finds 1 rank: ";
+}
+
+constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to work alone";
 
 bool is_alone() {
   int size = 0;
@@ -50,24 +73,25 @@ std::string launcher_trouble(MPI_Comm comm) {
   }
   std::string trouble;
   for (const Launcher& launcher : launchers) {
-    const auto rank = number_in(launcher.rank);
-    const auto size = number_in(launcher.size);
-    if (!rank || !size || *rank < 0 || *rank >= *size) {
+    const auto place = place_by(launcher);
+    if (!place) {
       continue;
     }
-    if (*size == 1) {
+    if (place->size == 1) {
       return {};
     }
     if (trouble.empty()) {
       const bool by_slurm = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr && launcher.name == launchers[1].name;
-      const std::string name(by_slurm ? launchers[2].name : launcher.name);
-      trouble =
-          name + " started this process as rank " + std::to_string(*rank) + " of " + std::to_string(*size) + " (" +
-          launcher.size + "), but the program uses " + mpi_library_version() +
-          ", which does not know of the others and finds 1 rank: start it with the launcher of that library "
-          "(`gradientflow run` finds it; with srun, try --mpi=pmix or --mpi=pmi2), or give MPI_COMM_SELF where every "
-          "process is to work alone";
+      trouble = started_by(by_slurm ? launchers[2].name : launcher.name, launcher, *place) +
+                "start it with the launcher of that library (`gradientflow run` finds it; with srun, try --mpi=pmix or "
+                "--mpi=pmi2), or " +
+                std::string(alone);
     }
+  }
+  if (const auto place = place_by(torchrun); trouble.empty() && place && place->size > 1) {
+    trouble = started_by(torchrun.name, torchrun, *place) +
+              "start it with `gradientflow run -n N -- PROGRAM`, or with mpirun, in place of torchrun, or " +
+              std::string(alone) + " (in Python gf.init(MPI.COMM_SELF))";
   }
   return trouble;
 }

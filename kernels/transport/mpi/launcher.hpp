@@ -1,5 +1,6 @@
-// Whether the program and the launcher that started it use the same MPI library. Another library's launcher starts as
-// many jobs of one rank as the job should have ranks, and each of them would work alone.
+// Whether the launcher that started this process is one of the MPI library that the program uses. Another library's,
+// and PyTorch's torchrun, start as many jobs of one rank as the job should have ranks, and each of them would work
+// alone.
 #pragma once
 
 #include <mpi.h>
