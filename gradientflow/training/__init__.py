@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .agreement import raise_together, require_same
+from gradientflow.agreement import raise_together, require_same
+
 from .array_loop import ArrayLoop
 from .loop import Loop
 from .loss_scale import LossScale

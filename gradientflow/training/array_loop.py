@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
+from gradientflow.agreement import require_same
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies import Explanation, Layout, Settings, Strategy, Synchronizer, Update, as_strategy
 
-from .agreement import require_same
 from .loop import Loop
 from .loss_scale import LossScale
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from gradientflow.agreement import raise_together, require_same
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, CommunicationError, GradientFlowError, NonFiniteError
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.staged import bind
 
-from .agreement import raise_together, require_same
 from .loss_scale import LossScale
 from .tensors import Tensors
 
