@@ -6,16 +6,15 @@ import atexit
 import math
 import os
 import weakref
-import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .agreement import raise_together, require_same
 from .arguments import instance, mapping, number, sequence, whole
 from .base_pool import native_threshold
 from .communicator import Communicator
@@ -24,8 +23,10 @@ from .memory import NodeArray, numpy_dtype
 from .policies import Answer, Event, Policy, Trace, as_policy
 from .server_optimizers import ServerOptimizer, as_server_optimizer
 from .server_rank import make_native
+from .whole_file import whole_file
 
 Array = npt.NDArray[np.float32]
+_Made = TypeVar("_Made")
 
 _FORMAT = 1  # of states
 
@@ -267,7 +268,7 @@ class ParameterServer:
     gradientflow.errors.ArgumentError
         If a server would have no part of the weights, or there are more servers than workers.
     gradientflow.errors.MismatchError
-        If the ranks give different arguments.
+        On every rank, if two give different arguments, shapes and names included: before anything is made.
     gradientflow.errors.NodeMemoryError
         If there is not enough memory.
 
@@ -305,6 +306,19 @@ class ParameterServer:
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = instance("comm", comm, Communicator)
         self.policy.start(comm.size)  # raises here what is wrong, on all ranks
+        require_same(
+            comm,
+            "parameter servers",
+            {
+                **{f"the shape of tensor {i}": str(shape) for i, shape in enumerate(self.shapes)},
+                **{f"the name of tensor {i}": repr(name) for i, name in enumerate(called)},
+                "the policy": repr(self.policy),
+                "the optimizer": repr(self.optimizer),
+                "servers": str(servers),
+                "wire": str(wire),
+                "fusion_threshold": str(fusion_threshold),
+            },
+        )
         arguments = (
             [each.size for each in given],
             None if servers is None else whole("servers", servers, 1),
@@ -591,45 +605,29 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             On every rank, if that of rank 0 is of other tensors or of another optimizer: before anything is changed.
         """
-        trouble = ""
+        error: GradientFlowError | None = None
         try:  # what is on its way would be applied to what is loaded: every server answers once it has applied it
             self._native.save(0, None)
-        except GradientFlowError as error:
-            trouble = str(error)
-        self._agree(trouble)
-        if self._comm.rank == 0:
-            try:
-                flats = self._checked(state)
-                for place, flat in enumerate(flats):
-                    self._native.load(place, flat)
-                self.pull(exact=True).wait()  # servers take what comes from one rank in its order
-            except GradientFlowError as error:
-                trouble = str(error)
-        self._agree(trouble)
+        except GradientFlowError as caught:
+            error = caught
+        raise_together(self._comm, error)
+        self._on_rank_0("the state cannot be loaded", lambda: self._load(self._checked(state)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, which is there whole or not at all. Collective; rank 0 writes.
 
         Raises
         ------
-        gradientflow.errors.GradientFlowError
-            On every rank, if it cannot be written.
+        gradientflow.errors.ArgumentError
+            On every rank, if it cannot be written: a file that was there before is there still.
         """
-        trouble = ""
-        if self._comm.rank == 0:
-            temporary = f"{os.fspath(path)}.{os.getpid()}.part"
-            try:
-                state = self.state_dict()
-                with open(temporary, "wb") as file:
-                    np.savez(file, **_for_file(state))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            except (OSError, GradientFlowError) as error:
-                trouble = f"the parameter server cannot be saved as {os.fspath(path)}: {error}"
-                with suppress(OSError):
-                    os.unlink(temporary)
-        self._agree(trouble)
+
+        def write() -> None:
+            state = self.state_dict()
+            with whole_file(path) as file:
+                np.savez(file, **_for_file(state))
+
+        self._on_rank_0(f"the parameter server cannot be saved as {path}", write)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a file of `save`, with any number of servers. Collective; rank 0 reads.
@@ -637,18 +635,36 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it cannot be read, or is of other tensors or of another optimizer.
+            On every rank, if it cannot be read, whatever is wrong with it, or is of other tensors or of another
+            optimizer: before anything is changed.
         """
-        state: dict[str, Any] = {}
-        trouble = ""
+
+        def read() -> dict[str, Any]:
+            with open(path, "rb") as file:
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, Mapping):
+                    message = "it is a single array"
+                    raise ArgumentError(message)
+                return _from_file(arrays)
+
+        self.load_state_dict(self._on_rank_0(f"{path} cannot be read as a parameter server's", read) or {})
+
+    def _on_rank_0(self, what: str, work: Callable[[], _Made]) -> _Made | None:
+        """Return what rank 0 makes of it, there. An error of any kind there is one on all ranks. Collective."""
+        made: _Made | None = None
+        trouble: ArgumentError | None = None
         if self._comm.rank == 0:
             try:
-                with np.load(path, allow_pickle=False) as file:
-                    state = _from_file(file)
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                trouble = f"{os.fspath(path)} cannot be read as a parameter server's: {error}"
-        self._agree(trouble)
-        self.load_state_dict(state)
+                made = work()
+            except Exception as error:
+                trouble = ArgumentError(f"{what}: {error}" if str(error) else f"{what}: {type(error).__name__}")
+        raise_together(self._comm, trouble)
+        return made
+
+    def _load(self, flats: Sequence[Array]) -> None:
+        for place, flat in enumerate(flats):
+            self._native.load(place, flat)
+        self.pull(exact=True).wait()  # servers take what comes from one rank in its order
 
     def _by_tensor(self, flat: Array) -> list[Array]:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
@@ -671,11 +687,6 @@ class ParameterServer:
                 raise ArgumentError(message)
             flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
         return flats + [np.full_like(flats[0], whole(name, given.get(name))) for name in self.optimizer.counts]
-
-    def _agree(self, trouble: str) -> None:
-        said = self._comm.allgatherv(np.frombuffer(trouble.encode(), np.uint8))
-        if said.size:
-            raise ArgumentError(said.tobytes().decode())
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

@@ -369,6 +369,12 @@ def check_arguments(comm: gf.Communicator) -> None:
     if SIZE > 1:
         with raises(MismatchError, "policy"):
             make(comm, weights, "asp" if RANK else "bsp")
+        with raises(MismatchError, "the shape of tensor 1 is (3, 2) on rank 1 and (2, 3) on rank 0"):
+            make(comm, [weights[0], np.zeros((3, 2) if RANK == 1 else (2, 3), np.float32)])
+        with raises(MismatchError, "the name of tensor 1 is 'b' on rank 1 and 'a' on rank 0"):
+            make(comm, weights[:2], names=["c", "b" if RANK == 1 else "a"])
+        with raises(MismatchError, "rank 1 has the shape of tensor 2, which rank 0 has not"):
+            make(comm, weights[: 3 if RANK == 1 else 2])
     with make(comm, weights) as server:
         with raises(ArgumentError, "tensor"):
             server.ready(len(SHAPES), weights[0])
@@ -588,6 +594,76 @@ def check_states(comm: gf.Communicator) -> None:
     WORLD.Barrier()
     if RANK == 0:
         assert os.listdir(path.parent) == ["servers.npz"]
+        shutil.rmtree(path.parent)
+
+
+def break_file(path: Path, how: str) -> None:
+    """Make of a file of `save` one that is none."""
+    if how == "one array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+        return
+    if how == "a state with a tensor missing":
+        state = dict(np.load(path))
+        del state["weights.000001"]
+        with path.open("wb") as file:
+            np.savez(file, **state)
+        return
+    data = bytearray(path.read_bytes())
+    directory = data.rfind(b"PK\x01\x02")  # what the archive says of its last array
+    if how == "an unknown compression":
+        data[directory + 10] = 99
+    elif how == "a wrong sum":
+        data[directory + 16] ^= 1
+        data[data.rfind(b"PK\x03\x04") + 14] ^= 1
+    path.write_bytes({"nothing": b"", "text": b"weights", "half of it": data[: len(data) // 2]}.get(how, data))
+
+
+def check_files_that_are_broken(comm: gf.Communicator) -> None:
+    """Whatever is wrong with a file is an error on all ranks, and the servers keep what they have."""
+    path = Path(WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else "")) / "servers.npz"
+    weights, found = draw(40), zeros()
+    broken = ("nothing", "text", "half of it", "one array", "an unknown compression", "a wrong sum")
+    with gf.ParameterServer(comm, weights) as server:
+        for how in (*broken, "a state with a tensor missing"):
+            server.save(path)
+            if RANK == 0:
+                break_file(path, how)
+            with raises(ArgumentError, "cannot be loaded" if "missing" in how else str(path)):
+                server.load(path)
+        with raises(ArgumentError, "None cannot be read"):
+            server.load(None)  # type: ignore[arg-type]
+        for wrong in ({"weights": [np.zeros(3), "a"]}, {"format": np.arange(3)}, {"weights": 3}):
+            with raises(ArgumentError, "cannot be loaded"):
+                server.load_state_dict({**server.state_dict(), **wrong})
+        server.pull_into(found)
+        WORLD.Barrier()
+        server.finish()
+    assert same(found, weights)
+    if RANK == 0:
+        shutil.rmtree(path.parent)
+
+
+def check_a_full_disk(comm: gf.Communicator) -> None:
+    """A state that cannot be written is an error on all ranks, and the file of before is there still."""
+    path = Path(WORLD.bcast(tempfile.mkdtemp() if RANK == 0 else "")) / "servers.npz"
+    weights = draw(41)
+    with gf.ParameterServer(comm, weights) as server:
+        server.save(path)
+        server.push(Settings(1.0), gradients=weights).wait(LATE)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if RANK == 0:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+        with raises(ArgumentError, "servers.npz", "cannot be saved", os.strerror(errno.EFBIG)):
+            server.save(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert os.listdir(path.parent) == ["servers.npz"]
+        server.load(path)
+        server.pull_into(weights)
+        assert same(weights, draw(41))
+        server.finish()
+    if RANK == 0:
         shutil.rmtree(path.parent)
 
 

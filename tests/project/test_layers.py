@@ -121,6 +121,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
 }
 PYTHON_LAYERS["gradientflow.arrays"] = PYTHON_LAYERS["gradientflow.device"] | {"gradientflow.device"}
 PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {"gradientflow.launch"}
+PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.whole_file"] = set()
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
     "gradientflow._location",
@@ -142,6 +144,7 @@ PYTHON_LAYERS["gradientflow.job"] = PYTHON_LAYERS["gradientflow.server_rank"] | 
     "gradientflow.server_rank",
 }
 PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
+    "gradientflow.agreement",
     "gradientflow.arguments",
     "gradientflow.arrays",
     "gradientflow.base_pool",
@@ -149,6 +152,7 @@ PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.ser
     "gradientflow.policies",
     "gradientflow.server_optimizers",
     "gradientflow.server_rank",
+    "gradientflow.whole_file",
 }
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
@@ -164,7 +168,10 @@ PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_po
     "gradientflow.top_k_pool",
     "gradientflow.server_optimizers",
 }
-PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {"gradientflow.strategies"}
+PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {
+    "gradientflow.agreement",
+    "gradientflow.strategies",
+}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
 PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
     "gradientflow.optimizers",
