@@ -238,8 +238,9 @@ class ParameterServer:
         When pushes are applied: a policy, or words for one.
     optimizer : ServerOptimizer or str, default "sgd"
         How, from the mean g of the pushes of a round. "sgd": ``v = momentum * v + rate * (g + weight_decay * w);
-        w = w - v``; without momentum there is no v. "lars": the same, at the local rate
-        ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust is not 0.
+        w = w - v``; a round without momentum makes its step without, and leaves v as it is, as `torch.optim.SGD` does.
+        "lars": the same, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
+        is not 0.
         "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
         Where no ranks serve only: how many of the workers have a thread that does; by default all.

@@ -263,7 +263,7 @@ class SGD(_Optimizer):
     lr : float or callable
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
-        See above.
+        See above. A step with a momentum of 0 leaves v as it is, as PyTorch's does.
     correction : bool, default True
         Momentum correction on a sparse pool, see above; of a loop of training, the strategy says. Without it the step
         is PyTorch's, everywhere, with zeros for what was not sent: for comparison.

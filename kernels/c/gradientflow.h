@@ -582,6 +582,7 @@ typedef struct gf_step_settings {
 // momentum v, as suits a sparse pool, or outside, as PyTorch has it. It matters only where r changes.
 //   1: v = momentum * v + r * (g + weight_decay * w); w = w - v          (LARS always, with its local rate in r)
 //   0: v = momentum * v + (g + weight_decay * w);     w = w - r * v
+// Where the momentum of a step is 0, v stays as it is, and the step is made without.
 gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_inside, gf_optimizer** optimizer);
 
 // Makes it Adam from now on; with `decoupled` AdamW, whose weight decay is not in the gradient. The settings of steps

@@ -97,6 +97,8 @@ def check_dense_steps(comm: gf.Communicator) -> None:
         for optimizer in twins.optimizers:
             optimizer.loss_scale = gf.optimizers.LossScale(2.0)
         for step in range(4):
+            for optimizer in twins.optimizers:
+                optimizer.momentum = 0.0 if step == 1 else momentum
             twins.iterate(step, 2.0, np.nan if step == 2 and RANK == SIZE - 1 else None)
             if step != 2:  # a NaN has other bits, perhaps
                 twins.check((dtype, weights, lars, step))

@@ -103,6 +103,8 @@ def check_rounds(comm: gf.Communicator) -> None:
                         for i in np.random.default_rng([step, RANK]).permutation(len(SHAPES)):
                             server.ready(int(i), pushes[RANK][i])
                         now = [s._replace(rate=s.rate / (1 + step // 2)) for s in settings]
+                        if step == 2:
+                            now = [s._replace(momentum=0.0) for s in now]  # which leaves the momentum as it is
                         push = server.push(now, loss_scale=1 << step)
                         line.round(pushes, now, 1 << step)
                         server.pull_into(weights)

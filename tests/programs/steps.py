@@ -100,6 +100,27 @@ def check_loss_scale(comm: gf.Communicator) -> None:
         assert (optimizer.loss_scale.value, optimizer.overflows) == (scale / 2, 1)
 
 
+def check_a_step_without_momentum(comm: gf.Communicator) -> None:
+    """It leaves the momentum of the steps before as it is, as PyTorch's does; the next ones go on with that."""
+    for make in (gf.optimizers.SGD, gf.optimizers.LARS):
+        for pool in (gf.GradientPool(comm, [40]), gf.SparseGradientPool(comm, [40], density=1.0, chunk_size=16)):
+            weights = [np.zeros(40, np.float32)]
+            optimizer = make(pool, weights, lr=0.5, momentum=0.5)
+            weight = velocity = 0.0
+            for momentum, gradient in ((0.5, 8.0), (0.5, 8.0), (0.0, 1.0), (0.5, 0.0), (0.5, 0.0)):
+                before = optimizer.state_dict()["momentum"][0]
+                optimizer.momentum = momentum
+                pool.views[0][...] = gradient
+                pool.ready()
+                pool.wait()
+                optimizer.step()
+                after = optimizer.state_dict()["momentum"][0]
+                assert np.array_equal(before, after) == (momentum == 0), (make, momentum, gradient)
+                velocity = momentum * velocity + gradient if momentum else velocity
+                weight -= 0.5 * (velocity if momentum else gradient)
+                assert make is gf.optimizers.LARS or (weights[0] == weight).all()
+
+
 def check_adam(comm: gf.Communicator) -> None:
     """As the papers have it, in float64; on the master weights of those of 16 bits; a state goes on, bit for bit."""
     rng = np.random.default_rng(3)

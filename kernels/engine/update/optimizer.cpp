@@ -328,7 +328,8 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-// The steps of whole tensors, without gradients.
+// The steps of whole tensors, without gradients. A step whose settings have no momentum leaves that of the steps before
+// as it is, as PyTorch's does.
 compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;
@@ -337,7 +338,7 @@ compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) 
           .parameter_dtype = parameter.dtype,
           .gradient = nullptr,
           .gradient_dtype = task.gradients.dtype(),
-          .momentum = parameter.momentum.data(),
+          .momentum = task.settings.momentum == 0.0F ? nullptr : parameter.momentum.data(),
           .count = parameter.count,
           .gradient_scale = task.scale,
           .weight_decay = task.settings.weight_decay,
