@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_emulator
+import nccl_emulator
 import pytest
 from checks import CheckedJob, checks_of, job_of
 from jobs import Finished, Job, begin, rank_command
@@ -95,15 +96,31 @@ def cuda_devices() -> int:
 
 
 @pytest.fixture(scope="session")
-def emulated_cuda(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """Build the library that emulates a CUDA device, once for all workers, for GRADIENTFLOW_CUDA_LIBRARY."""
+def _emulators(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """Give ``_emulators(name, build)``, which builds a library in a folder of theirs, once for all workers."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "cuda-emulator"
+    folder = (base if worker_id == "master" else base.parent) / "emulators"
     folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        library = folder / cuda_emulator.NAME
-        return library if library.exists() else cuda_emulator.build(folder, PACKAGE / "lib")
+
+    def build_once(name: str, build: Callable[[Path], Path]) -> Path:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            library = folder / name
+            return library if library.exists() else build(folder)
+
+    return build_once
+
+
+@pytest.fixture(scope="session")
+def emulated_cuda(_emulators: Callable[..., Path]) -> Path:
+    """Build the library that emulates a CUDA device, for GRADIENTFLOW_CUDA_LIBRARY."""
+    return _emulators(cuda_emulator.NAME, lambda folder: cuda_emulator.build(folder, PACKAGE / "lib"))
+
+
+@pytest.fixture(scope="session")
+def emulated_nccl(_emulators: Callable[..., Path], emulated_cuda: Path) -> Path:
+    """Build the NCCL on top of it, for GRADIENTFLOW_NCCL_LIBRARY."""
+    return _emulators(nccl_emulator.NAME, lambda folder: nccl_emulator.build(folder, emulated_cuda))
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nccl_emulator
 import pytest
 
 Run = Callable[..., Any]
@@ -17,24 +15,15 @@ Env = dict[str, str]
 SECONDS = 2  # that the ranks wait for each other where one of them does nothing
 
 
-def build_nccl(cuda_library: Path) -> Path:
-    """Build the emulated NCCL beside the emulated CUDA, once for all workers."""
-    with (cuda_library.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        library = cuda_library.parent / nccl_emulator.NAME
-        return library if library.exists() else nccl_emulator.build(cuda_library.parent, cuda_library)
-
-
 @pytest.fixture(scope="session")
-def emulated(emulated_cuda: Path) -> Callable[..., Env]:
+def emulated(emulated_cuda: Path, emulated_nccl: Path) -> Callable[..., Env]:
     """Give ``emulated(devices, **more)``, the environment of a job with so many devices and an NCCL."""
-    nccl = build_nccl(emulated_cuda)
 
     def environment(devices: int, **more: str) -> Env:
         # The host is kept from memory of the devices in one test: each time, that takes longer than the call.
         return {
             "GRADIENTFLOW_CUDA_LIBRARY": str(emulated_cuda),
-            "GRADIENTFLOW_NCCL_LIBRARY": str(nccl),
+            "GRADIENTFLOW_NCCL_LIBRARY": str(emulated_nccl),
             "CUDA_EMULATOR_DEVICES": str(devices),
             "CUDA_EMULATOR_PROTECT": "0",
             **more,

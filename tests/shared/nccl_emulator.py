@@ -32,5 +32,6 @@ def build(folder: Path, cuda_library: Path) -> Path:
     command += [f"-I{CUDA}", str(SOURCE), "-o", str(library)]
     command += [str(cuda_library), f"-Wl,-rpath,{cuda_library.parent}", "-Wl,--no-undefined"]
     command += ["-Wl,--allow-shlib-undefined"]
+    command += ["-Wl,-Bsymbolic"]  # its own functions, and not those of an NCCL that has been loaded globally
     subprocess.run(command, check=True)
     return library

@@ -83,7 +83,8 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs;
 };
 
-extern "C" {
+// With names of C++, which no runtime of CUDA's exports: the loader takes a function of C from whatever library has
+// been loaded globally, and with PyTorch that may be CUDA itself.
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int* count);
@@ -116,7 +117,6 @@ cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsig
 cudaError_t cudaIpcCloseMemHandle(void* memory);
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event);
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle);
-}
 
 namespace cuda_emulator {
 
