@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "../kernels/engine/exchange/top_k_plan.hpp"
 #include "../kernels/engine/exchange/top_k_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
@@ -122,6 +123,8 @@ void bind_top_k_pool(py::module_& module) {
           "wait",
           [](TopKPool& pool, const Timeout& timeout, Number stream) { pool.wait(timeout.value, stream_of(stream)); },
           py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>());
+  module.def("k_of", &engine::k_of, py::arg("elements"), py::arg("ratio"),
+             "How many entries of a layer are sent with a compression ratio.");
 }
 
 }  // namespace gradientflow::bindings

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradientflow._location import load_core
+
 from .link import Link
 
 
@@ -30,7 +32,7 @@ class Stage:
 
     def entries(self, ratio: float) -> int:
         """Return how many elements are sent with a ratio."""
-        return sum(math.ceil(count / ratio) for count in self.elements)
+        return sum(load_core().k_of(count, ratio) for count in self.elements)
 
 
 def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_ratio: float) -> float:

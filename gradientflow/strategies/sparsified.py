@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gradientflow._location import load_core
 from gradientflow.arguments import number, whole
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -184,7 +185,12 @@ class SparseSynchronizer(ResidualSynchronizer):
         ratios, rows = self.ratios, []
         for (pool, layer), tensors in sorted(layers.items(), key=lambda item: item[1]):
             elements, ratio = sum(self.layout.counts[index] for index in tensors), ratios[tensors[0]]
-            now = [self.layout.names[tensors[0]], f"{elements:,}", f"{ratio:,.6g}", f"{math.ceil(elements / ratio):,}"]
+            now = [
+                self.layout.names[tensors[0]],
+                f"{elements:,}",
+                f"{ratio:,.6g}",
+                f"{load_core().k_of(elements, ratio):,}",
+            ]
             last = ["-"] * 3
             if reports[pool]:
                 report = reports[pool][layer]

@@ -90,7 +90,7 @@ class Entries(Sparsity):
     ratio: float
 
     def sent(self, parameters: int) -> int:  # noqa: D102
-        return math.ceil(parameters / self.ratio)
+        return int(load_core().k_of(parameters, self.ratio))
 
     def traffic(self, comm: Communicator, parameters: int, width: int) -> float:  # noqa: D102
         return float(self.sent(parameters) * (_INDEX + width) * (comm.nodes - 1))

@@ -166,6 +166,33 @@ def check_warmup(comm: gf.Communicator) -> None:
             ]
 
 
+def check_densities(comm: gf.Communicator) -> None:
+    """A density is the share that is sent, exactly where that is a whole number."""
+    for hundredths in (7, 14, 28, 29, 55, 57, 58):
+        with ArrayLoop(comm, [np.zeros(100, np.float32)], f"top_k(density={hundredths / 100})") as training:
+            exchange(training, [np.arange(1, 101)], [0])
+            report = training.synchronizer.pools[0].layer_reports[0]  # type: ignore[attr-defined]
+            assert report.k == report.sent == hundredths
+        assert sparsity.Entries(100 / hundredths).sent(100) == hundredths
+
+
+def check_a_largest_ratio_below_the_number_of_ranks(comm: gf.Communicator) -> None:
+    """It is taken; layers of which the entries would take more bytes than all of them are averaged as they are."""
+    if SIZE < 3:
+        return
+    with ArrayLoop(comm, [np.zeros(5000, np.float32) for _ in range(2)], "lags(max_ratio=1.25, warmup=2)") as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for number in range(4):
+            every = [np.random.default_rng([rank, number]).integers(-9, 10, 5000) for rank in range(SIZE)]
+            exchange(training, [every[RANK]] * 2, [0, 1])
+            for gradient in training.gradients:
+                require_close(gradient, np.mean(every, axis=0), number)
+            assert all(report.dense for report in training.synchronizer.pools[0].layer_reports)  # type: ignore[attr-defined]
+            assert not flat(training.synchronizer.residuals).any()
+            optimizer.step()
+        assert set(training.synchronizer.ratios) <= {1.0, 1.25}  # type: ignore[attr-defined]
+
+
 def check_a_loss_scale_changes_nothing(comm: gf.Communicator) -> None:
     for words in ALL[:-1]:
         results = []

@@ -19,11 +19,6 @@ constexpr std::size_t dense_message_bytes = mib;
 
 [[nodiscard]] std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-std::size_t k_of(std::size_t elements, double ratio) {
-  const double k = std::ceil(static_cast<double>(elements) / ratio);
-  return std::min(elements, std::max(std::size_t{elements > 0 ? 1U : 0U}, static_cast<std::size_t>(k)));
-}
-
 // Whether it is cheaper by bytes: a ring moves 2 (P - 1) / P of a tensor, and the blocks of P - 1 others come here.
 bool is_dense(const TopKLayer& layer, const TopKRules& rules) {
   const std::size_t bytes = layer.elements * std::min(size_of(rules.gradients), size_of(rules.values));
@@ -44,6 +39,13 @@ void check_ratios(std::span<const double> ratios, std::size_t layers) {
 }
 
 }  // namespace
+
+std::size_t k_of(std::size_t elements, double ratio) {
+  constexpr double rounding = 1e-10;
+  const double share = static_cast<double>(elements) / ratio;
+  const double k = std::ceil(share - rounding * share);
+  return std::min(elements, std::max(std::size_t{elements > 0 ? 1U : 0U}, static_cast<std::size_t>(k)));
+}
 
 std::vector<TopKLayer> lay_out_layers(std::span<const std::size_t> counts, std::span<const std::size_t> offsets,
                                       std::span<const std::size_t> together) {

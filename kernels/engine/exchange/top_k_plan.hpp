@@ -52,6 +52,10 @@ struct TopKRules {
   std::size_t trailer_bytes;
 };
 
+// ceil(elements / ratio), where a ratio that was computed with a rounding error, such as 1 / density, counts as what it
+// is meant to be; at least 1 of one or more elements.
+[[nodiscard]] std::size_t k_of(std::size_t elements, double ratio);
+
 // The layers of tensors with so many elements at these offsets, in elements: `together` says how many tensors each has,
 // one each where it is empty. Throws Error(value) where these are not all tensors, or a layer has 2^32 elements or
 // more.
