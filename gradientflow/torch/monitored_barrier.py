@@ -3,6 +3,8 @@
 Each rank tells rank 0 that it is here and waits for an answer. Rank 0 waits for all, at most so long, and answers those
 that came with the list of those that did not. Messages bear the number of the barrier, because one that comes too late
 would be taken for one of the next barrier.
+
+The words of the errors are those of PyTorch's Gloo, which its tests and other programs look for.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from . import devices
 
 
 def monitored_barrier(
-    mailbox: Mailbox, tags: Tags, rank: int, world_ranks: Sequence[int], number: int, limit: float
+    mailbox: Mailbox,
+    tags: Tags,
+    rank: int,
+    world_ranks: Sequence[int],
+    number: int,
+    limit: float,
+    wait_all_ranks: bool,
 ) -> None:
     """Wait until all ranks are here.
 
@@ -37,6 +45,8 @@ def monitored_barrier(
         How many barriers there have been, this one included.
     limit : float
         Seconds that rank 0 waits.
+    wait_all_ranks : bool
+        Whether the error is about all missing ranks, or about the first and then the others.
 
     Raises
     ------
@@ -46,12 +56,26 @@ def monitored_barrier(
     wait = _missing if rank == 0 else _told
     missing = wait(mailbox, tags, len(world_ranks), number, limit)
     if missing:
-        names = [str(world_ranks[each]) for each in (rank, *missing)]
-        message = (
-            f"[Rank {names[0]}]: Timed out in monitored_barrier: {'Rank' if len(missing) == 1 else 'Ranks'} "
-            f"{', '.join(names[1:])} failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
-        )
+        zero, here = world_ranks[0], world_ranks[rank]
+        failed = _failed([world_ranks[each] for each in missing], limit, wait_all_ranks)
+        if rank == 0:
+            message = f"Rank {zero} timed out in monitoredBarrier: {failed}"
+        else:
+            message = (
+                f"Rank {here} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+                f"from rank {zero}: Timed out: {failed}"
+            )
         raise CommunicationTimeoutError(message)
+
+
+def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
+    """Say which ranks of the world did not come: the first one first, unless all are to be named together."""
+    first, *others = [str(rank) for rank in ranks]
+    failed = f"failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
+    if not others:
+        return f"Rank {first} {failed}"
+    rest = ", ".join(others)
+    return f"Ranks {first}, {rest} {failed}" if together else f"Rank {first} {failed}, and so did {rest}"
 
 
 def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:

@@ -578,7 +578,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         timeout : datetime.timedelta, optional
             How long rank 0 waits; by default the group's timeout. With 0 it looks once who is here.
         wait_all_ranks : bool
-            Accepted for PyTorch's sake: all missing ranks are named either way.
+            Whether the error is about all missing ranks together, or about the first, and then names the others.
 
         Raises
         ------
@@ -587,9 +587,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         limit = (timeout if timeout is not None and timeout >= timedelta(0) else self._timeout).total_seconds()
         self._barriers += 1
-        monitored_barrier(
-            self._mailbox, self._barrier_tags, self._rank, self._common.world_ranks, self._barriers, limit
-        )
+        ranks = self._common.world_ranks
+        monitored_barrier(self._mailbox, self._barrier_tags, self._rank, ranks, self._barriers, limit, wait_all_ranks)
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
 

@@ -670,23 +670,32 @@ def check_refusals() -> None:
 
 
 def check_monitored_barrier() -> None:
+    """The words of its errors are Gloo's, which PyTorch's tests look for."""
     group: Any = dist.new_group(list(range(SIZE)))
     group.monitored_barrier()
+    came = f"Rank {RANK} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
     if SIZE > 2:
         if RANK == 1:
             time.sleep(1.5)
-            with raises(CommunicationTimeoutError, "[Rank 1]: Timed out ", "Rank 0 failed to pass monitoredBarrier"):
+            with raises(CommunicationTimeoutError, f"{came}rank 0: Timed out: Rank 0 failed to pass monitoredBarrier"):
                 group.monitored_barrier(timedelta(seconds=0.1))
         else:
-            with raises(CommunicationTimeoutError, f"[Rank {RANK}]: Timed out ", "Rank 1 failed", "in 800 ms"):
+            begin = f"{came}rank 0: Timed out" if RANK else "Rank 0 timed out in monitoredBarrier"
+            with raises(CommunicationTimeoutError, f"{begin}: Rank 1 failed to pass monitoredBarrier in 800 ms"):
                 group.monitored_barrier(timedelta(seconds=0.8))
     dist.barrier()
     group.monitored_barrier(timedelta(seconds=30), wait_all_ranks=True)
     if RANK == 0 and SIZE > 1:
-        begin = time.monotonic()
-        with raises(CommunicationTimeoutError, "[Rank 0]: Timed out ", "failed to pass monitoredBarrier in 0 ms"):
-            group.monitored_barrier(timedelta(0))
-        assert time.monotonic() - begin < 10  # not the group's timeout
+        begin = "Rank 0 timed out in monitoredBarrier: Rank"
+        failed = "failed to pass monitoredBarrier in 0 ms"
+        others = [str(rank) for rank in range(1, SIZE)]
+        for together in (False, True):
+            names = f"s {', '.join(others)}" if together and SIZE > 2 else " 1"
+            then = f", and so did {', '.join(others[1:])}" if not together and SIZE > 2 else ""
+            start = time.monotonic()
+            with raises(CommunicationTimeoutError, f"{begin}{names} {failed}{then}"):
+                group.monitored_barrier(timedelta(0), together)
+            assert time.monotonic() - start < 10  # not the group's timeout
     dist.barrier()
 
 
@@ -704,7 +713,7 @@ def check_words_of_a_part() -> None:
             dist.all_reduce(torch.zeros(3), group=inner[1], async_op=True).wait()  # type: ignore[union-attr]
         with raises(CommunicationTimeoutError, " Timed out ", "the receive from rank 2 with tag 4"):
             dist.recv(torch.zeros(3), 2, group=inner[2], tag=4)
-        with raises(CommunicationTimeoutError, "[Rank 1]: Timed out ", "2 failed to pass monitoredBarrier"):
+        with raises(CommunicationTimeoutError, "Rank 1 timed out in monitoredBarrier: Rank 2 failed to pass"):
             inner[2].monitored_barrier(timedelta(0))
     dist.barrier()
 
