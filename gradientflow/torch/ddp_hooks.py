@@ -28,6 +28,7 @@ def _choosing(register: Callable[..., None], kind: type) -> Callable[..., None]:
     def wrapper(self: Any, comm_hook_type: Any) -> None:
         if comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS and isinstance(self.process_group, kind):
             self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
+            self.logger._set_comm_hook_name(str(comm_hook_type))  # as it was asked for
         else:
             register(self, comm_hook_type)
 

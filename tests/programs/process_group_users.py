@@ -257,6 +257,7 @@ def check_ddp_hooks() -> None:
         (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2),
     ]:
         model = DistributedDataParallel(network())
+        assert model._get_ddp_logging_data()["comm_hook"] == str(builtin)
         model._register_builtin_comm_hook(builtin)
         train(model, sgd(model.parameters()))
         close(model.module, alone, tolerance)
