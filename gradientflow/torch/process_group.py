@@ -26,7 +26,7 @@ from . import devices
 from .ddp_hooks import serve_builtin_hook
 from .monitored_barrier import monitored_barrier
 from .names import BACKEND
-from .profiling import recorded
+from .profiling import mark_asynchronous, recorded
 from .reduce_ops import combine_bits, is_bitwise, reduction_of
 from .rendezvous import position
 from .tensors import (
@@ -607,7 +607,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._check_rank(src)
         return self._receive(tensors, src, tag)
 
-    @recorded("recv")
+    @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from whichever rank sends one; the work's `source_rank` tells which."""
         return self._receive(tensors, None, tag)
@@ -715,6 +715,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 serve_builtin_hook(ProcessGroup)
+mark_asynchronous()
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:

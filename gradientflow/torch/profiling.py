@@ -1,38 +1,80 @@
-"""The calls of process groups as events of PyTorch's profiler, under the names that its own backends use."""
+"""The calls of process groups as events of PyTorch's profiler, as its own backends record them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
 
 from .names import BACKEND
 
-_is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_autograd: Any = torch.autograd  # its annotations leave out what it takes from C++
+
+_PREFIX = f"{BACKEND}:"
+_INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # what methods call the tensors they read
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def recorded(operation: str) -> Callable[[Method], Method]:
-    """Return a decorator for methods: a call is the event "gradientflow:OPERATION".
+    """Return a decorator for methods: a call is the event "gradientflow:OPERATION", with the shapes of its inputs.
 
     The event of an asynchronous call ends when the call returns, not with its work. Only the thread in which an event
     began can end it safely: one that another thread ends, while or after the profiler stops, is written into memory
     that the profiler has freed.
     """
-    name = f"{BACKEND}:{operation}"
+    name = _PREFIX + operation
 
     def decorate(method: Method) -> Method:
+        signature = inspect.signature(method)
+        inputs = next((parameter for parameter in signature.parameters if parameter in _INPUTS), "")
+
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not _is_profiling():
+            if not _autograd._profiler_enabled():
                 return method(*args, **kwargs)
-            with torch.autograd.profiler.record_function(name):
+            given = signature.bind(*args, **kwargs).arguments.get(inputs, ())
+            event = _autograd._record_function_with_args_enter(name, *_tensors_in(given))
+            try:
                 return method(*args, **kwargs)
+            finally:
+                _autograd._record_function_with_args_exit(event)
 
         return cast("Method", wrapper)
 
     return decorate
+
+
+def mark_asynchronous() -> None:
+    """Have PyTorch's profiler call the events asynchronous, as those of its own backends.
+
+    They are no part of the events around them then, and not counted in their time. C++ marks such events when they
+    begin; Python can only do so when the profiler has stopped, and makes its list of events.
+    """
+    profile: Any = torch.autograd.profiler.profile
+    profile._parse_kineto_results = _marking(profile._parse_kineto_results)
+
+
+def _marking(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(parse)
+    def wrapper(*args: Any, **kwargs: Any) -> list[Any]:
+        events = parse(*args, **kwargs)
+        for event in events:
+            if event.name.startswith(_PREFIX):
+                event.is_async = True
+        return events
+
+    return wrapper
+
+
+def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    """Go through a tensor, or those of a list, which may be one of lists."""
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for part in given:
+            yield from _tensors_in(part)

@@ -6,7 +6,6 @@ import sys
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -257,8 +256,8 @@ def check_ddp_hooks() -> None:
         (dist.BuiltinCommHookType.FP16_COMPRESS, 1e-2),
     ]:
         model = DistributedDataParallel(network())
-        assert model._get_ddp_logging_data()["comm_hook"] == str(builtin)
         model._register_builtin_comm_hook(builtin)
+        assert model._get_ddp_logging_data()["comm_hook"] == str(builtin)
         train(model, sgd(model.parameters()))
         close(model.module, alone, tolerance)
         same = torch.equal(model.module[0].weight, alone[0].weight)  # type: ignore[index]
@@ -431,21 +430,44 @@ def check_compiled() -> None:
 
 
 def check_profiler() -> None:
+    """Its events are like those of Gloo: asynchronous, with the shapes of the tensors that a call reads."""
     model = DistributedDataParallel(network())
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         train(model, sgd(model.parameters()))
         dist.barrier()
-        x, parts = torch.ones(SIZE), [torch.ones(1) for _ in range(SIZE)]
+        x, parts = torch.ones(SIZE, 3), [torch.ones(1) for _ in range(SIZE)]
         sending: Any = dist.isend(x, (RANK + 1) % SIZE)
         dist.recv(x, (RANK - 1) % SIZE)
         sending.wait()
+        sending = dist.isend(x, (RANK + 1) % SIZE)
+        dist.recv(x)
+        sending.wait()
         dist.all_gather(parts, parts[0])
         dist.all_to_all(parts, [torch.ones(1) for _ in range(SIZE)])
-    counts = Counter(event.name for event in profile.events() if event.name.startswith("gradientflow:"))
-    steps = counts.pop("gradientflow:all_reduce")
-    assert steps >= 3
-    counts.pop("gradientflow:broadcast", 0)  # of the buckets, which DistributedDataParallel makes anew
-    assert counts == {f"gradientflow:{name}": 1 for name in ("barrier", "send", "recv", "all_gather", "all_to_all")}
+        dist.scatter(parts[0], parts if RANK == 0 else None)
+        dist.reduce(x, 0, async_op=True).wait()  # type: ignore[union-attr]
+        dist.all_reduce(x.to_sparse())
+    found = [event for event in profile.events() if event.name.startswith("gradientflow:")]
+    assert all(event.is_async and event.count == 1 and not event.cpu_children for event in found)
+    shapes = [(event.name.removeprefix("gradientflow:"), event.input_shapes) for event in found]
+    end = shapes.index(("barrier", []))
+    names = [name for name, _ in shapes[:end]]  # DistributedDataParallel makes its buckets anew once, with broadcasts
+    assert names.count("all_reduce") == 3
+    assert set(names) == {"all_reduce", "broadcast"}
+    assert ("all_reduce", [[sum(parameter.numel() for parameter in model.parameters())]]) in shapes
+    tensors = [[1]] * SIZE
+    assert shapes[end:] == [
+        ("barrier", []),
+        ("send", [[SIZE, 3]]),
+        ("recv", [[SIZE, 3]]),
+        ("send", [[SIZE, 3]]),
+        ("recvAnySource", [[SIZE, 3]]),
+        ("all_gather", [[1]]),
+        ("all_to_all", tensors),
+        ("scatter", tensors if RANK == 0 else []),
+        ("reduce", [[SIZE, 3]]),
+        ("all_reduce", [[SIZE, 3]]),
+    ]
 
 
 def check_profiler_of_unfinished_works() -> None:
