@@ -198,9 +198,11 @@ class _Optimizer:
 
     @property
     def masters(self) -> dict[int, Any]:
-        """The master weights, by the index of their parameter of 16 bits."""
+        """The master weights, by the index of their parameter of 16 bits; also of those without elements."""
         found = {index: self._array("master", index) for index in range(len(self.parameters))}
-        return {index: master for index, master in found.items() if master.size}
+        return {
+            index: master for index, master in found.items() if master.size or not self._array("momentum", index).size
+        }
 
     def round_masters(self) -> None:
         """Make the parameters of 16 bits what their master weights round to."""

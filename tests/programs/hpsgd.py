@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -273,6 +274,23 @@ def check_weights_without_gradient(comm: gf.Communicator) -> None:
         same_everywhere(comm, training.weights)
         assert (training.weights[4] == 1).all()
         assert (training.weights[2] < 1 - 3 * RATE).all()
+
+
+def check_weights_of_16_bits(comm: gf.Communicator) -> None:
+    """With master weights, also where there are tensors without elements."""
+    with ArrayLoop(comm, [np.ones(shape, np.float16) for shape in SHAPES], "hpsgd") as training:
+        optimizer = SGD(training, training.weights, lr=RATE)
+        synchronizer: Any = training.synchronizer
+        for number in range(4):
+            with mock.patch.object(synchronizer, "round_is_running", return_value=bool(number % 2)):
+                step(training, optimizer, number)
+        training.finish()
+        total = sum(flat(gradients_of(rank, number)) for rank in range(SIZE) for number in range(4))
+        assert np.array_equal(flat(training.weights), (1 - RATE * total / SIZE).astype(np.float16))
+        training.load_state_dict(training.state_dict())
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        assert [len(master) for master in state["master"]] == [math.prod(shape) for shape in SHAPES]
 
 
 def check_wrong_use(comm: gf.Communicator) -> None:
