@@ -41,6 +41,14 @@ const char* exception_name(ErrorKind kind) {
   return "InternalError";
 }
 
+// What gradientflow.errors has, by name, from when the core was loaded: when the interpreter ends, modules are emptied
+// before the last objects are destroyed, whose calls may still fail.
+const py::dict& errors() {
+  static const auto* const all = new py::dict(  // NOLINT(*-owning-memory): lives as long as any object
+      py::module_::import("gradientflow.errors").attr("__dict__").attr("copy")());
+  return *all;
+}
+
 // As Python shows it, in one line and not too long. An object whose own code fails shows its type alone.
 std::string shown(py::handle object) {
   constexpr std::size_t longest = 80;
@@ -62,8 +70,7 @@ std::string shown(py::handle object) {
 }  // namespace
 
 void raise(const Error& error) {
-  const py::object type = py::module_::import("gradientflow.errors").attr(exception_name(error.kind()));
-  PyErr_SetString(type.ptr(), error.what());
+  PyErr_SetString(PyDict_GetItemString(errors().ptr(), exception_name(error.kind())), error.what());
 }
 
 void refuse_argument(const char* name, const char* what, py::handle given, bool needs_whole_number) {
@@ -73,6 +80,7 @@ void refuse_argument(const char* name, const char* what, py::handle given, bool 
 }
 
 void bind_errors(py::module_& /*module*/) {
+  errors();
   py::register_exception_translator(
       [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 says so
         try {

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from support import RANK, SIZE, WORLD, raises, run, run_checks, say
 
 import gradientflow as gf
-from gradientflow.errors import ArgumentTypeError, ClosedError, GradientFlowError, PeerError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError, PeerError
 
 TOTAL = SIZE * (SIZE + 1) // 2
 
@@ -296,6 +296,20 @@ class ClosesLast:
         self.array[:] = 3
         self.pool.views[0][:] = 3
         assert self.comm.closed
+        x = np.ones(3)
+        for call in (
+            self.comm.barrier,
+            self.pool.ready,
+            self.pool.wait,
+            lambda: self.comm.allreduce(x),
+            lambda: self.comm.allreduce_async(x),
+            lambda: self.comm.broadcast(x),
+            lambda: gf.Communicator.allreduce.__wrapped__(self.comm, x),  # type: ignore[attr-defined]
+        ):
+            with raises(ClosedError, "closed"):
+                call()
+        with raises(ArgumentError, "root"):
+            self.comm.broadcast(x, SIZE)
         say("destroyed", RANK)
 
 
