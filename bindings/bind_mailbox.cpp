@@ -118,11 +118,23 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   }
 }
 
-// A letter and its mailbox, whose Python object stays, too (keep_alive below): it is closed when the interpreter exits.
+// A letter and its mailbox, whose Python object stays, too: it is closed when the interpreter exits.
 struct BoundLetter {
+  py::object box;
   std::shared_ptr<Mailbox> mailbox;
   std::shared_ptr<Letter> letter;
 };
+
+// `start` makes the letter, without Python's lock.
+template <class Start>
+BoundLetter bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
+  std::shared_ptr<Letter> letter;
+  {
+    const WithoutGil release;
+    letter = start();
+  }
+  return {py::cast(mailbox), mailbox, std::move(letter)};
+}
 
 bool done(const BoundLetter& self) {
   if (!self.letter->ended()) {
@@ -212,22 +224,20 @@ void bind_mailbox(py::module_& module) {
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
              const Rank<"dest">& to, const Tag& tag) {
             Mailbox::Owner held = owner_of(owner);
-            const WithoutGil release;
-            return BoundLetter{self, self->send(to.value, tag.value, pointer(address), nbytes, std::move(held))};
+            return bound(self,
+                         [&] { return self->send(to.value, tag.value, pointer(address), nbytes, std::move(held)); });
           },
-          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("dest"), py::arg("tag"),
-          py::keep_alive<0, 1>())
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("dest"), py::arg("tag"))
       .def(
           "receive",
           [](const std::shared_ptr<Mailbox>& self, std::uintptr_t address, std::size_t nbytes, const py::object& owner,
              const Source& from, const Tag& tag) {
             Mailbox::Owner held = owner_of(owner);
-            const WithoutGil release;
-            return BoundLetter{self,
-                               self->receive(rank_of(from), tag.value, pointer(address), nbytes, std::move(held))};
+            return bound(self, [&] {
+              return self->receive(rank_of(from), tag.value, pointer(address), nbytes, std::move(held));
+            });
           },
-          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"),
-          py::keep_alive<0, 1>())
+          py::arg("address"), py::arg("nbytes"), py::arg("owner"), py::arg("source"), py::arg("tag"))
       .def(
           "next",
           [](Mailbox& self, const Tags& tags, const Source& from, const Timeout& timeout) {
@@ -244,10 +254,9 @@ void bind_mailbox(py::module_& module) {
           "take",
           [](const std::shared_ptr<Mailbox>& self, Arrival& arrival, std::uintptr_t address, const py::object& owner) {
             Mailbox::Owner held = owner_of(owner);
-            const WithoutGil release;
-            return BoundLetter{self, self->receive(arrival, pointer(address), std::move(held))};
+            return bound(self, [&] { return self->receive(arrival, pointer(address), std::move(held)); });
           },
-          py::arg("arrival"), py::arg("address"), py::arg("owner"), py::keep_alive<0, 1>())
+          py::arg("arrival"), py::arg("address"), py::arg("owner"))
       .def("close", &Mailbox::close, py::arg("orderly"), py::call_guard<WithoutGil>());
 }
 

@@ -350,6 +350,48 @@ def check_tags(comm: gf.Communicator) -> None:
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
+def check_arguments_that_do_not_convert(comm: gf.Communicator) -> None:
+    """Every call refuses them in Python, and the mailbox and its letters go on."""
+    with box(comm) as mail:
+        native: Any = mail.native
+        x, tag = empty(3), mail.tags.at(0)
+        for wrong in (-1, "3", None, 1 << 80):
+            for call in (
+                lambda wrong: native.draw([wrong]),
+                lambda wrong: native.send(0, wrong, None, RIGHT, tag),
+                lambda wrong: native.send(wrong, 0, None, RIGHT, tag),
+                lambda wrong: native.receive(0, wrong, None, LEFT, tag),
+                lambda wrong: native.receive(wrong, 0, None, LEFT, tag),
+                lambda wrong: native.take(wrong, 0, None),
+                lambda wrong: native.next(wrong),
+                lambda wrong: native.close([wrong]),
+            ):
+                with raises(TypeError, "incompatible function arguments"):
+                    call(wrong)
+        letter = mail.receive(x, LEFT, 0)
+        mail.send(pattern(3, RANK), RIGHT, 0)
+        letter.wait(LATE)
+        assert (x == pattern(3, LEFT)).all()
+        WORLD.Barrier()
+
+
+def check_letters_keep_their_mailbox(comm: gf.Communicator) -> None:
+    """It is closed when the interpreter exits, so it stays for as long as a letter does."""
+    mail = Box(comm)
+    x = empty(3)
+    letter = mail.receive(x, LEFT, 0)
+    mail.send(pattern(3, RANK), RIGHT, 0)
+    kept = weakref.ref(mail.native)
+    del mail
+    gc.collect()
+    assert kept() is not None
+    letter.wait(LATE)
+    WORLD.Barrier()
+    del letter
+    gc.collect()
+    assert kept() is None
+
+
 def check_closing(comm: gf.Communicator) -> None:
     """One rank after the other closes; those that wait for it hear of it, what it has sent before arrives."""
     for orderly in (True, False):
