@@ -404,15 +404,16 @@ void bind_communicator(py::module_& module) {
 
   py::class_<Communicator, std::shared_ptr<Communicator>> communicator(module, "Communicator");
   communicator
-      .def(py::init([](std::uintptr_t mpi_comm_address, const std::map<std::string, std::string>& overrides) {
+      .def(py::init([](std::uintptr_t mpi_comm_address, const std::map<std::string, std::string>& overrides,
+                       const Communicator* within) {
              const Config config = read_config(overrides);
              const MPI_Comm comm = *reinterpret_cast<MPI_Comm*>(mpi_comm_address);  // NOLINT: from mpi4py
              const WithoutGil release;
-             auto made = Communicator::make(comm, config);
+             auto made = Communicator::make(comm, config, within);
              made->attend_with(&attend_to_signals);
              return made;
            }),
-           py::arg("mpi_comm_address"), py::arg("overrides"))
+           py::arg("mpi_comm_address"), py::arg("overrides"), py::arg("within") = nullptr)
       .def("is_alive", &Communicator::is_alive, py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
@@ -421,6 +422,7 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("node", &Communicator::node)
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("closed", &Communicator::closed)
+      .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
       .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
       .def(
           "allocate", [](Communicator& self, std::size_t bytes) { return self.allocate(bytes); }, py::arg("bytes"),

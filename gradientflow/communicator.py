@@ -58,7 +58,9 @@ class Communicator:
         The ranks that serve these only, where there are some: they end when all workers have closed.
     """
 
-    def __init__(self, mpi: Any, config: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, mpi: Any, config: Mapping[str, str] | None = None, *, within: Communicator | None = None
+    ) -> None:
         core = load_core()
         from mpi4py import MPI
 
@@ -76,7 +78,7 @@ class Communicator:
         self.mpi = mpi
         take_short_ways(Communicator, core.Communicator)
         self._config = settings(config)
-        self._native = core.Communicator(MPI._addressof(mpi), self._config)
+        self._native: Any = core.Communicator(MPI._addressof(mpi), self._config, within and within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
         self.local_rank: int = self._native.local_rank
@@ -677,7 +679,7 @@ class Communicator:
         if part == MPI.COMM_NULL:
             return None
         try:
-            return _Part(part, self._config)
+            return _Part(part, self._config, within=self)
         except BaseException:
             part.Free()
             raise
@@ -719,6 +721,17 @@ class Communicator:
             self._native.record_span(name, begin, time.monotonic())
 
     # ---- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """How many bytes this rank has sent to others in messages so far.
+
+        Also by what was made of this communicator: parts, gradient pools. What ranks of a node pass on in the memory
+        that they share is none. None once something was sent that is not counted: by ``algorithm="mpi"``, by NCCL, by a
+        `ParameterServer`.
+        """
+        count = self._native.bytes_sent
+        return None if count is None else int(count)
 
     def describe(self) -> dict[str, Any]:
         """Return where this rank is, what serves its calls, and the settings in force, for people to read."""

@@ -69,6 +69,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._new_communicator()
+        self._sent_before: int | None = 0  # through communicators that it has left
         self._lock = threading.RLock()
         self._before: dict[str, Any] | None = None  # what was kept before the iteration
         self._is_ready: list[bool] = []
@@ -156,6 +157,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         self._start_next_iteration()
         if is_local:  # nothing of it was to be exchanged
             return
+        self._sent_before = self.bytes_sent
         self.comm._native.close(False)  # calls of the others that need this rank end now
         self.comm = self._new_communicator()
 
@@ -164,6 +166,12 @@ class ArraySynchronizer(PlacedSynchronizer):
             self.comm.close()
         else:
             self.comm._native.close(False)
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent in messages through `comm`, and what was made of it; None where not known."""
+        sent = self.comm.bytes_sent
+        return None if sent is None or self._sent_before is None else self._sent_before + sent
 
     def _new_communicator(self) -> Communicator:
         """Return a communicator of the same ranks. Collective."""

@@ -253,6 +253,12 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         if is_busy:
             raise _busy("close()")
 
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent in messages so far, in rounds and beside them; None where not known."""
+        sent = [communicator.bytes_sent for communicator in (self._background, self._foreground)]
+        return None if None in sent else sum(each for each in sent if each is not None)
+
     def round_is_running(self) -> bool:
         """Tell whether a round is under way, from what this rank knows: some other rank may not have begun it."""
         return not all(handle.done for handle in self._handles)

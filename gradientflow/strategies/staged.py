@@ -359,6 +359,10 @@ class StagedSynchronizer(Synchronizer):
     def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
         return self.host.reports  # type: ignore[no-any-return]
 
+    @property
+    def bytes_sent(self) -> int | None:  # noqa: D102
+        return self.host.bytes_sent  # type: ignore[no-any-return]
+
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return memory that is zero, and shares no page with other memory: so it can be pinned."""

@@ -231,6 +231,11 @@ class Synchronizer(ABC):
         """How each range of gradients went in the last iteration, where that is known."""
         return ()
 
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent to others in messages so far; None where `reports` tell, or nobody knows."""
+        return None
+
     def explain(self, **times: float | None) -> Explanation:
         """Measure the link, and tell what the strategy sends for these tensors, and what to expect. Collective.
 

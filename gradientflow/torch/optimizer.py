@@ -577,9 +577,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes this rank sent to others in messages when gradients were averaged last; None where it is not known."""
-        sent = [report.bytes_sent for report in self.reports]
-        return None if None in sent else sum(each for each in sent if each is not None)
+        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        return 0 if self._loop is None else self._loop.bytes_sent
 
     @property
     def bytes_copied(self) -> int:

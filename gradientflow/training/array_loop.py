@@ -117,6 +117,11 @@ class ArrayLoop:
         """Where the gradients go, one array a tensor; after `wait` they are what the step uses."""
         return self._loop.synchronizer.gradients
 
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        return self._loop.bytes_sent
+
     def ready(self, index: int) -> None:
         """Say that gradient `index` is final for this iteration. From any thread.
 

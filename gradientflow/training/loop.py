@@ -102,6 +102,8 @@ class Loop:
         self._has_batches = True
         self._any_has_batches = True  # on any rank, at the last exchange
         self._rounds = 0  # exchanges for which this rank had batches
+        self._sent: int | None = None  # by the synchronizer, until the last step was made
+        self._sent_for_step: int | None = None
         self.layout = layout
         self.synchronizer = self._bind(layout, before)
 
@@ -113,6 +115,7 @@ class Loop:
         synchronizer.settings = self.tensors.settings
         synchronizer.skips_nonfinite = self.loss_scale is not None
         self.layout, self.synchronizer = layout, synchronizer
+        self._sent = synchronizer.bytes_sent
         self._full_status = np.array([1.0] * len(layout) + [0.0, 1.0] + [0.0] * self.comm.size)[:numbers]
         self.set_loss_scale()
         if before is not None:
@@ -324,6 +327,16 @@ class Loop:
         self.unscaled = self._overflowed = False
         self._passes = 0
         self._let_write(self.synchronizer.after_step)
+        before, self._sent = self._sent, self.synchronizer.bytes_sent
+        self._sent_for_step = None if before is None or self._sent is None else self._sent - before
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes this rank sent to others in messages for the last step; None where that is not known."""
+        sent = [report.bytes_sent for report in self.synchronizer.reports]
+        if not sent:
+            return self._sent_for_step
+        return None if None in sent else sum(each for each in sent if each is not None)
 
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""

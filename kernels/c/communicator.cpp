@@ -125,7 +125,7 @@ gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communi
     Communicator& whole = *given(communicator, "communicator").engine;
     const Part mpi(whole.split(color, key));
     if (mpi.get() != MPI_COMM_NULL) {
-      result = new gf_communicator{Communicator::make(mpi.get(), whole.group().config())};
+      result = new gf_communicator{Communicator::make(mpi.get(), whole.group().config(), &whole)};
     }
   });
 }

@@ -796,6 +796,51 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
             ArrayLoop(comm, weights(), f"{TOP_K}(density=0.{RANK + 1})")
 
 
+def check_what_is_sent_is_counted(comm: gf.Communicator) -> None:
+    """Messages through a strategy's communicator, also of parts and pools, and by exchanges of weights."""
+    least = 2 * (comm.nodes - 1)  # times a tensor: what all ranks together send for an allreduce
+    for words, periods in ((f"{SIGN}(scale=0.5)", (1, 1, 1, 1)), (f"{LOCAL}(period=2)", (0, 4, 0, 4)), ("hpsgd", None)):
+        with ArrayLoop(comm, weights(), words) as training:
+            assert training.bytes_sent is None
+            optimizer = SGD(training, training.weights, lr=1.0)
+            elements = sum(weight.size for weight in training.weights)
+            for step in range(4):
+                run(training, step)
+                optimizer.step()
+                sent = comm.mpi.allreduce(training.bytes_sent)
+                if periods is not None:
+                    assert least * elements * periods[step] <= sent, (words, step, sent)
+                    assert (sent > 0) == (comm.nodes > 1 and periods[step] > 0), (words, step, sent)
+            training.finish()
+    with gf.init(comm.mpi, config=gf.Config(node_size=1)) as whole:
+        part = whole.split(0)
+        assert part is not None
+        part.allreduce(np.ones(100_000, np.float32))
+        among = part.bytes_sent
+        assert among is not None
+        assert (among >= 400_000) == (SIZE > 1)
+        pool = gf.GradientPool(part, [(100_000,)])
+        pool.ready()
+        pool.wait()
+        both = part.bytes_sent
+        assert both is not None
+        assert (both >= 2 * 400_000) == (SIZE > 1)
+        assert whole.bytes_sent == both
+        if SIZE > 1 and RANK < 2:
+            part.send(np.ones(100, np.float32), 1) if RANK == 0 else part.recv(np.ones(100, np.float32), 0)
+        assert part.bytes_sent == both + 400 * (RANK == 0 and SIZE > 1)
+        other = whole.split(0)
+        assert other is not None
+        other.allreduce(np.ones(3), algorithm="mpi")
+        assert other.bytes_sent is None
+        assert whole.bytes_sent is None
+        assert part.bytes_sent is not None
+        with gf.ParameterServer(part, [np.zeros(3, np.float32)]):
+            assert part.bytes_sent is None
+        part.close()
+        other.close()
+
+
 def check_words(comm: gf.Communicator) -> None:
     first, second, own = parse_strategies(f"dense; csc(0.25, warmup=20);{SIGN}( scale = 0.01 )")
     assert repr(first) == "dense"

@@ -51,19 +51,20 @@ bool uses_mpi(const collective::Call& call) { return call.choice && !collective:
 
 }  // namespace
 
-Communicator::Communicator(MPI_Comm comm, const Config& config)
+Communicator::Communicator(MPI_Comm comm, const Config& config, const Communicator* within)
     : group_(std::make_unique<collective::Group>(comm, config)),
+      sent_(std::make_shared<SentBytes>(within != nullptr ? within->sent_ : nullptr)),
       point_to_point_(group_->messages()),
       forks_(count_forks()) {}
 
 // In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
 // condition variable that was in use at the fork stays so.
-std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config) {
+std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config, const Communicator* within) {
   if (count_forks() > 0) {
     throw Error(ErrorKind::closed,
                 "MPI belongs to the process that this one was forked from: no communicator can be made here");
   }
-  std::shared_ptr<Communicator> communicator(new Communicator(comm, config), [](const Communicator* instance) {
+  std::shared_ptr<Communicator> communicator(new Communicator(comm, config, within), [](const Communicator* instance) {
     if (instance->forks_ == count_forks()) {
       delete instance;
     }
@@ -418,7 +419,9 @@ collective::Outcome Communicator::execute(const collective::Call& call, const Le
   if (let_go) {
     let_go();
   }
-  return call.placement ? run_on_device(call) : group_->run(call);
+  const collective::Outcome outcome = call.placement ? run_on_device(call) : group_->run(call);
+  sent_->add(outcome.bytes_sent);
+  return outcome;
 }
 
 collective::Outcome Communicator::run_within(const collective::Call& call, Times& times) {
@@ -508,7 +511,7 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
   config.timeline.clear();
   const std::shared_ptr<Communicator> copy = in_turn([&] {
     group_->agree_on({.signature = {.kind = CallKind::split, .detail = transport::pool_detail(0)}});
-    return make(group_->mpi().get(), config);
+    return make(group_->mpi().get(), config, this);
   });
   copy->name_ = name;
   copy->attend_ = attend_;
@@ -607,15 +610,17 @@ void Communicator::apart(int peer, Work work) {
 
 void Communicator::send(int to, const void* data, std::size_t count, DType dtype,
                         const std::optional<collective::Placement>& placement) {
+  const std::size_t bytes = count * size_of(dtype);
   if (!placement) {
     apart(to, [&] { point_to_point_.send(to, data, count, dtype); });
-    return;
+  } else {
+    const compute::cuda::UseDevice use(placement->device);
+    const transport::Buffer copy(group_->mpi(), bytes);
+    compute::cuda::runtime().copy(copy.data(), data, bytes, placement->stream);
+    compute::cuda::runtime().synchronize(placement->stream);
+    apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
   }
-  const compute::cuda::UseDevice use(placement->device);
-  const transport::Buffer copy(group_->mpi(), count * size_of(dtype));
-  compute::cuda::runtime().copy(copy.data(), data, count * size_of(dtype), placement->stream);
-  compute::cuda::runtime().synchronize(placement->stream);
-  apart(to, [&] { point_to_point_.send(to, copy.data(), count, dtype); });
+  sent_->add(bytes);
 }
 
 void Communicator::receive(int from, void* data, std::size_t count, DType dtype,

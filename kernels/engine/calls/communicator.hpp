@@ -27,6 +27,7 @@
 #include "../../collective/on_device/device_group.hpp"
 #include "device_timeline.hpp"
 #include "handle.hpp"
+#include "sent_bytes.hpp"
 #include "stream_marks.hpp"
 
 namespace gradientflow::engine {
@@ -36,8 +37,10 @@ class PreparedCall;
 class Communicator {
  public:
   // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process whose MPI
-  // is that of a process that it was forked from, as far as this is known: see watch_forks.
-  static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config());
+  // is that of a process that it was forked from, as far as this is known: see watch_forks. `within`: what it sends
+  // counts as sent by that one, too.
+  static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config(),
+                                            const Communicator* within = nullptr);
   // From now on, if MPI has been initialised: a process forked off this one can make no communicator. Making one does
   // this too.
   static void watch_forks() noexcept;
@@ -52,6 +55,11 @@ class Communicator {
   [[nodiscard]] int node() const { return group_->topology().node(); }
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
+
+  // What this rank has sent in messages so far, here and by communicators made of this one: pools, duplicates, parts.
+  // Nothing once a call has sent what is not counted: by the MPI library's own collectives, or by NCCL.
+  [[nodiscard]] std::optional<std::uint64_t> bytes_sent() const { return sent_->total(); }
+  void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // by other means
 
   void check_rank(int rank, const char* what) const;  // throws Error(value) where there is none of that number
   void check_device(int device) const;                // throws Error(value) where another one has been served
@@ -151,7 +159,7 @@ class Communicator {
     void operator()(Communicator* self) const { self->leave_turn(); }
   };
 
-  Communicator(MPI_Comm comm, const Config& config);
+  Communicator(MPI_Comm comm, const Config& config, const Communicator* within);
   void admit(const collective::Call& call) const;
   void check_usable() const;
   [[nodiscard]] std::shared_ptr<Failure> untold_failure() const;
@@ -186,6 +194,7 @@ class Communicator {
   [[nodiscard]] std::vector<std::shared_ptr<Communicator>> duplicates() const;
 
   std::unique_ptr<collective::Group> group_;
+  std::shared_ptr<SentBytes> sent_;
   std::optional<int> device_;                              // of the first call on tensors of one
   std::shared_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
   collective::PointToPoint point_to_point_;

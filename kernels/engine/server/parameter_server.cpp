@@ -66,6 +66,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
   communicator_ = everybody.duplicate("parameter server");
+  communicator_->count_as_sent({});  // letters are not counted
   check_same_on_all_ranks(*communicator_, "parameter servers",
                           std::to_string(counts.size()) + " tensors, layout " +
                               std::to_string(collective::hash_of(counts)) + ", " + std::to_string(roles.workers) +

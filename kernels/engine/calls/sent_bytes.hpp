@@ -1,0 +1,40 @@
+// How many bytes this rank has sent in messages: through a communicator, and through those made of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace gradientflow::engine {
+
+class SentBytes {
+ public:
+  // `within`: of the communicator that it is made of, if it is made of one.
+  explicit SentBytes(std::shared_ptr<SentBytes> within = nullptr) : within_(std::move(within)) {}
+
+  // Of a call; nothing where it is not known, as the total is not from then on. From any thread.
+  void add(std::optional<std::uint64_t> bytes) noexcept {
+    if (bytes) {
+      bytes_.fetch_add(*bytes, std::memory_order_relaxed);
+    } else {
+      known_.store(false, std::memory_order_relaxed);
+    }
+    if (within_ != nullptr) {
+      within_->add(bytes);
+    }
+  }
+
+  [[nodiscard]] std::optional<std::uint64_t> total() const noexcept {
+    return known_.load(std::memory_order_relaxed) ? std::optional(bytes_.load(std::memory_order_relaxed))
+                                                  : std::nullopt;
+  }
+
+ private:
+  std::shared_ptr<SentBytes> within_;
+  std::atomic<std::uint64_t> bytes_{0};
+  std::atomic<bool> known_{true};
+};
+
+}  // namespace gradientflow::engine
