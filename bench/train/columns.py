@@ -82,6 +82,21 @@ def _seconds_to_accuracy(results: Sequence[TrainResult]) -> Text:
     return text
 
 
+def _learning_rate(results: Sequence[TrainResult]) -> Text:
+    """Say it where it is not the same for all, or not tuned for some."""
+    models: dict[str, set[float]] = {}
+    for result in results:
+        models.setdefault(result.model, set()).add(result.optimizer.learning_rate)
+    is_shown = any(len(rates) > 1 for rates in models.values()) or not all(result.is_tuned for result in results)
+
+    def text(result: TrainResult) -> str:
+        if not is_shown:
+            return ""
+        return f"{result.optimizer.learning_rate:g}{'' if result.is_tuned else ', not tuned'}"
+
+    return text
+
+
 def _mean_staleness(run: Run) -> float | None:
     times = sum(run.staleness or ())
     return sum(ahead * count for ahead, count in enumerate(run.staleness or ())) / times if times else None
@@ -120,6 +135,7 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
         ("over\nddp-gloo", _over_baseline(results)),
         ("sent\nMB", _figure(lambda figures: figures.bytes_sent, megabytes)),
         ("reported\nMB", _figure(lambda figures: figures.bytes_reported, megabytes)),
+        ("learning\nrate", _learning_rate(results)),
         ("loss\n", _final(lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}".format)),
         ("accuracy\n%", _final(lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}".format)),
         ("staleness\nmean", _final(_mean_staleness, "{:.2f}".format)),
@@ -150,8 +166,8 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
         text += " For a strategy with a period it is that of means over a period."
     if any(result.entry == Entry(NONE) for result in results):
         text += (
-            " exposed is the step less that of none in the same turns. speed-up is over the samples per second of one "
-            "rank of none."
+            " exposed is the step less that of none in the same turns; below 0 it is within the noise. speed-up is "
+            "over the samples per second of one rank of none."
         )
     if any(_least_exposed(results)(result) for result in results):
         text += " least is the time that the links need for the gradients less the backward pass of none."
@@ -173,6 +189,11 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
             " at 2 ranks, and so on, is the scale efficiency: the samples per second of so many ranks by themselves, "
             "over so many times those of one rank that trains alone, without communication."
         )
+    if not all(result.is_tuned for result in results):
+        text += (
+            " A learning rate is not tuned where it suits plain SGD, a step does something else, and --lr does not "
+            "name the contestant."
+        )
     text += " loss and accuracy are of held-out samples, after the last step"
     several = any(len(result.runs) > 1 for result in results)
     return text + (": the mean over the seeds, and the range." if several else ".")
@@ -182,5 +203,5 @@ LAYOUT = Layout(
     _columns,
     lambda result: result.model,
     _legend,
-    ("optimizer", "backward", "reported", "p95", "least", "accuracy", "speed-up"),
+    ("optimizer", "backward", "reported", "p95", "least", "accuracy", "speed-up", "learning"),
 )

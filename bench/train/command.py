@@ -17,11 +17,13 @@ from .columns import LAYOUT
 from .ladder import LADDER
 from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
 from .plot import draw
+from .rates import parse_rates
 
 
-def _plan(strategies: tuple[str, ...] = (), **options: Any) -> TrainPlan:
+def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
     named = parse_strategies(";".join(strategies), options.get("steps", TrainPlan.steps)) if strategies else ()
-    plan = TrainPlan(strategies=tuple(dict.fromkeys(named)), **options)
+    rate, own_rates = parse_rates(rates)
+    plan = TrainPlan(strategies=tuple(dict.fromkeys(named)), learning_rate=rate, own_rates=own_rates, **options)
     check_packages()
     return plan
 
@@ -86,7 +88,15 @@ TRAIN = Bench(
         option("--turn", 5, "timed steps until it is the next contestant's turn", type=int),
         option("--batch", 32, "samples of a rank in a step", type=int),
         _numbers("--seeds", "seeds", "0", "of parameters and order of data"),
-        option("--lr learning_rate", None, "(default: one that suits the model)", type=float, metavar="RATE"),
+        option(
+            "--lr rates",
+            None,
+            "for all; or NAME=RATE for one strategy or contestant, separated by semicolons or repeated "
+            "(default: one that suits the model)",
+            None,
+            multiple=True,
+            metavar="RATE",
+        ),
         option("--momentum", 0.9, "of SGD, where the strategy takes one", type=float),
         option("--threads", 1, "of PyTorch and NumPy, in each rank", type=int),
         option(

@@ -88,10 +88,8 @@ class Contestant:
         return hashlib.sha256(self.parameters().tobytes()).hexdigest()
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that the library says this rank has sent in messages in the last step, if it does."""
-        if self.entry.strategy is None or not self.optimizer.reports:
-            return None
-        sent: int | None = self.optimizer.bytes_sent
+        """Give the bytes that the library says this rank has sent in messages for the last step, if it does."""
+        sent: int | None = None if self.entry.strategy is None else self.optimizer.bytes_sent
         return sent
 
     def backward(self) -> contextlib.AbstractContextManager[None]:

@@ -12,9 +12,11 @@ from itertools import product
 from typing import Any
 
 from gradientflow.policies import Stragglers
-from gradientflow.strategies import Dense, Strategy, parse_strategies
+from gradientflow.strategies import SSGD, Dense, Strategy, parse_strategies
+from gradientflow.strategies.words import BY_NAME
 
 from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
+from .rates import OwnRates, check_rate
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
 STRATEGIES = "dense; dense(wire='float16')"  # where none are named
@@ -91,6 +93,24 @@ class Entry:
     def needs_ddp(self) -> bool:
         """Whether it is PyTorch's DistributedDataParallel."""
         return self.contestant.startswith("ddp-")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a strategy of the user's own."""
+        return self.strategy is not None and type(self.strategy) not in BY_NAME.values()
+
+    @property
+    def needs_own_rate(self) -> bool:
+        """Whether its steps are not those of all gradients' mean, so that another learning rate may suit it."""
+        if self.strategy is None:
+            return self.approximation_rank is not None
+        return not self.strategy.alone_is_identity and not isinstance(self.strategy, SSGD)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What ``--lr`` may call it: from what it shares with others to what is its own."""
+        of_strategy = () if self.strategy is None else (self.strategy.name, str(self.strategy), self.setting)
+        return (self.contestant, *of_strategy, self.name)
 
     @property
     def warmup(self) -> int:
@@ -196,6 +216,8 @@ class TrainPlan(Plan):
         Each gives other initial parameters and another order of the data.
     learning_rate : float or None
         None for one that suits the model.
+    own_rates : tuple of (str, float)
+        Those of contestants that are called so: `Entry.titles`.
     momentum : float
         Of the optimizer, where the strategy takes one.
     threads : int
@@ -228,6 +250,7 @@ class TrainPlan(Plan):
     batch: int = 32
     seeds: tuple[int, ...] = (0,)
     learning_rate: float | None = None
+    own_rates: OwnRates = ()
     momentum: float = 0.9
     threads: int = 1
     epochs: int | None = None
@@ -263,8 +286,8 @@ class TrainPlan(Plan):
                 raise PlanError(f"{option} needs at least 1, not {number}")
         if min(self.seeds) < 0:
             raise PlanError(f"--seeds needs 0 or more, not {min(self.seeds)}")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise PlanError(f"--lr needs more than 0, not {self.learning_rate:g}")
+        if self.learning_rate is not None:
+            check_rate(self.learning_rate)
         if not 0 <= self.momentum < 1:
             raise PlanError(f"--momentum needs at least 0 and less than 1, not {self.momentum:g}")
         if self.ladder and self.stragglers is not None:
@@ -280,6 +303,12 @@ class TrainPlan(Plan):
         for name in names:
             if names.count(name) > 1:
                 raise PlanError(f"two strategies would both be shown as {name}: give one of them another name")
+        titles = list(dict.fromkeys(title for entry in self.entries for title in entry.titles))
+        for name, _ in self.own_rates:
+            if name not in titles:
+                raise PlanError(
+                    f"--lr has a rate for {name}, which does not take part: it goes with {', '.join(titles)}"
+                )
         for entry in self.entries:
             if self.epochs is None and self.steps < entry.period:
                 raise PlanError(f"--steps needs at least {entry.period}, the period of {entry.strategy}")
@@ -338,7 +367,13 @@ class TrainPlan(Plan):
     def optimizer_of(self, entry: Entry, suitable_rate: float) -> Optimizer:
         """Give the optimizer with which a contestant trains a model."""
         takes_momentum = entry.strategy is None or entry.strategy.takes_momentum
-        return Optimizer(self.learning_rate or suitable_rate, self.momentum if takes_momentum else 0.0)
+        rate = self.own_rate_of(entry) or self.learning_rate or suitable_rate
+        return Optimizer(rate, self.momentum if takes_momentum else 0.0)
+
+    def own_rate_of(self, entry: Entry) -> float | None:
+        """Give the learning rate that was given for a contestant; by what is most its own, if it is called several."""
+        own = dict(self.own_rates)
+        return next((own[title] for title in reversed(entry.titles) if title in own), None)
 
     @property
     def untimed_steps(self) -> int:

@@ -33,8 +33,8 @@ class Turn:
         What all steps took.
     sent : int
         Bytes that this rank counted in the timed steps.
-    reported : int or None
-        Bytes that the library says this rank sent in the last step.
+    reported : float or None
+        Bytes that the library says this rank sent in a timed step.
     waited : float or None
         Seconds that the timed steps took beyond what they were drawn to compute; None where nothing was drawn.
     sent_in_all : int or None
@@ -46,7 +46,7 @@ class Turn:
     steps: int
     seconds: float
     sent: int
-    reported: int | None
+    reported: float | None
     waited: float | None = None
     sent_in_all: int | None = None
 
@@ -219,7 +219,7 @@ class Figures:
     bytes_sent : int or None
         Of each rank in a step, by the counter of the network device; None where that is not known.
     bytes_reported : int or None
-        What each rank sent other nodes in a step, as the library itself says.
+        What each rank sent in messages in a step, as the library itself counts.
     waiting_percent : float or None
         With stragglers, the share of their time in which ranks did not compute, but waited or communicated.
     iterations_per_second : float or None
@@ -285,7 +285,7 @@ def summarise(
         differences = [np.median(turn.step) - np.median(other.step) for turn, other in pairs]
         exposed = float(np.median(differences)) if period == 1 else median - alone
     sent = np.average([turn.sent for turn in turns], weights=[len(turn.step) for turn in turns])
-    reported = [turn.reported for turn in turns if turn.reported is not None]
+    reported = [(turn.reported, len(turn.step)) for turn in turns if turn.reported is not None]
     samples_per_second = batch * float(np.mean(rates)) if rates else ranks * batch * 1e3 / median
     return Figures(
         steps=sum(len(turn.step) for turn in turns),
@@ -298,10 +298,15 @@ def summarise(
         exposed_ms=None if exposed is None else round(exposed, 4),
         bookkeeping_ms=None if np.isnan(bookkeeping) else round(bookkeeping, 4),
         bytes_sent=round(float(sent)) if traffic_known else None,
-        bytes_reported=round(float(np.mean(reported))) if reported else None,
+        bytes_reported=_weighted(reported),
         waiting_percent=round(100 * float(np.mean(waited)), 2) if waited else None,
         iterations_per_second=round(float(np.mean(rates)), 3) if rates else None,
     )
+
+
+def _weighted(parts: Sequence[tuple[float, int]]) -> int | None:
+    """Give the mean of values of which each counts so many times, as a whole number; None where there are none."""
+    return round(sum(value * times for value, times in parts) / sum(times for _, times in parts)) if parts else None
 
 
 def _means(steps: NDArray[np.float64], period: int) -> NDArray[np.float64]:
@@ -334,6 +339,8 @@ class TrainResult:
         Wrong elements of checked gradients, and ranks that ended with parameters of their own.
     optimizer : Optimizer
         What makes the steps, or tells the servers how.
+    rate_given : bool
+        Whether the learning rate was given for this contestant.
     scale : tuple of Scaled
         On more and more ranks, where that was measured.
     """
@@ -349,7 +356,13 @@ class TrainResult:
     runs: list[Run]
     wrong: int
     optimizer: Optimizer
+    rate_given: bool = False
     scale: tuple[Scaled, ...] = ()
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the learning rate suits: it was given for this contestant, or is that of plain SGD, as its steps."""
+        return self.rate_given or not self.entry.needs_own_rate
 
     def record(self) -> dict[str, Any]:
         """Give what a result file holds of it."""
@@ -363,6 +376,8 @@ class TrainResult:
             "settings": None if entry.strategy is None else _settings(entry.settings),
             "approximation_rank": entry.approximation_rank,
             "optimizer": str(self.optimizer),
+            "learning_rate": self.optimizer.learning_rate,
+            "learning_rate_tuned": self.is_tuned,
             "overlaps": None if entry.strategy is None else entry.overlaps,
             "fused": None if entry.strategy is None else entry.fused,
             "ranks": self.ranks,

@@ -60,6 +60,8 @@ class TrainSession(Session[str, Any, TrainResult]):
         outcome = super().run()
         if self.plan.scales:
             self._measure_scale()
+        if (untuned := _untuned(outcome.results)) and not self.plan.ladder:
+            outcome.remark(untuned)
         if len(sittings := self._kept.sittings) > 1:
             outcome.remark(
                 f"Measured in {len(sittings)} sittings, begun {', '.join(map(readable, sittings))}; what is said of "
@@ -340,7 +342,19 @@ class TrainSession(Session[str, Any, TrainResult]):
         return TrainResult(
             *(task.name, parameters, entry, comm.size, comm.nodes, plan.batch, link_ms, figures, runs, wrong),
             plan.optimizer_of(entry, task.learning_rate),
+            plan.own_rate_of(entry) is not None,
         )
+
+
+def _untuned(results: Sequence[TrainResult]) -> str | None:
+    """Say for whom the learning rate was not tuned."""
+    names = dict.fromkeys(each.entry.strategy or each.entry.name for each in results if not each.is_tuned)
+    if not names:
+        return None
+    return (
+        f"Learning rate not tuned: {', '.join(map(str, names))}. It is one that suits plain SGD; what they learn says "
+        "little until each has its own, by --lr 'NAME=RATE'."
+    )
 
 
 def _wait_idly(comm: Communicator) -> None:
@@ -455,18 +469,19 @@ class _Course:
             sent = self._traffic.sent() - before
         finally:
             gc.enable()
+        known = [each for each in reported if each is not None]  # not in the first step, before all is bound
         if not self._traffic.is_known:
-            known = [each for each in reported if each is not None]  # not in the first step, before all is bound
             sent_in_all = round(len(reported) * sum(known) / len(known)) if known else None
         self._made[contestant.entry] = first + len(times)
         untimed = min(untimed, len(times) - 1)
+        known = [each for each in reported[untimed:] if each is not None]
         return Turn(
             np.array(times[untimed:], np.int64).reshape(-1, 3),
             np.array(bookkeeping[untimed:]),
             len(times),
             (sum(map(sum, times)) + finishing * finishes) / 1e9,
             sent,
-            contestant.bytes_reported(),
+            sum(known) / len(known) if known else None,
             sum(waited[untimed:]) if waited else None,
             sent_in_all,
         )

@@ -36,6 +36,7 @@ from gradientflow.bench.train.plan import (
     TrainPlan,
     parse_numbers,
 )
+from gradientflow.bench.train.rates import parse_rates
 from gradientflow.bench.train.results import (
     Figures,
     JointTurn,
@@ -59,7 +60,7 @@ SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"
 SGD = Optimizer(0.01, 0.9)
 RESULT_FIELDS = [
     *("model", "parameters", "contestant", "precision", "strategy", "settings", "approximation_rank", "optimizer"),
-    *("overlaps", "fused"),
+    *("learning_rate", "learning_rate_tuned", "overlaps", "fused"),
     *("ranks", "nodes", "batch", "steps"),
     *("step_median_ms", "step_p95_ms", "forward_median_ms", "backward_median_ms", "samples_per_second"),
     *("speedup", "exposed_ms", "bookkeeping_ms", "bytes_sent", "bytes_reported", "waiting_percent"),
@@ -246,6 +247,52 @@ def test_only_strategies_that_take_a_momentum_have_one() -> None:
     assert [found[name] for name in found if "hpsgd" in name] == ["SGD(lr=0.1)"]
     plain = replace(plan, momentum=0.0, learning_rate=0.2)
     assert {str(plain.optimizer_of(entry, 0.1)) for entry in plain.entries} == {"SGD(lr=0.2)"}
+
+
+def test_each_strategy_may_have_a_learning_rate_of_its_own() -> None:
+    rate, own = parse_rates((f"0.2; {SIGN}=0.01", "csc=0.3", "csc(0.2)=0.4; mpi = 0.5; gradientflow=0.6"))
+    assert (rate, dict(own)) == (
+        0.2,
+        {"SignSGD(scale=0.01)": 0.01, "csc": 0.3, "csc(density=0.2)": 0.4, "mpi": 0.5, "gradientflow": 0.6},
+    )
+    strategies = tuple(parse_strategies(f"dense; csc; csc(0.2); {SIGN}"))
+    plan = TrainPlan(("cnn",), ("gradientflow", "mpi", "ddp-gloo"), strategies, learning_rate=rate, own_rates=own)
+    found = [plan.optimizer_of(entry, 0.1).learning_rate for entry in plan.entries]
+    assert found == [0.2, 0.6, 0.3, 0.4, 0.01, 0.5, 0.2]
+    assert [plan.own_rate_of(entry) is not None for entry in plan.entries] == [False, *[True] * 5, False]
+    assert plan.conditions != replace(plan, own_rates=()).conditions
+    assert parse_rates(()) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fast",), "--lr takes RATE for all, or NAME=RATE for one strategy or contestant, not 'fast'"),
+        (("csc(density=0.1)",), r"not 'csc\(density=0.1\)'"),
+        (("0.1", "0.2"), "--lr has two rates for all"),
+        (("dense=0.1;dense=0.1",), "--lr has two rates for dense"),
+        (("dense=0",), "--lr needs more than 0, not 0"),
+        (("dense=0.1; lags=0.1",), "--lr has a rate for lags, which does not take part: it goes with none, .*dense"),
+    ],
+)
+def test_learning_rates_that_cannot_be_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        named("dense", own_rates=parse_rates(words)[1])
+
+
+def test_it_is_said_whose_learning_rate_is_not_tuned() -> None:
+    found = [replace(each, figures=None, runs=[]) for each in results()]
+    assert [each.is_tuned for each in found] == [True, True, True, False, False]  # PowerSGD's, and that of csc
+    assert replace(found[4], rate_given=True).is_tuned
+    plain = {entry.setting for entry in named("all", steps=4000).entries if not entry.needs_own_rate}
+    assert plain == {"", "auto", "dense", "psgd", "ssgd"}
+    assert "0.01, not tuned" in shown(results(), 300)
+    assert "A learning rate is not tuned where" in LAYOUT.explain(results())
+    tuned = [replace(each, rate_given=True) for each in results()]
+    assert "learning" not in shown(tuned, 300)
+    tuned[4] = replace(tuned[4], optimizer=Optimizer(0.5, 0.9))
+    assert "0.5" in shown(tuned, 300)
+    assert "not tuned" not in shown(tuned, 300)
 
 
 def test_numbers_are_read() -> None:

@@ -150,9 +150,13 @@ def check_own_strategies(comm: gf.Communicator) -> None:
     assert wrong[5] > 1000
     if comm.rank != 0:
         return
-    for result in outcome.results[1:4]:
+    parameters = outcome.results[0].parameters
+    some = 0.05 * parameters  # entries of TopK, 12 bytes each
+    sent = [(parameters, 1.02 * parameters), (11.9 * some, 12.5 * some), (4 * parameters / 5, parameters)]
+    for result, (least, most) in zip(outcome.results[1:4], sent, strict=True):
         assert result.figures is not None
-        assert result.figures.bytes_reported is None  # not known of calls that a strategy makes itself
+        assert least <= (result.figures.bytes_reported or 0) <= most, result.entry
+        assert result.runs[0].curve[-1].sent
         assert result.figures.steps == (5 if result.entry.period > 1 else 4)  # a period is timed without gaps
         assert result.record()["settings"] == result.entry.settings
     assert [remark for remark in outcome.remarks if remark.startswith("WRONG: cnn, gradientflow (Lonely)")]

@@ -1,0 +1,66 @@
+"""The learning rates of ``gradientflow bench train``: one for all, and those of single contestants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gradientflow.errors import GradientFlowError
+from gradientflow.strategies import parse_strategy
+
+from ..core.plan import PlanError
+
+OwnRates = tuple[tuple[str, float], ...]  # by the name of a contestant or strategy, or by a strategy's words
+
+
+def parse_rates(words: Sequence[str]) -> tuple[float | None, OwnRates]:
+    """Read what ``--lr`` was given.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` for what is
+        called so.
+
+    Returns
+    -------
+    tuple
+        The rate for all, if there is one, and the others, by name.
+    """
+    for_all: float | None = None
+    own: dict[str, float] = {}
+    for text in filter(None, (each.strip() for word in words for each in word.split(";"))):
+        named, _, number = text.rpartition("=")
+        try:
+            rate = float(number)
+        except ValueError:
+            message = f"--lr takes RATE for all, or NAME=RATE for one strategy or contestant, not {text!r}"
+            raise PlanError(message) from None
+        name = _as_shown(named.strip())
+        if (name in own) if name else for_all is not None:
+            raise PlanError(f"--lr has two rates for {name or 'all'}: leave one of them out")
+        check_rate(rate)
+        if name:
+            own[name] = rate
+        else:
+            for_all = rate
+    return for_all, tuple(own.items())
+
+
+def check_rate(rate: float) -> None:
+    """Refuse what is no learning rate."""
+    if not 0 < rate < math.inf:
+        raise PlanError(f"--lr needs more than 0, not {rate:g}")
+
+
+def _as_shown(name: str) -> str:
+    """Give the words of a strategy as results show them."""
+    if "(" in name:
+        try:
+            return str(parse_strategy(name))
+        except GradientFlowError:  # one of the user's own, whose file was named before
+            pass
+    return name.rpartition(".py:")[2]
+
+
+__all__ = ["OwnRates", "check_rate", "parse_rates"]
