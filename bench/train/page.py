@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..core.environment import environment_lines, readable
 from ..core.table import name
+from .colours import BASELINE, colours_of, family
 from .columns import LAYOUT
-from .panels import BASELINE, colour, draw_families, draw_rows, short
+from .panels import draw_families, draw_rows, short
+from .plan import Entry
 from .results import TrainResult
 
 _TEMPLATE = """<!DOCTYPE html>
@@ -79,12 +82,12 @@ dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 """
 
 
-_NAME = name("contestant", lambda result: short(result.entry))
+_NAMES = (name("contestant", lambda result: short(result.entry)), name("family", lambda result: family(result.entry)))
 _LEFT_OUT = (
     "model",
     "contestant",
     "setting",
-    "p95\nms",
+    "optimizer",
     "backward\nms",
     "least\nms",
     "selection\nms",
@@ -141,19 +144,19 @@ def _checked(results: Sequence[TrainResult]) -> str:
 
 
 def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) -> dict[str, Any]:
-    first = results[0]
+    first, colours = results[0], colours_of(result.entry for result in everything)
     columns = [column for column in LAYOUT.columns(everything, False) if column.shown]
     headings = {column.heading for column in columns}
     left_out = {*_LEFT_OUT, "reported\nMB"} if "sent\nMB" in headings else set(_LEFT_OUT)
-    columns = [_NAME, *(column for column in columns if column.heading not in left_out)]
+    columns = [*_NAMES, *(column for column in columns if column.heading not in left_out)]
     return {
         "name": first.model,
         "parameters": f"{first.parameters / 1e6:.2f}",
         "samples": f"{first.batch} samples a rank in a step",
         "summary": _summary(results),
-        "charts": _charts(results),
+        "charts": _charts(results, colours),
         "columns": [{"heading": column.heading, "is_name": column.kind == "name"} for column in columns],
-        "rows": [{"cells": _cells(result, columns), "colour": colour(result.entry)} for result in results],
+        "rows": [{"cells": _cells(result, columns), "colour": colours[result.entry]} for result in results],
     }
 
 
@@ -204,12 +207,12 @@ def _final_loss(result: TrainResult) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _charts(results: Sequence[TrainResult]) -> list[dict[str, str]]:
+def _charts(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> list[dict[str, str]]:
     charts = [
         {
             "title": "Speed, communication, and what was learnt",
-            "note": "The fastest above; the dotted line is ddp-gloo, names have the colour of their family.",
-            "svg": draw_rows(results),
+            "note": "The fastest above; the dotted line is ddp-gloo. A strategy has the same colour everywhere.",
+            "svg": draw_rows(results, colours),
         }
     ]
     sent = "megabytes that a rank has sent"
@@ -217,23 +220,26 @@ def _charts(results: Sequence[TrainResult]) -> list[dict[str, str]]:
     how = "Lines of other families are grey; dashed: ddp-gloo and the references. "
     held_out = how + "Held-out samples. An arrow: it went on, so far."
     counted = how + _bytes_note(results)
+    learnt = partial(_learnt, results, colours)
     drawn: list[tuple[str, str, str | None]] = [
-        ("Loss against time", held_out, _learnt(results, "seconds", "loss", time)),
-        ("Accuracy against time", held_out, _learnt(results, "seconds", "accuracy", time)),
-        ("Loss against bytes sent", counted, _learnt(results, "sent", "loss", sent)),
-        ("Accuracy against bytes sent", counted, _learnt(results, "sent", "accuracy", sent)),
+        ("Loss against time", held_out, learnt("seconds", "loss", time)),
+        ("Accuracy against time", held_out, learnt("seconds", "accuracy", time)),
+        ("Loss against bytes sent", counted, learnt("sent", "loss", sent)),
+        ("Accuracy against bytes sent", counted, learnt("sent", "accuracy", sent)),
         (
             "Scale efficiency",
             how + "Samples a second of so many ranks, over so many times those of one rank that trains alone without "
             "communication.",
-            draw_families(results, _scale, "ranks", "efficiency", dots=True, limits=(0.0, 1.0)),
+            draw_families(results, _scale, colours, "ranks", "efficiency", dots=True, limits=(0.0, 1.0)),
         ),
     ]
     charts += [{"title": title, "note": note, "svg": svg} for title, note, svg in drawn if svg is not None]
     return charts
 
 
-def _learnt(results: Sequence[TrainResult], across: str, upwards: str, label: str) -> str | None:
+def _learnt(
+    results: Sequence[TrainResult], colours: Mapping[Entry, str], across: str, upwards: str, label: str
+) -> str | None:
     def curves(result: TrainResult) -> list[tuple[list[float], list[float]]]:
         found = []
         for run in result.runs:
@@ -246,7 +252,7 @@ def _learnt(results: Sequence[TrainResult], across: str, upwards: str, label: st
         return found
 
     name = "accuracy, %" if upwards == "accuracy" else upwards
-    return draw_families(results, curves, label, name, logarithmic=upwards == "loss", decades=across == "sent")
+    return draw_families(results, curves, colours, label, name, logarithmic=upwards == "loss", decades=across == "sent")
 
 
 def _scale(result: TrainResult) -> list[tuple[list[float], list[float]]]:
@@ -258,8 +264,8 @@ def _bytes_note(results: Sequence[TrainResult]) -> str:
     if any(result.figures is not None and result.figures.bytes_sent is not None for result in results):
         return "Counted at the network device between the hosts."
     return (
-        "As the library itself counts what it sends to other nodes; of other rows it is not known without a network "
-        "between hosts."
+        "As the library itself counts what it sends in messages, which ranks of one node hardly need; of other rows it "
+        "is not known without a network between hosts."
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,24 +15,15 @@ from typing import Any
 import numpy as np
 
 from ..core.plot import plain_numbers
+from .colours import BASELINE, BASELINE_COLOUR, FAMILIES, family
+from .columns import milliseconds
 from .plan import Entry
 from .results import TrainResult
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
-BASELINE = Entry("ddp-gloo")
-_FAMILIES = {
-    "PyTorch and MPI": "#d1495b",
-    "all of the gradients": "#0b5fa5",
-    "a part of the gradients": "#2a9d8f",
-    "parameter server": "#b7791f",
-    "rounds in the background": "#7a4fb5",
-    "weights now and then": "#c05a9a",
-}
-REFERENCES = "references"
-_DARK = "#333333"
 _PALE = "#dddddd"
-_LINES = ("#0b5fa5", "#e28413", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#c05a9a", "#17a2b8", "#946b2d", "#6b7280")
+_UNKNOWN = "#999999"
 _STYLE = {
     "font.size": 9,
     "font.family": "sans-serif",
@@ -53,33 +44,14 @@ _LONG = 2.5  # times the median of all curves: longer ones leave the panel
 _GAP = 0.062  # between labels, of the height of a panel
 
 
-def family(entry: Entry) -> str:
-    """Say what kind of communication it is, from what its strategy declares."""
-    strategy = entry.strategy
-    if entry.is_reference:
-        return REFERENCES
-    if strategy is None:
-        return "PyTorch and MPI"
-    if strategy.gradients == "local":
-        return "weights now and then"
-    if strategy.gradients == "consumed":
-        return "parameter server" if entry.runs_free else "rounds in the background"
-    return "all of the gradients" if strategy.alone_is_identity else "a part of the gradients"
-
-
 def short(entry: Entry) -> str:
     """Name a contestant as briefly as possible."""
     return entry.setting if entry.strategy is not None else entry.name
 
 
-def colour(entry: Entry) -> str:
-    """Give the colour of its family."""
-    return _FAMILIES.get(family(entry), _DARK)
-
-
 @dataclass(frozen=True)
 class _Bars:
-    """What a column of bars shows of a result."""
+    """What a column of bars shows of a result. Nothing is below 0 but by noise."""
 
     title: str
     unit: str
@@ -87,7 +59,7 @@ class _Bars:
     show: Callable[[float], str]
 
 
-def draw_rows(results: Sequence[TrainResult]) -> str:
+def draw_rows(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> str:
     """Draw the figures of one model as bars: a row for each contestant, the fastest above; as SVG."""
     timed = sorted((result for result in results if result.figures is not None), key=_rate, reverse=True)
     columns = [each for each in _BARS if any(_finite(each.value(result)) for result in timed)]
@@ -95,34 +67,37 @@ def draw_rows(results: Sequence[TrainResult]) -> str:
         figure = _figure(3.0 + 2.35 * len(columns), 0.9 + 0.235 * len(timed))
         axes = figure.subplots(1, max(1, len(columns)), sharey=True, squeeze=False)[0]
         for place, bars in enumerate(columns):
-            _draw_bars(axes[place], timed, [_finite(bars.value(result)) for result in timed], bars.show)
+            _draw_bars(axes[place], timed, [_finite(bars.value(result)) for result in timed], bars.show, colours)
             axes[place].set_title(bars.title)
             axes[place].set_xlabel(bars.unit)
         axes[0].set_yticks(range(len(timed)), [short(result.entry) for result in timed])
         for tick, result in zip(axes[0].get_yticklabels(), timed, strict=True):
-            tick.set_color(colour(result.entry))
+            tick.set_color(colours[result.entry])
         axes[0].set_ylim(len(timed) - 0.4, -0.6)
         return _svg(figure, "Bars: " + ", ".join(each.title for each in columns))
 
 
 def _draw_bars(
-    axes: Any, results: Sequence[TrainResult], values: Sequence[float | None], show: Callable[[float], str]
+    axes: Any,
+    results: Sequence[TrainResult],
+    values: Sequence[float | None],
+    show: Callable[[float], str],
+    colours: Mapping[Entry, str],
 ) -> None:
     """Draw a bar for each, with its value behind it, and a line where the baseline is."""
-    known = [value for value in values if value is not None]
-    largest = max((abs(value) for value in known), default=1.0) or 1.0
+    largest = max((value for value in values if value is not None), default=0.0)
     for place, (result, value) in enumerate(zip(results, values, strict=True)):
         beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-        if value is None:
-            axes.annotate("not known", (0, place), color="#999999", fontsize=7, **beside)
+        if value is None or value < 0:
+            text = "not known" if value is None else "0, within the noise"
+            axes.annotate(text, (0, place), color=_UNKNOWN, fontsize=7, **beside)
             continue
-        axes.barh(
-            place, value, color=colour(result.entry), alpha=0.5 if result.entry.is_reference else 0.9, height=0.72
-        )
-        axes.annotate(show(value), (max(value, 0), place), fontsize=7.5, **beside)
+        alpha = 0.5 if result.entry.is_reference else 0.9
+        axes.barh(place, value, color=colours[result.entry], alpha=alpha, height=0.72)
+        axes.annotate(show(value), (value, place), fontsize=7.5, **beside)
         if result.entry == BASELINE:
-            axes.axvline(value, color=_FAMILIES["PyTorch and MPI"], linewidth=0.8, linestyle=":")
-    axes.set_xlim(min(0.0, *known, 0.0) * 1.1 if known else 0.0, 1.28 * largest)
+            axes.axvline(value, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0.0, 1.28 * largest if largest > 0 else 1.0)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(_locator())
 
@@ -130,6 +105,7 @@ def _draw_bars(
 def draw_families(
     results: Sequence[TrainResult],
     curves: Callable[[TrainResult], Sequence[Curve]],
+    colours: Mapping[Entry, str],
     across: str,
     upwards: str,
     *,
@@ -146,6 +122,8 @@ def draw_families(
         Of one model.
     curves : callable
         Gives those of a result.
+    colours : mapping
+        That of each contestant.
     across, upwards : str
         What the axes show.
     logarithmic : bool
@@ -160,7 +138,7 @@ def draw_families(
     drawn = {result.entry: [_finite_curve(curve) for curve in curves(result)] for result in results}
     drawn = {entry: [curve for curve in found if len(curve[0]) > 1] for entry, found in drawn.items()}
     drawn = {entry: found for entry, found in drawn.items() if found}
-    families = [name for name in _FAMILIES if any(family(entry) == name for entry in drawn)]
+    families = [name for name in FAMILIES if any(family(entry) == name for entry in drawn)]
     if not families:
         return None
     values = [value for found in drawn.values() for _, ys in found for value in ys]
@@ -193,22 +171,26 @@ def draw_families(
             axes.set_xlim(begin, right)
             axes.set_ylim(*_with_room(values, limits, is_logarithmic=is_logarithmic))
             axes.grid(visible=True, color="#eeeeee")
-            axes.set_title(families[place], color=_FAMILIES[families[place]])
-            _draw_family(axes, drawn, families[place], names, dots=dots)
+            axes.set_title(families[place])
+            _draw_family(axes, drawn, families[place], colours, names, dots=dots)
         return _svg(figure, f"Curves: {upwards} against {across}, a panel for each family")
 
 
-def _draw_family(axes: Any, drawn: dict[Entry, list[Curve]], name: str, end: float, *, dots: bool) -> None:
+def _draw_family(
+    axes: Any,
+    drawn: Mapping[Entry, list[Curve]],
+    name: str,
+    colours: Mapping[Entry, str],
+    end: float,
+    *,
+    dots: bool,
+) -> None:
     """Draw all curves, those of a family in colours with their names at the end; an arrow where they go on."""
     labels: list[tuple[float, float, str, str]] = []
-    number = 0
     for entry, found in drawn.items():
         dashed = entry.is_reference or entry == BASELINE
         own = family(entry) == name and not dashed
-        shade = _LINES[number % len(_LINES)] if own else _PALE
-        if dashed:
-            shade = _DARK if entry.is_reference else _FAMILIES["PyTorch and MPI"]
-        number += own
+        shade = colours[entry] if own or dashed else _PALE
         for curve in found:
             axes.plot(
                 *_until(curve, end),
@@ -335,10 +317,16 @@ def _locator() -> Any:
 _BARS = (
     _Bars("samples a second", "more is better", lambda result: _rate(result) or None, "{:,.0f}".format),
     _Bars(
+        "95th percentile of the step",
+        "ms, less is better",
+        lambda result: None if result.figures is None else result.figures.step_p95_ms,
+        milliseconds,
+    ),
+    _Bars(
         "exposed communication",
         "ms a step, less is better",
         lambda result: None if result.figures is None else result.figures.exposed_ms,
-        "{:.3g}".format,
+        milliseconds,
     ),
     _Bars("sent by a rank", "MB a step, less is better", _megabytes, "{:.3g}".format),
     _Bars("loss at the end", "less is better", lambda result: _end(result, "loss"), "{:.3g}".format),
@@ -356,4 +344,4 @@ def _svg(figure: Any, what: str) -> str:
     return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(what)}"', 1)
 
 
-__all__ = ["BASELINE", "REFERENCES", "colour", "draw_families", "draw_rows", "family", "short"]
+__all__ = ["draw_families", "draw_rows", "short"]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.plot import plain_numbers
+from .colours import colours_of
+from .columns import milliseconds
 from .plan import NONE, Entry
 from .results import TrainResult
 
-_OURS = ("#0b5fa5", "#2a9d8f", "#17becf", "#7a4fb5", "#5f8a3c", "#946b2d")
-_PEERS = ("#d1495b", "#e28413", "#c05a9a", "#946b2d")
-_REFERENCES = ("#222222", "#888888")
 _LOGARITHMIC_FROM = 4  # the largest loss over the smallest
+_DARK = "#333333"
 _EXPOSED = 0.35  # strength of the colour of what is not computing
 
 
@@ -25,10 +25,10 @@ def draw(figure: Any, results: Sequence[TrainResult]) -> str:
     models = list(dict.fromkeys(result.model for result in right))
     timed = any(result.entry == Entry(NONE) for result in right)
     most = max((sum(result.model == model for result in right) for model in models), default=1)
+    colours = colours_of(result.entry for result in results)
     figure.set_size_inches(12, max(len(models), 1) * (1.8 + 0.28 * most) + 0.5)
     for row, model in enumerate(models):
         block = [result for result in right if result.model == model]
-        colours = _colours([result.entry for result in block])
         left = figure.add_subplot(len(models), 2, 2 * row + 1)
         other = figure.add_subplot(len(models), 2, 2 * row + 2)
         left.set_title(f"{model}, {block[0].parameters / 1e6:.2f} million parameters: loss")
@@ -47,21 +47,6 @@ def draw(figure: Any, results: Sequence[TrainResult]) -> str:
 
 def _is_delayed(result: TrainResult) -> bool:
     return result.figures is not None and result.figures.waiting_percent is not None
-
-
-def _colours(entries: Sequence[Entry]) -> dict[Entry, str]:
-    palettes = {
-        palette: [entry for entry in entries if _palette(entry) == palette] for palette in (_OURS, _PEERS, _REFERENCES)
-    }
-    return {
-        entry: palette[number % len(palette)]
-        for palette, members in palettes.items()
-        for number, entry in enumerate(members)
-    }
-
-
-def _palette(entry: Entry) -> tuple[str, ...]:
-    return _REFERENCES if entry.is_reference else _OURS if "gradientflow" in entry.contestant else _PEERS
 
 
 def _draw_curves(
@@ -89,17 +74,19 @@ def _scale_losses(axes: Any, results: Sequence[TrainResult]) -> None:
 
 
 def _draw_steps(axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> None:
-    """Draw the steps as bars, paler where they are longer than without communication."""
-    steps = [result.figures.step_median_ms if result.figures is not None else 0.0 for result in results]
-    alone = next(step for step, result in zip(steps, results, strict=True) if result.entry == Entry(NONE))
-    places = range(len(results))
-    shades = [colours[result.entry] for result in results]
-    axes.barh(places, steps, color=shades, alpha=_EXPOSED)
-    axes.barh(places, [min(step, alone) for step in steps], color=shades)
-    for place, step in zip(places, steps, strict=True):
-        axes.annotate(f"{step:.3g}", (step, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    """Draw the steps as bars, paler where they are longer than without communication; a line goes to the slow ones."""
+    figures = [result.figures for result in results if result.figures is not None]
+    alone = next(each.step_median_ms for each, it in zip(figures, results, strict=True) if it.entry == Entry(NONE))
+    places, shades = range(len(results)), [colours[result.entry] for result in results]
+    axes.barh(places, [each.step_median_ms for each in figures], color=shades, alpha=_EXPOSED)
+    axes.barh(places, [min(each.step_median_ms, alone) for each in figures], color=shades)
+    for place, each in enumerate(figures):
+        axes.plot([each.step_median_ms, each.step_p95_ms], [place, place], color=_DARK, linewidth=0.8, marker="|")
+        text = f"{milliseconds(each.step_median_ms)}, p95 {milliseconds(each.step_p95_ms)}"
+        at = max(each.step_median_ms, each.step_p95_ms), place
+        axes.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(places, [result.entry.name for result in results])
     axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("ms a step; paler: what it takes beyond computing alone")
+    axes.margins(x=0.2)
+    axes.set_xlabel("ms a step; paler: beyond computing alone; the line: to the 95th percentile")
     axes.set_title("step")

@@ -598,10 +598,40 @@ def test_the_page_holds_all_that_is_known_and_fetches_nothing() -> None:
     assert text.count("&lt;b&gt;$x$&lt;/b&gt;") > 3  # in the table and in the plots
     assert not re.search("<b>|<i>|<processor>", text)
     assert "WRONG, and without figures: ddp-gloo-powersgd (rank 4) (mlp)." in text
+    assert "p95" in text
     assert "Of 4 ways, 2 trained on more samples a second than ddp-gloo, and 2 on as many or fewer" in text
     assert "2026-01-02 03:04:05 UTC" in text
     nothing = [replace(result, figures=None, wrong=1, runs=[]) for result in results()]
     assert page_of(nothing, ENVIRONMENT, []).count("<svg") == 1
+
+
+def test_a_strategy_has_one_colour_in_all_panels() -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    from gradientflow.bench.train.colours import FAMILIES, colours_of, family
+    from gradientflow.bench.train.page import page_of
+
+    every = replace(named(f"all; {SIGN}", steps=4000), contestants=CONTESTANTS).entries
+    colours = colours_of(every)
+    assert [entry.setting for entry in every if family(entry) == "your own"] == ["SignSGD(scale=0.01)"]
+    for name in FAMILIES:
+        members = [entry for entry in every if family(entry) == name]
+        assert 1 <= len(members) == len({colours[entry] for entry in members})
+
+    found = results()
+    for place, entry in enumerate([Entry("gradientflow", CSC(0.3)), Entry("gradientflow", Dense())]):
+        # The first is not known for every panel, and so is not in each.
+        curve = [Point(5 * n, 0.5 * n, 2.0 / (n + 1), 0.1 + 0.2 * n, 2e6 * n if place else None) for n in range(4)]
+        figures = Figures(10, 20.0, 33.0, 7.0, 14.0, 3000.0, 2.0, -0.5, None, 0, None)
+        found.append(replace(found[0], entry=entry, figures=figures, runs=[Run(0, curve)]))
+    mine = colours_of(result.entry for result in found)
+    _, *parts = page_of(found, ENVIRONMENT, []).split("<h3>")
+    assert sum(part.count("0, within the noise") for part in parts) == 2
+    for entry, headings in (
+        (found[-1].entry, ["Speed", "Loss", "Accuracy", "Loss", "Accuracy", "All"]),
+        (found[-2].entry, ["Speed", "Loss", "Accuracy", "All"]),
+    ):
+        assert [part.replace(",", "").split()[0] for part in parts if mine[entry] in part] == headings
 
 
 def test_packages_that_are_missing_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

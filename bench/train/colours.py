@@ -1,0 +1,65 @@
+"""The families of contestants, and a colour for each contestant: the same in every panel and picture of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .plan import Entry
+
+BASELINE = Entry("ddp-gloo")
+REFERENCES = "references"
+_PEERS = "PyTorch and MPI"
+_OWN = "your own"
+FAMILIES = (
+    _PEERS,
+    _OWN,
+    "all of the gradients",
+    "a part of the gradients",
+    "parameter server",
+    "rounds in the background",
+    "weights now and then",
+)
+BASELINE_COLOUR = "#d1495b"
+_REFERENCE_COLOURS = ("#222222", "#777777")
+_COLOURS = (
+    *("#0b5fa5", "#e28413", "#2a9d8f", "#7a4fb5", "#5f8a3c", "#c05a9a", "#17a2b8", "#946b2d"),
+    *("#3d405b", "#b5a900", "#8c1c4e", "#4fa3e0", "#00603f", "#f28ab2"),
+)
+
+
+def family(entry: Entry) -> str:
+    """Say what kind of communication it is, from what its strategy declares; what a user has written is one of its own.
+
+    What a user's strategy sends is not known from that.
+    """
+    strategy = entry.strategy
+    if entry.is_reference:
+        return REFERENCES
+    if strategy is None:
+        return _PEERS
+    if entry.is_own:
+        return _OWN
+    if strategy.gradients == "local":
+        return "weights now and then"
+    if strategy.gradients == "consumed":
+        return "parameter server" if entry.runs_free else "rounds in the background"
+    return "all of the gradients" if strategy.alone_is_identity else "a part of the gradients"
+
+
+def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
+    """Give each contestant of a run a colour; those of a family differ as long as there are enough.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        All of the run, also those that a picture leaves out.
+    """
+    every = list(dict.fromkeys(entries))
+    references = [entry for entry in every if entry.is_reference]
+    found = {entry: _REFERENCE_COLOURS[n % len(_REFERENCE_COLOURS)] for n, entry in enumerate(references)}
+    found[BASELINE] = BASELINE_COLOUR
+    others = [entry for name in FAMILIES for entry in every if family(entry) == name and entry != BASELINE]
+    return found | {entry: _COLOURS[number % len(_COLOURS)] for number, entry in enumerate(others)}
+
+
+__all__ = ["BASELINE", "BASELINE_COLOUR", "FAMILIES", "REFERENCES", "colours_of", "family"]
