@@ -694,6 +694,9 @@ class ParameterServer:
     def close(self, orderly: bool = True) -> None:
         """End it. A rank that serves waits until the others have closed, too. Closing twice is harmless.
 
+        While this process has another parameter server open it does not wait, but serves on in the background. The
+        close of the last one waits for all: ranks may close several in different orders.
+
         Parameters
         ----------
         orderly : bool, default True

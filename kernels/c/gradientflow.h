@@ -694,7 +694,8 @@ gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull
 // Waits until all ranks have come so far, and all is applied; gives a pull of the exact weights, which has come.
 gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout, uint64_t* pull);
 
-// Ends it. A rank that serves waits until the others have closed, too.
+// Ends it. A rank that serves waits until the others have closed, too; not while its process has another one open: the
+// close of the last one waits for all, so ranks may close several in different orders.
 gf_status gf_parameter_server_close(gf_parameter_server* server);
 void gf_parameter_server_free(gf_parameter_server* server);  // without gf_parameter_server_close: gives up
 

@@ -54,5 +54,5 @@ struct gf_optimizer {
 };
 
 struct gf_parameter_server {
-  std::unique_ptr<gradientflow::engine::ParameterServer> engine;
+  std::shared_ptr<gradientflow::engine::ParameterServer> engine;
 };

@@ -99,7 +99,7 @@ gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t
       }
     }
     auto engine =
-        std::make_unique<ParameterServer>(owner, of_each, made, maker_of(policy, known.staleness, owner.size()));
+        std::make_shared<ParameterServer>(owner, of_each, made, maker_of(policy, known.staleness, owner.size()));
     if (owner.rank() == 0) {
       engine->worker().load(0, first);
     }

@@ -433,6 +433,24 @@ def check_closing(comm: gf.Communicator) -> None:
         WORLD.Barrier()
 
 
+def check_closing_in_any_order(comm: gf.Communicator) -> None:
+    """Who has closed one serves on while another is open, and with the last one waits for all."""
+    for servers in {1, SIZE}:
+        opened = {i: gf.ParameterServer(comm, [np.full(400, i, np.float32)], servers=servers) for i in range(3)}
+        for server in opened.values():
+            server.push(Settings(1.0), gradients=[np.ones(400, np.float32)])
+            server.finish()
+        for turn in range(3):
+            place = (RANK + turn) % 3
+            server, found = opened.pop(place), np.zeros(400, np.float32)
+            server.pull_into([found])
+            assert (found == place - 1).all()
+            server.close()
+            assert server.closed
+            del server
+            WORLD.Barrier()  # nobody waits for who comes later
+
+
 def check_lars(comm: gf.Communicator) -> None:
     """Local rates from the norms of whole tensors, whatever the servers; the same bits everywhere."""
     found = []

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "../../base/text.hpp"
 #include "../../base/thread.hpp"
@@ -42,6 +46,19 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
     roles.servers.push_back(static_cast<int>(s * workers / servers));
   }
   return roles;
+}
+
+// The parameter servers of this process: those that are not closed, and those that are and still serve others.
+struct Ours {
+  std::mutex mutex;
+  std::set<const ParameterServer*> open;
+  std::vector<std::shared_ptr<ParameterServer>> serving;
+};
+
+// Never destroyed: what still serves has threads.
+Ours& ours() {
+  static auto* const all = new Ours;  // NOLINT(*-owning-memory)
+  return *all;
 }
 
 std::string described(const ServerOptimizer& optimizer) {
@@ -102,6 +119,9 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       });
     }
   }
+  end_what_has_served();
+  const std::lock_guard lock(ours().mutex);
+  ours().open.insert(this);
 }
 
 // In a forked process the thread is not there, and a lock may be held by it for ever.
@@ -160,9 +180,46 @@ void ParameterServer::close(bool orderly) noexcept {
       orderly = false;
     }
   }
-  const auto deadline = std::chrono::steady_clock::now() +
-                        std::chrono::duration<double>(std::min(communicator_->group().config().timeout, 1e9));
-  while (orderly && serves_ && std::chrono::steady_clock::now() < deadline) {
+  std::vector<std::shared_ptr<ParameterServer>> serving;
+  {
+    const std::lock_guard lock(ours().mutex);
+    ours().open.erase(this);
+    if (auto self = weak_from_this().lock(); self != nullptr && orderly && serves_ && !ours().open.empty()) {
+      ours().serving.push_back(std::move(self));
+      return;
+    }
+    if (ours().open.empty()) {
+      serving.swap(ours().serving);
+    }
+  }
+  const double timeout = std::min(communicator_->group().config().timeout, 1e9);
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  end(orderly, deadline);
+  for (const auto& each : serving) {
+    each->end(orderly || !each->serves_, deadline);
+  }
+  end_what_has_served();
+}
+
+// Those that are closed and serve nobody any more.
+void ParameterServer::end_what_has_served() noexcept {
+  std::vector<std::shared_ptr<ParameterServer>> done;
+  {
+    const std::lock_guard lock(ours().mutex);
+    auto& serving = ours().serving;
+    const auto first =
+        std::partition(serving.begin(), serving.end(), [](const auto& each) { return each->serves_.load(); });
+    std::move(first, serving.end(), std::back_inserter(done));
+    serving.erase(first, serving.end());
+  }
+  for (const auto& each : done) {
+    each->end(true, Clock::now());
+  }
+}
+
+void ParameterServer::end(bool orderly, Clock::time_point deadline) noexcept {
+  while (orderly && serves_ && Clock::now() < deadline) {
     std::this_thread::sleep_for(1ms);
   }
   if (server_ != nullptr) {

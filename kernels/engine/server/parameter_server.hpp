@@ -4,6 +4,8 @@
 // are the first ranks of the communicator, and every other rank is a server, which calls `serve`.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,7 +19,8 @@
 
 namespace gradientflow::engine {
 
-class ParameterServer {
+// Owned by shared pointers.
+class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
  public:
   struct Options {
     std::optional<int> workers = {};          // the first ranks; the others serve. Nothing: all, which serve, too
@@ -51,12 +54,17 @@ class ParameterServer {
   // On a rank that serves only: until all workers have closed.
   void serve();
 
-  // `orderly`: waits until the others have closed, too, where this rank serves them; as long as a call may wait. After
-  // an error, or not orderly, the others are told that this rank has given up.
+  // `orderly`: waits until the others have closed, too, where this rank serves them; as long as a call may wait. While
+  // this process has others open it does not wait but serves on: whoever is closed last waits for all, so ranks may
+  // close theirs in different orders. After an error, or not orderly, the others are told that this rank has given up,
+  // and nobody is waited for.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static void end_what_has_served() noexcept;
+  void end(bool orderly, Clock::time_point deadline) noexcept;
   [[nodiscard]] bool is_forked() const noexcept;
 
   std::shared_ptr<Communicator> communicator_;  // its own
