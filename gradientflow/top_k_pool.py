@@ -106,7 +106,8 @@ class TopKGradientPool(ResidualPool):
         Whether velocities become zero where they were sent.
     clip : float, optional
         Gradients are scaled down, layer by layer and before they are added to anything, to a norm of
-        ``clip / sqrt(ranks)``.
+        ``clip * sqrt(ranks)``: the mean of as many independent ones has a norm of ``clip``. (DGC paper, appendix C,
+        where gradients are divided by the ranks first: to ``clip / sqrt(ranks)``.)
     wire : {"float32", "float16", "bfloat16"}, optional
         What values travel as: by default float32, or bfloat16 for gradients of bfloat16.
     algorithm : str, default "auto"

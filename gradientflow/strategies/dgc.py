@@ -25,7 +25,8 @@ class DGC(SparseStrategy):
     momentum : float, default 0.9
         Of the correction, from 0 on and below 1. With 0 there is none, and the optimizer may have a momentum.
     clip : float, optional
-        The norm to which the gradient of a layer is clipped; on a rank of P, by itself, to clip / sqrt(P).
+        The norm to which the mean gradient of a layer is clipped, as far as a rank can tell by itself: it clips its own
+        to ``clip * sqrt(P)``, since the mean of P independent ones is shorter by sqrt(P).
     masking : bool, default True
         Whether the momentum of what was sent is zeroed.
     warmup : int, default 0

@@ -483,7 +483,7 @@ typedef struct gf_top_k_pool_options {
   size_t threshold_reuse;  // so many iterations begin with the threshold of the one before, in place of a sample
   float momentum;          // of velocities, which take the place of gradients, from 0 to below 1; negative: none
   int masking;             // whether velocities become zero where they were sent
-  double clip;             // gradients of a layer are scaled down to a norm of clip / sqrt(ranks); 0: never
+  double clip;             // gradients of a layer are scaled down to a norm of clip * sqrt(ranks); 0: never
   gf_dtype wire;           // what values travel as: GF_NO_DTYPE is float32, or bfloat16 for gradients of it
   gf_algorithm algorithm;
   size_t merge_bytes;  // a message has so many bytes, or ends with the last layer

@@ -482,10 +482,10 @@ def check_loss_scale(comm: gf.Communicator) -> None:
 
 
 def check_clipping(comm: gf.Communicator) -> None:
-    """By layer, to clip / sqrt(ranks); what is shorter stays as it is."""
+    """By layer, to clip * sqrt(ranks); what is shorter stays as it is. The mean of independent ones has norm clip."""
     for ratio in (4, 1):
         pool = gf.TopKGradientPool(comm, [2000, 2000], ratios=ratio, selection="exact", clip=8.0)
-        limit = 8.0 / math.sqrt(SIZE)
+        limit = 8.0 * math.sqrt(SIZE)
         pool.loss_scale = 2.0
         pool.views[0][...] = 2.0 * 1000.0
         pool.views[1][...] = 2.0 * limit / 1000
@@ -496,6 +496,11 @@ def check_clipping(comm: gf.Communicator) -> None:
         assert np.allclose(short[:500], 2.0 * limit / 1000, rtol=1e-6)
         if ratio == 4:
             assert np.allclose(pool.residuals[0][500:], limit / math.sqrt(2000), rtol=1e-5)
+    pool = gf.TopKGradientPool(comm, [20000], ratios=1, clip=8.0)
+    pool.views[0][...] = 100 * np.random.default_rng(RANK).standard_normal(20000)
+    pool.ready()
+    pool.wait()
+    assert abs(float(np.linalg.norm(pool.views[0])) - 8.0) < 0.4
     with raises(ArgumentError, "above 0, not -1"):
         gf.TopKGradientPool(comm, [8], clip=-1.0)
 

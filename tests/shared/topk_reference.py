@@ -72,7 +72,7 @@ class Reference:
             for rank in range(self.ranks):
                 added = np.array(gradients[rank][layer], np.float32).reshape(-1)
                 if self.clip is not None:
-                    limit, norm = self.clip / math.sqrt(self.ranks), float(np.linalg.norm(added.astype(np.float64)))
+                    limit, norm = self.clip * math.sqrt(self.ranks), float(np.linalg.norm(added.astype(np.float64)))
                     if norm > limit:
                         added = added * np.float32(limit / norm)
                 if self.momentum is not None:

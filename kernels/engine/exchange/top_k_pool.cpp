@@ -58,7 +58,7 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
       selection_{.how = options.selection,
                  .momentum = options.momentum.value_or(0.0F),
                  .masking = options.masking,
-                 .clip = options.clip.value_or(0.0) / std::sqrt(static_cast<double>(communicator.size()))},
+                 .clip = options.clip.value_or(0.0) * std::sqrt(static_cast<double>(communicator.size()))},
       counts_(counts) {
   check_options(communicator);
   plan_ = plan_top_k(lay_out_layers(counts, in_elements(offsets_, dtype), options.layers), options.ratios, rules_);

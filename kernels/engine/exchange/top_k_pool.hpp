@@ -49,7 +49,7 @@ class TopKPool : public ResidualPool {
     std::size_t threshold_reuse = 0;     // so many iterations use the threshold of the last one before one samples
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
-    std::optional<double> clip = {};     // the largest norm of the gradient over all ranks, as far as layers tell
+    std::optional<double> clip = {};     // the largest norm of a layer's mean gradient, if the ranks' are independent
     std::optional<DType> wire = {};      // what is sent; by default float32, or bfloat16 for gradients of it
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<std::size_t> merge_bytes = {};  // layers travel together until a message has so many
