@@ -38,7 +38,7 @@ _HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.AS
 _HOSTFILE_LINE = re.compile(
     r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d{0,5}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
 )
-_MOST_RANKS_PER_SLOT = 256
+_MOST_RANKS_PER_CORE = 256
 _MOST_RANKS = 2**31 - 1  # MPI counts ranks in an int
 _VERSION_SECONDS = 20.0
 
@@ -208,7 +208,7 @@ def mpirun_command(
     # the same process and would then all share that core; and across hosts that are really one machine (containers,
     # network namespaces) every host's first rank would be bound to the same one.
     command += ["--bind-to", "none"]
-    if ranks + servers > slots(hosts) and not in_allocation():
+    if hosts is None and ranks + servers > cores() and not in_allocation():
         # Only where it is needed: it also makes waiting ranks yield, which costs some latency.
         command.append("--oversubscribe")
     if hosts is not None:
@@ -348,17 +348,23 @@ def control_group_values(name: str) -> list[str]:
 
 
 def _check_count(ranks: int, hosts: str | None) -> None:
-    """Refuse a number of ranks that cannot be meant, before it takes the machine's memory."""
+    """Refuse more ranks than the hosts have slots, or than this machine can be meant to take in its memory."""
     if ranks < 1:
         raise LaunchError(f"a job needs at least one rank, not {ranks}")
-    if in_allocation() and ranks > _MOST_RANKS:
-        raise LaunchError(f"MPI knows at most {_MOST_RANKS} ranks, not {ranks}")
+    if in_allocation():
+        if ranks > _MOST_RANKS:
+            raise LaunchError(f"MPI knows at most {_MOST_RANKS} ranks, not {ranks}")
+        return
     count = slots(hosts)
-    if not in_allocation() and ranks > count * _MOST_RANKS_PER_SLOT:
-        place = f"{count} core{'s'[: count > 1]} of this machine" if hosts is None else f"{count} slots of the hosts"
+    if hosts is not None and ranks > count:
         raise LaunchError(
-            f"{ranks} ranks are too many for the {place}: at most {count * _MOST_RANKS_PER_SLOT}, "
-            f"{_MOST_RANKS_PER_SLOT} for each"
+            f"{ranks} ranks are too many for the {count} slot{'s'[: count > 1]} of the hosts: name more hosts, or say "
+            "how many ranks one takes, as in name:4"
+        )
+    if ranks > count * _MOST_RANKS_PER_CORE:
+        raise LaunchError(
+            f"{ranks} ranks are too many for the {count} core{'s'[: count > 1]} of this machine: at most "
+            f"{count * _MOST_RANKS_PER_CORE}, {_MOST_RANKS_PER_CORE} for each"
         )
 
 

@@ -8,6 +8,7 @@ anything is started, 1 for what went wrong afterwards.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -16,6 +17,7 @@ import click
 from gradientflow.cli.bench import bench
 from gradientflow.cli.config import config
 from gradientflow.cli.doctor import doctor
+from gradientflow.cli.job import tell_end
 from gradientflow.cli.library import own_version
 from gradientflow.cli.netlab import netlab
 from gradientflow.cli.replay import replay
@@ -49,7 +51,9 @@ def main() -> None:
     except GradientFlowError as error:
         status = _complain(str(error), 2)
     except (click.Abort, KeyboardInterrupt):
-        status = 130
+        if not rank_of_this_process():
+            tell_end(signal.SIGINT)
+        status = 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has left; what is still buffered must not make the interpreter complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

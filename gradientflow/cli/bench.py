@@ -28,6 +28,7 @@ from gradientflow.bench.ps.command import PS
 from gradientflow.bench.sparse.command import SPARSE
 from gradientflow.bench.train.command import TRAIN
 from gradientflow.bench.zipline.command import ZIPLINE
+from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, die_with_parent, run_job
 from gradientflow.cli.library import built_with, keep_mpi_unstarted
 from gradientflow.errors import GradientFlowError
@@ -91,6 +92,7 @@ class BenchCommand(click.Command):
         launcher = find_launcher(built_with())
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]
         command = mpirun_command(launcher, ranks, module_command("gradientflow.cli", arguments), options["hosts"])
+        check_hosts(options["hosts"])
         return run_job(Job(command, launch_environment(launcher, options["hosts"])))
 
     def _measure(self, plan: Any, output: Output) -> int:

@@ -19,6 +19,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,8 @@ def run_job(job: Job) -> int:
     Returns
     -------
     int
-        The launcher's exit status; 128 + the signal's number after a signal, ``TIMED_OUT`` after the time limit.
+        The launcher's exit status; 128 + the signal's number after a signal, of which a sentence on standard error
+        tells; ``TIMED_OUT`` after the time limit.
     """
     children_before = _children()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -109,8 +111,19 @@ def run_job(job: Job) -> int:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
     if cause is not None:
+        if cause != TIMED_OUT:
+            tell_end(signal.Signals(cause - 128), "with all ranks")
         return cause
     return launcher.returncode if launcher.returncode >= 0 else 128 - launcher.returncode
+
+
+def tell_end(number: signal.Signals, more: str = "") -> None:
+    """Say on standard error, if there is anybody left to read it, which signal has ended this command."""
+    what = "Ctrl-C" if number == signal.SIGINT else number.name
+    with contextlib.suppress(OSError):
+        # A terminal has echoed ^C, behind what was written last.
+        begin = "\n" if sys.stderr.isatty() else ""
+        print(f"{begin}gradientflow: ended by {what}{more and f', {more}'}", file=sys.stderr, flush=True)
 
 
 def die_with_parent(number: signal.Signals) -> None:

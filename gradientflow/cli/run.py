@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, run_job
 from gradientflow.cli.library import built_with
 from gradientflow.launch import (
@@ -59,6 +60,7 @@ def run(
     if dry_run:
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
         return 0
+    check_hosts(hosts)
     return run_job(Job(command, environment, reads_input=True))
 
 

@@ -27,6 +27,7 @@ import pytest
 from gradientflow import _core, launch, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import checks, job
+from gradientflow.cli.hosts import check_hosts
 from gradientflow.launch import (
     MPICH,
     OPEN_MPI,
@@ -229,6 +230,26 @@ def test_hosts_come_from_a_file(tmp_path: Path) -> None:
         read_hostfile(str(tmp_path / "none"))
 
 
+def test_names_that_only_ssh_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "hostname $2\n$SAYS"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("SLURM_JOB_ID", "PRTE_MCA_plm_ssh_agent"):
+        monkeypatch.delenv(name, raising=False)
+    check_hosts(None)
+    check_hosts("localhost:2,127.0.0.1")
+    with pytest.raises(LaunchError, match=r"^One.invalid, two.invalid cannot be resolved \("):
+        check_hosts("One.invalid:2,localhost,two.invalid")
+    for says in ("hostname 10.1.2.3", "proxyjump door"):
+        monkeypatch.setenv("SAYS", says)
+        check_hosts("one.invalid:2")
+    monkeypatch.delenv("SAYS")
+    for variable in ("SLURM_JOB_ID", "PRTE_MCA_plm_ssh_agent"):
+        with monkeypatch.context() as only_here:
+            only_here.setenv(variable, "7")
+            check_hosts("one.invalid:2")
+
+
 STEP = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 
 
@@ -259,12 +280,12 @@ def test_open_mpi_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--oversubscribe" in mpirun_command(launcher, 3, ["a"])
     command = shlex.join(mpirun_command(launcher, 4, ["a"], "one:2,two:2"))
     assert command == "/x/mpirun -n 4 --bind-to none --host one:2,two:2 -x GRADIENTFLOW_TIMEOUT a"
-    assert "--oversubscribe" in mpirun_command(launcher, 4, ["a"], "one:2,two")
+    assert "--oversubscribe" not in mpirun_command(launcher, 4, ["a"], "one:4")
 
 
 def test_mpich_flags() -> None:
     launcher = Launcher("/x/mpirun", MPICH, "4")
-    assert mpirun_command(launcher, 9, ["a"], "one:2") == ["/x/mpirun", "-n", "9", "-hosts", "one:2", "a"]
+    assert mpirun_command(launcher, 2, ["a"], "one:2") == ["/x/mpirun", "-n", "2", "-hosts", "one:2", "a"]
     assert launch_environment(launcher) == {}
 
 
@@ -413,11 +434,36 @@ def test_a_signal_ends_the_job_and_leaves_no_process(sent: signal.Signals, statu
     try:
         wait_until(lambda: sum(line.strip() == "sleep 91.5" for line in tagged(tag)) == 2)
         process.send_signal(sent)
-        process.communicate(timeout=20)
+        _, said = process.communicate(timeout=20)
         assert process.returncode == status
+        assert "Traceback" not in said
+        if sent != signal.SIGKILL:
+            name = "Ctrl-C" if sent == signal.SIGINT else sent.name
+            assert f"gradientflow: ended by {name}, with all ranks\n" in said
         wait_until(lambda: not tagged(tag))
     finally:
         process.kill()
+
+
+def test_ctrl_c_ends_a_measurement_with_a_sentence() -> None:
+    """Of the command's own process, which starts no ranks."""
+    leader, follower = pty.openpty()
+    process = start("bench", "kernels", stdout=subprocess.DEVNULL, stderr=follower)
+    os.close(follower)
+    said = b""
+    try:
+        while b"[" not in said:  # the progress, which only a terminal is shown
+            said += os.read(leader, 1 << 12)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # how Linux says that nobody is left at the other end
+            while data := os.read(leader, 1 << 12):
+                said += data
+        assert process.wait(timeout=20) == 130
+    finally:
+        process.kill()
+        os.close(leader)
+    assert b"gradientflow: ended by Ctrl-C\r\n" in said
+    assert b"Traceback" not in said
 
 
 def test_a_killed_launcher_leaves_no_rank_and_no_file(tmp_path: Path) -> None:
@@ -489,7 +535,10 @@ def test_a_signal_ends_ranks_that_take_large_memory() -> None:
         ("run -n 2 --hosts a:2 --hostfile b true", "leave one out"),
         ("run -n 2 --hostfile /no/such/file true", "/no/such/file cannot be read"),
         ("run -n 99999999999 true", "99999999999 ranks are too many"),
-        ("run -np 9999 --hosts a:2,b true", "3 slots of the hosts: at most 768"),
+        ("run -np 4 --hosts a:2,b true", "4 ranks are too many for the 3 slots of the hosts"),
+        ("run -np 2 --servers 2 --hosts a:2,b true", "4 ranks are too many for the 3 slots of the hosts"),
+        ("run -n 2 --hosts no-host.invalid:2 true", "no-host.invalid cannot be resolved ("),
+        ("bench allreduce -n 2 --hosts localhost,no-host.invalid", "no-host.invalid cannot be resolved ("),
         ("run true", "'-n'"),
         ("run -n 2", "PROGRAM"),
         ("bench allreduce", "-n 2"),

@@ -1,0 +1,69 @@
+"""Hosts that nobody can reach are named before a job is started on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+
+from gradientflow.launch import LaunchError, in_allocation
+
+# With one of these set the launcher reaches hosts by something else than ssh, which may have names of its own for them.
+_AGENTS = (
+    *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+    *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP"),
+)
+_SSH_SECONDS = 10.0
+
+
+def check_hosts(hosts: str | None) -> None:
+    """Raise if the name of a host leads nowhere.
+
+    Parameters
+    ----------
+    hosts : str, optional
+        Where a job is to be started, as ``name:slots,name:slots``.
+
+    Raises
+    ------
+    gradientflow.launch.LaunchError
+        If names cannot be resolved, and ssh has no entry for them either; it names all of them.
+    """
+    if hosts is None or in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
+        return
+    names = dict.fromkeys(host.partition(":")[0] for host in hosts.split(","))
+    reasons = {name: _why_unknown(name) for name in names}
+    unknown = {name: reason for name, reason in reasons.items() if reason and not _is_known_to_ssh(name)}
+    if unknown:
+        raise LaunchError(
+            f"{', '.join(unknown)} cannot be resolved ({next(iter(unknown.values()))}): a host is given by a name that "
+            "this machine or its ssh knows, or by an address"
+        )
+
+
+def _why_unknown(name: str) -> str:
+    """Return why a name cannot be resolved; nothing if it can."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _is_known_to_ssh(name: str) -> bool:
+    """Tell whether the settings of ssh lead from a name to another one, or through another host."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(
+            ["ssh", "-G", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SSH_SECONDS,
+            check=False,
+        ).stdout
+        settings = dict(line.split(maxsplit=1) for line in told.splitlines() if " " in line)
+        goes_through_another = not {"proxyjump", "proxycommand"}.isdisjoint(settings)
+        return goes_through_another or settings.get("hostname", name).lower() != name.lower()
+    return False
