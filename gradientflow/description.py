@@ -71,6 +71,17 @@ class Description:
         return hash(repr(self))
 
 
+def words_of(description: Description) -> str:
+    """Return the words that lead to it from anywhere: one of the user's own is named with the path of its file."""
+    kind, words = type(description), repr(description)
+    module = sys.modules.get(kind.__module__)
+    path = getattr(module, "__file__", None) or ""
+    is_own = kind.__module__.partition(".")[0] != __name__.partition(".")[0]
+    if not (is_own and path.endswith(".py") and getattr(module, kind.__name__, None) is kind):
+        return words
+    return f"{Path(path).resolve()}:{kind.__name__}{words.removeprefix(description.name)}"
+
+
 def _word(value: Any) -> str:
     """Return a value as it is written; of a function its name, which is the same on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
@@ -117,7 +128,7 @@ class Words(Generic[Kind]):
 
     def parse(self, text: str) -> Kind:
         """Return the one that a text names, as in `parse_all`, which takes several."""
-        place, separator, call = self._text(text).strip().rpartition(".py:")
+        path, call = self._parts(text)
         try:
             tree = ast.parse(call.strip(), mode="eval").body
         except SyntaxError:
@@ -126,7 +137,7 @@ class Words(Generic[Kind]):
         if not isinstance(named, ast.Name):
             message = f"{text!r} is no {self.noun} in words: they are {self.FORMS}"
             raise ArgumentError(message)
-        kind = self._own(Path(f"{place}.py"), named.id) if separator else self._known(named.id)
+        kind = self._known(named.id) if path is None else self._own(path, named.id)
         positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
         for argument in by_name:
             if argument in kind.not_taken:
@@ -168,6 +179,15 @@ class Words(Generic[Kind]):
             raise ArgumentTypeError(message)
         found: Kind = value
         return found
+
+    def file(self, text: str) -> Path | None:
+        """Return the file that a text names, and that `parse` runs; None for one of the library's own."""
+        return self._parts(text)[0]
+
+    def _parts(self, text: str) -> tuple[Path | None, str]:
+        """Return the file that a text names, if it does, and the call."""
+        place, separator, call = self._text(text).strip().rpartition(".py:")
+        return Path(f"{place}.py") if separator else None, call
 
     def _text(self, words: Any) -> str:
         if not isinstance(words, str):
@@ -242,4 +262,4 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
     return positional, {str(each.arg): literal(each.value, str(each.arg)) for each in call.keywords}
 
 
-__all__ = ["Description", "Words"]
+__all__ = ["Description", "Words", "words_of"]

@@ -18,6 +18,7 @@ from .agreement import raise_together, require_same
 from .arguments import instance, mapping, number, sequence, whole
 from .base_pool import native_threshold
 from .communicator import Communicator
+from .description import words_of
 from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 from .memory import NodeArray, numpy_dtype
 from .policies import Answer, Event, Policy, Trace, as_policy
@@ -581,7 +582,7 @@ class ParameterServer:
             apply = [[int(next(numbers)) for _ in range(int(next(numbers)))] for _ in range(rounds)]
             go_on = [int(next(numbers)) for _ in range(int(next(numbers)))]
             events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, go_on)))
-        return Trace(self._comm.size, repr(self.policy), events, 0.0)
+        return Trace(self._comm.size, words_of(self.policy), events, 0.0)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 

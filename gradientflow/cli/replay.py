@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradientflow.errors import ArgumentError
-from gradientflow.policies import Policy, Simulation, Trace, as_policy, parse_policies, simulate
+from gradientflow.policies import Policy, Simulation, Trace, as_policy, file_of_policy, parse_policies, simulate
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 24
@@ -26,6 +27,7 @@ _BINS = 24
     "--policy", "policies", multiple=True, metavar="WORDS", help="others to ask, separated by semicolons or repeated"
 )
 @click.option("--recorded", metavar="WORDS", help="the recorded policy, where the words in the trace do not lead to it")
+@click.option("--yes", is_flag=True, help="run the Python file that the trace names for its policy, without asking")
 @click.option("--json", "output", metavar="FILE", help="write all figures, with the histogram of staleness")
 @click.option("--plot", "picture", metavar="FILE.png", help="draw pushes and barriers of each; .png, .pdf or .svg")
 @click.option("--from", "begin", type=float, default=0.0, metavar="S", help="where the picture begins")
@@ -34,6 +36,7 @@ def replay(
     file: str,
     policies: Sequence[str],
     recorded: str | None,
+    yes: bool,
     output: str | None,
     picture: str | None,
     begin: float,
@@ -42,11 +45,14 @@ def replay(
     """Check a trace of a parameter server, and say what other policies would have done.
 
     The recorded policy is told the same events, and has to give the same answers. The others are simulated with workers
-    that compute as long as the recorded ones; nothing else takes any time.
+    that compute as long as the recorded ones; nothing else takes any time. A policy of a Python file that the trace
+    names is asked only once you have agreed that the file is run.
     """
     if picture and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError("a picture needs matplotlib, which is not installed: pip install matplotlib")
     trace = Trace.load(file)
+    if not (recorded or yes):
+        _ask_before_running(file, file_of_policy(trace.policy))
     own = as_policy(recorded or trace.policy)
     others: list[Policy] = parse_policies(";".join(policies)) if policies else []
     difference = trace.difference(own)
@@ -67,6 +73,19 @@ def replay(
     if difference is not None:
         raise click.ClickException(f"{own} does not give the recorded answers: {difference}")
     console.print(f"{own} gives the recorded answers to all {len(trace.events)} events.", highlight=False)
+
+
+def _ask_before_running(trace: str, path: Path | None) -> None:
+    """Raise unless the user wants the file run that a trace names: it may be anybody's, and do anything."""
+    if path is None:
+        return
+    if not sys.stdin.isatty():
+        raise ArgumentError(
+            f"{trace} names a policy of {path}, which would be run, and there is no terminal to ask at: give --yes to "
+            "run it, or --recorded with other words"
+        )
+    if not click.confirm(f"{trace} names a policy of {path}. Run this file?", err=True):
+        raise ArgumentError(f"{path} was not run: give --recorded with the words of the policy to ask")
 
 
 def _table(found: dict[str, Simulation]) -> Table:

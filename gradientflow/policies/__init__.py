@@ -7,7 +7,7 @@ from .policy import Answer, Policy, RunningPolicy
 from .simulation import Event, Simulation, simulate
 from .stragglers import Stragglers, as_stragglers
 from .trace import Difference, Trace, trace_of
-from .words import as_policy, parse_policies
+from .words import as_policy, file_of_policy, parse_policies
 
 __all__ = [
     "ASP",
@@ -25,6 +25,7 @@ __all__ = [
     "Trace",
     "as_policy",
     "as_stragglers",
+    "file_of_policy",
     "parse_policies",
     "simulate",
     "trace_of",

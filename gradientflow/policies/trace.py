@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from gradientflow._location import load_core
 from gradientflow.arguments import number, sequence, whole
+from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, GradientFlowError
 
 from .policy import Answer, RunningPolicy
@@ -43,7 +44,7 @@ class Trace:
     workers : int
         How many.
     policy : str
-        Which one it was, in words.
+        Which one it was, in words; one of the user's own with the path of its file.
     events : list of Event
         All that it was told, with its answers.
     began : float or None
@@ -100,7 +101,7 @@ class Trace:
         Parameters
         ----------
         policy : Policy or str, optional
-            By default the one that was recorded, as its words name it.
+            By default the one that was recorded, as its words name it: a file that they name is run.
 
         Raises
         ------
@@ -162,7 +163,7 @@ class Trace:
 
 def trace_of(simulation: Simulation, policy: Any) -> Trace:
     """Return the events of a simulation that has kept them as a trace."""
-    return Trace(len(simulation.pushes), repr(as_policy(policy)), simulation.events, began=0.0)
+    return Trace(len(simulation.pushes), words_of(as_policy(policy)), simulation.events, began=0.0)
 
 
 def _event(position: int, parts: Iterable[Any], workers: int) -> Event:

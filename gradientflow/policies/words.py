@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from gradientflow.description import Words
@@ -41,4 +42,9 @@ def as_policy(policy: Any) -> Policy:
     return _WORDS.given(policy)
 
 
-__all__ = ["as_policy", "parse_policies"]
+def file_of_policy(text: str) -> Path | None:
+    """Return the Python file that the words for a policy name, which `as_policy` runs; None where they name none."""
+    return _WORDS.file(text)
+
+
+__all__ = ["as_policy", "file_of_policy", "parse_policies"]

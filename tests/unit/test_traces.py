@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from gradientflow.cli.replay import replay
+from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.policies import Stragglers, Trace, as_stragglers, simulate, trace_of
+from gradientflow.policies import Policy, Stragglers, Trace, as_policy, as_stragglers, simulate, trace_of
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 POLICIES = ["bsp", "asp", "ssp(2)", "dssp(1, 4)", "dssp(1, 4, 'all')", "elastic_bsp(4)"]
 MIXED = Stragglers((1, 1.3, 1.7, 2.2), jitter=0.1)
 
@@ -128,6 +130,52 @@ def test_replay_fails_where_a_decision_differs(tmp_path: Path) -> None:
     assert "ssp(staleness=3) does not give the recorded answers: event" in result.output
     result = CliRunner().invoke(replay, [str(tmp_path / "trace.json"), "--recorded", "ssp(2)"])
     assert result.exit_code == 0
+
+
+@pytest.fixture
+def trace_of_own_policy(tmp_path: Path) -> tuple[Path, Path]:
+    """The trace of a policy of the user's, and a file that is there once its file has been run again."""
+    path, ran = tmp_path / "mine.py", tmp_path / "ran"
+    path.write_text((EXAMPLES / "k_sync.py").read_text())
+    trace = trace_of(simulate(f"{path}:KSync(2)", MIXED.lengths(4, 5), keep_events=True), f"{path}:KSync(2)")
+    assert trace.policy == f"{path}:KSync(k=2)"
+    trace.save(tmp_path / "trace.json")
+    path.write_text(f"{path.read_text()}\nopen({str(ran)!r}, 'w').close()\n")
+    return tmp_path / "trace.json", ran
+
+
+def test_replay_runs_no_file_of_a_trace_unasked(trace_of_own_policy: tuple[Path, Path]) -> None:
+    trace, ran = trace_of_own_policy
+    result = CliRunner().invoke(replay, [str(trace)])
+    assert isinstance(result.exception, ArgumentError)
+    for words in (str(trace), "mine.py, which would be run", "--yes", "--recorded"):
+        assert words in str(result.exception)
+    result = CliRunner().invoke(replay, [str(trace), "--recorded", "ssp(2)"])
+    assert "ssp(staleness=2) does not give the recorded answers" in result.output
+    assert not ran.exists()
+    result = CliRunner().invoke(replay, [str(trace), "--yes"])
+    assert (result.exit_code, ran.exists()) == (0, True)
+    assert "KSync(k=2) gives the recorded answers" in result.output
+
+
+@pytest.mark.parametrize("agrees", [False, True])
+def test_replay_asks_at_a_terminal(
+    agrees: bool, trace_of_own_policy: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, ran = trace_of_own_policy
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda *_: True)
+    result = CliRunner().invoke(replay, [str(trace)], input="y\n" if agrees else "\n")
+    assert "mine.py. Run this file? [y/N]" in result.output
+    assert (result.exit_code == 0, ran.exists()) == (agrees, agrees)
+    if not agrees:
+        assert "was not run" in str(result.exception)
+
+
+def test_words_of_what_no_file_has_are_without_a_path() -> None:
+    class Local(Policy):
+        def start(self, workers: int) -> Any: ...
+
+    assert (words_of(Local()), words_of(as_policy("ssp(3)"))) == ("Local", "ssp(staleness=3)")
 
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
