@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +13,14 @@ from typing import Any
 import pytest
 from tutorial_script import OUTSIDE, losses
 
+from gradientflow.launch import Launcher, launch_environment, module_command
+
 pytest.importorskip("torch")
 
 Run = Callable[..., Any]
 
 RANK_PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 @pytest.mark.checks("process_group")
@@ -97,3 +102,17 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
     gloo = losses("gloo", tmp_path / "gloo", 4)
     assert {**ours, **resumed} == pytest.approx(gloo, rel=1e-5)
     assert gloo[3] < gloo[0] / 2
+
+
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+def test_frameworks_on_top_of_pytorch_train(framework: str, launcher: Launcher, shell: Run, tmp_path: Path) -> None:
+    """The examples of the documentation, as they stand."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"needs {framework}, which comes with the extra dev: pip install '.[dev]'")
+    script = [sys.executable, str(EXAMPLES / f"train_{framework}.py")]
+    command = shlex.join(module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]))
+    finished = shell(command, tmp_path, launch_environment(launcher), timeout=100)
+    assert finished.returncode == 0, finished.output
+    accuracy, _, rest = finished.line("accuracy").partition(" ")
+    assert rest == "on 2 ranks over gradientflow"
+    assert float(accuracy) > 0.95
