@@ -148,6 +148,7 @@ PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.ser
     "gradientflow.arguments",
     "gradientflow.arrays",
     "gradientflow.base_pool",
+    "gradientflow.description",
     "gradientflow.memory",
     "gradientflow.policies",
     "gradientflow.server_optimizers",
