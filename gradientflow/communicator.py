@@ -86,6 +86,7 @@ class Communicator:
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
         self.server_ranks: Any = None
+        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # which end with it
         _open.add(self)
         if self.rank == 0:
             warn_of_unknown_variables()
@@ -98,9 +99,15 @@ class Communicator:
         The other ranks are not waited for; a rank that waits for this one afterwards gets an error. Arrays over node
         memory stay valid.
         """
-        self._native.close(True)
-        self._release_servers()
+        self._end(True)
         let_go_of_done()
+
+    def _end(self, drain: bool) -> None:
+        """Close it, and its own parts; unless `drain`, without waiting for asynchronous calls."""
+        for part in list(self._parts):
+            part._end(drain)
+        self._native.close(drain)
+        self._release_servers()
 
     def _release_servers(self) -> None:
         if self.server_ranks is not None:
@@ -119,8 +126,7 @@ class Communicator:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close it; after an exception without waiting for asynchronous calls."""
-        self._native.close(kind is None)
-        self._release_servers()
+        self._end(kind is None)
         let_go_of_done()
 
     def __repr__(self) -> str:
@@ -684,6 +690,13 @@ class Communicator:
             part.Free()
             raise
 
+    def _own_part(self, color: int) -> Communicator:
+        """Make a part for what works on this communicator, which ends with it. Collective over all ranks."""
+        part = self.split(color)
+        assert part is not None  # this rank has a color
+        self._parts.add(part)
+        return part
+
     # ---- timeline ------------------------------------------------------------------------------------------------
 
     def start_timeline(self, path: str | os.PathLike[str]) -> None:
@@ -787,9 +800,10 @@ class Communicator:
 class _Part(Communicator):
     """A communicator made by `Communicator.split`, which owns the MPI communicator under it."""
 
-    def close(self) -> None:
-        super().close()
-        self._free()
+    def _end(self, drain: bool) -> None:
+        super()._end(drain)
+        if drain:
+            self._free()
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

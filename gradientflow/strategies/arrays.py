@@ -68,7 +68,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         super().__init__(comm, layout, strategy)
         self._parent = comm
-        self.comm = self._new_communicator()
+        self.comm = self._parent._own_part(0)
         self._sent_before: int | None = 0  # through communicators that it has left
         self._lock = threading.RLock()
         self._before: dict[str, Any] | None = None  # what was kept before the iteration
@@ -158,26 +158,17 @@ class ArraySynchronizer(PlacedSynchronizer):
         if is_local:  # nothing of it was to be exchanged
             return
         self._sent_before = self.bytes_sent
-        self.comm._native.close(False)  # calls of the others that need this rank end now
-        self.comm = self._new_communicator()
+        self.comm._end(False)  # calls of the others that need this rank end now
+        self.comm = self._parent._own_part(0)
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
-        if orderly:
-            self.comm.close()
-        else:
-            self.comm._native.close(False)
+        self.comm._end(orderly)
 
     @property
     def bytes_sent(self) -> int | None:
         """Bytes that this rank has sent in messages through `comm`, and what was made of it; None where not known."""
         sent = self.comm.bytes_sent
         return None if sent is None or self._sent_before is None else self._sent_before + sent
-
-    def _new_communicator(self) -> Communicator:
-        """Return a communicator of the same ranks. Collective."""
-        communicator = self._parent.split(0)
-        assert communicator is not None  # this rank has a color
-        return communicator
 
     @contextmanager
     def _in_iteration(self) -> Iterator[None]:

@@ -120,7 +120,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 raise ArgumentError(message)
         self._steps = load_core().local_updates
         # Rounds have a communicator of their own: they may wait for the other ranks for long.
-        self._background, self._foreground = _split(comm), _split(comm)
+        self._background, self._foreground = comm._own_part(0), comm._own_part(0)
         self.rounds = self.counter = 0
         places = aligned_offsets([count * 4 for count in layout.counts])
         self._sums, self._means = (comm.empty(places[-1] // 4, "float32") for _ in range(2))
@@ -246,10 +246,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         """
         is_busy = orderly and self._is_busy
         for communicator in (self._background, self._foreground):
-            if orderly and not is_busy:
-                communicator.close()
-            else:
-                communicator._native.close(False)
+            communicator._end(orderly and not is_busy)
         if is_busy:
             raise _busy("close()")
 
@@ -440,12 +437,6 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
 def _busy(what: str) -> ArgumentError:
     return ArgumentError(f"gradients have not been applied on all ranks yet: {what} comes after finish()")
-
-
-def _split(comm: Communicator) -> Communicator:
-    part = comm.split(0)
-    assert part is not None  # this rank has a color
-    return part
 
 
 def _swap(one: Floats, other: Floats) -> None:

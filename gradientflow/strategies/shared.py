@@ -51,9 +51,7 @@ class NodeWeights:
     """
 
     def __init__(self, comm: Communicator, layout: Layout) -> None:
-        node = comm.split(comm.node)
-        assert node is not None  # this rank has a color
-        self.node = node
+        self.node = node = comm._own_part(comm.node)
         self._ranks = node.allgather(np.array([comm.rank])).ravel().tolist()
         self._marks = self.parts(np.dtype(np.uint64).itemsize)[:, :8].view(np.uint64)[:, 0]
         self.offsets: list[list[int]] = []
@@ -145,10 +143,7 @@ class NodeWeights:
 
     def close(self, orderly: bool) -> None:
         """End the calls of the node; the memory stays as long as somebody has it."""
-        if orderly:
-            self.node.close()
-        else:
-            self.node._native.close(False)
+        self.node._end(orderly)
 
 
 class SharedPools(PoolSynchronizer):

@@ -20,6 +20,7 @@ import gradientflow.torch as gft
 from gradientflow.errors import (
     AbandonedError,
     ArgumentError,
+    ClosedError,
     CommunicationError,
     MismatchError,
     PeerError,
@@ -390,6 +391,22 @@ def check_an_error_in_a_backward_pass(comm: gf.Communicator) -> None:
                 loss(model, 2).backward()
         assert all(map(torch.equal, before, model.parameters()))
         train(optimizer, model, 2, 3)
+
+
+def check_a_communicator_that_is_closed(comm: gf.Communicator) -> None:
+    """What the optimizer has made of it ends with it: the other ranks hear of that, and so does a step."""
+    for closing in (range(SIZE), [0]):
+        own, model = comm.split(0), Net()
+        assert own is not None
+        optimizer = gft.DistributedOptimizer(sgd(model), model, own, share="node")
+        train(optimizer, model, 2)
+        if RANK in closing:
+            own.close()
+        with raises(ClosedError if RANK in closing else PeerError, "closed"):
+            train(optimizer, model, 1, 2)
+        optimizer.close()
+        model(batch(0, 0))
+        WORLD.Barrier()
 
 
 # ---- death -----------------------------------------------------------------------------------------------------------
