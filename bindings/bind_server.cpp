@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -94,7 +95,7 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
 // Gives the numbers of the push and of the pull, 0 without one. `gradients`: of all tensors, or nothing.
 std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
                                              float loss_scale, const std::string& skip, std::optional<bool> pull,
-                                             const std::vector<py::object>& gradients) {
+                                             const std::vector<py::object>& gradients, std::int64_t nonfinite) {
   if (settings.ndim() != 2 || settings.shape(1) != 4) {
     throw Error(ErrorKind::value, "settings are rows of rate, momentum, weight_decay and trust");
   }
@@ -114,7 +115,8 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
   using WithPull = engine::ServerWorker::WithPull;
   const WithPull with_pull = !pull ? WithPull::no : *pull ? WithPull::exact : WithPull::rounded;
   const WithoutGil release;
-  const auto pushed = server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why), with_pull, given);
+  const auto pushed =
+      server.worker().push(rows, loss_scale, static_cast<engine::Skip>(why), with_pull, given, nonfinite);
   return {pushed.push, pushed.pull};
 }
 
@@ -220,11 +222,12 @@ void bind_server(py::module_& module) {
           },
           py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>())
       .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"),
-           py::arg("gradients"))
+           py::arg("gradients"), py::arg("nonfinite") = -1)
       .def(
           "wait_for_push",
           [](const ParameterServer& self, std::uint64_t number, const Timeout& timeout) {
-            return skips[static_cast<std::size_t>(self.worker().wait_for_push(number, timeout.value))];
+            const engine::SkippedPush found = self.worker().wait_for_push(number, timeout.value);
+            return std::tuple(skips[found.skip], found.rank, found.tensor);
           },
           py::arg("number"), py::arg("timeout"), py::call_guard<WithoutGil>())
       .def(

@@ -76,11 +76,20 @@ class Statistics:
 
 
 class Push:
-    """Gradients on their way to the servers."""
+    """Gradients on their way to the servers.
+
+    Attributes
+    ----------
+    number : int
+        Of the push, from 1.
+    nonfinite : tuple of two int or None
+        Once `wait` has returned "skipped": the rank, and the tensor whose gradient was not finite there, if it said.
+    """
 
     def __init__(self, native: Any, number: int) -> None:
         self._native = native
         self.number = number
+        self.nonfinite: tuple[int, int] | None = None
 
     @property
     def done(self) -> bool:
@@ -112,7 +121,9 @@ class Push:
         gradientflow.errors.MismatchError
             If the pushes of a round have different settings.
         """
-        return str(self._native.wait_for_push(self.number, timeout))
+        outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
+        self.nonfinite = (rank, tensor) if tensor >= 0 else None
+        return str(outcome)
 
 
 class Pull:
@@ -412,6 +423,7 @@ class ParameterServer:
         skip: bool | str = False,
         *,
         gradients: Sequence[Any] | None = None,
+        nonfinite: int | None = None,
     ) -> Push:
         """End a push; tensors that are not ready are zeros.
 
@@ -427,6 +439,9 @@ class ParameterServer:
             The round of this push changes nothing: a gradient is not finite, or this worker gives the iteration up.
         gradients : sequence of array, optional
             All of them, in place of `ready`. Those of `gradients()` are not copied.
+        nonfinite : int, optional
+            The tensor whose gradient is not finite: the push is to be skipped for it, and all workers of its round find
+            it in `Push.nonfinite`.
 
         Returns
         -------
@@ -438,7 +453,7 @@ class ParameterServer:
         gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
             If the settings, or a gradient, are refused; none of the gradients given is ready then.
         """
-        return Push(self._native, self._push(settings, loss_scale, skip, gradients, None)[0])
+        return Push(self._native, self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0])
 
     def push_pull(
         self,
@@ -447,6 +462,7 @@ class ParameterServer:
         skip: bool | str = False,
         *,
         gradients: Sequence[Any] | None = None,
+        nonfinite: int | None = None,
         exact: bool = False,
     ) -> tuple[Push, Pull]:
         """Push and pull in one, by one message for each server.
@@ -456,7 +472,7 @@ class ParameterServer:
 
         Parameters
         ----------
-        settings, loss_scale, skip, gradients
+        settings, loss_scale, skip, gradients, nonfinite
             As for `push`.
         exact
             As for `pull`.
@@ -471,7 +487,7 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             As `push`; and if the last pull is still under way.
         """
-        push, pull = self._push(settings, loss_scale, skip, gradients, bool(exact))
+        push, pull = self._push(settings, loss_scale, skip, gradients, nonfinite, bool(exact))
         return Push(self._native, push), self._pull(pull, bool(exact))
 
     def _pull(self, pull: int, exact: bool) -> Pull:
@@ -483,6 +499,7 @@ class ParameterServer:
         loss_scale: float,
         skip: bool | str,
         gradients: Sequence[Any] | None,
+        nonfinite: int | None,
         pull: bool | None,
     ) -> tuple[int, int]:
         rows = self._rows(settings)
@@ -490,12 +507,13 @@ class ParameterServer:
         if skip not in (False, True, "abandoned"):
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
-        why = skip if isinstance(skip, str) else "skipped" if skip else "applied"
+        tensor = -1 if nonfinite is None else _index(nonfinite, len(self.shapes))
+        why = skip if isinstance(skip, str) else "skipped" if skip or tensor >= 0 else "applied"
         found = [] if gradients is None else list(sequence("gradients", gradients, "arrays"))
         if gradients is not None and len(found) != len(self.shapes):
             message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
             raise ArgumentError(message)
-        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found)
+        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found, tensor)
         return numbers
 
     def _rows(self, settings: Any) -> Array:

@@ -149,7 +149,7 @@ gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_st
 
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped) {
   return guarded([&] {
-    const Skip skip = worker_of(server).wait_for_push(push, seconds(timeout));
+    const std::uint64_t skip = worker_of(server).wait_for_push(push, seconds(timeout)).skip;
     if (skipped != nullptr) {
       *skipped = static_cast<int>(skip);
     }

@@ -39,10 +39,19 @@ struct ServerOptimizer {
 // Whether the round of a push changes nothing, and why not. The larger one holds where pushes differ.
 enum class Skip : std::uint8_t { no, nonfinite, abandoned };
 
+// A push that has changed nothing: why, and by whose push of its round.
+struct SkippedPush {
+  std::uint64_t push = 0;
+  std::uint64_t skip = 0;  // Skip
+  std::int64_t rank = -1;
+  std::int64_t tensor = -1;  // whose gradient was not finite there, or -1: that was not told
+};
+static_assert(std::has_unique_object_representations_v<SkippedPush>);
+
 enum class NoteKind : std::uint32_t {
   // to a server
-  push,      // skip; scale: the loss scale; the settings of each tensor, where they are not the last ones. Where number
-             // is not 0 it is a pull, too
+  push,      // skip; tensor: see SkippedPush; scale: the loss scale; the settings of each tensor, where they are not
+             // the last ones. Where number is not 0 it is a pull, too
   pull,      // number; exact; pushes: up to which the worker may have to go on first; round: which end it is to follow
   depart,    // the worker pushes no more until the end
   bye,       // the worker has closed
@@ -52,8 +61,8 @@ enum class NoteKind : std::uint32_t {
   report,    // number: of what, is wanted; or, to a worker, its numbers
   norms,     // from another server, see ServerShard::norms
   // to a worker
-  release,  // pushes: up to which it may go on; round: the last one; which of its pushes were skipped, as pairs of
-            // number and Skip; answers: server 0 has answered the pull, too
+  release,  // pushes: up to which it may go on; round: the last one; those of its pushes that were skipped, each as
+            // SkippedPush; answers: server 0 has answered the pull, too
   answer,   // number: of the server, which has answered the pull
   failure,  // number: the kind of error; its text
 };
@@ -66,6 +75,7 @@ struct Note {
   std::uint64_t number = 0;
   std::uint64_t pushes = 0;
   std::uint64_t round = 0;
+  std::int64_t tensor = -1;
   float scale = 1.0F;
 };
 static_assert(std::is_trivially_copyable_v<Note>);

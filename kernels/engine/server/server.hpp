@@ -98,15 +98,16 @@ class Server {
 
   struct Push {
     Skip skip;
+    std::int64_t tensor;
     float scale;
     Settings settings;
   };
   struct Worker {
-    std::deque<ReceivedNote> notes;      // that have come and are not taken up, in their order
-    std::deque<Push> pushes;             // that are whole and not applied
-    std::uint64_t applied = 0;           // how many pushes
-    std::uint64_t released = 0;          // up to which push it may go on
-    std::vector<std::uint64_t> skipped;  // since the last release, as pairs of number and Skip
+    std::deque<ReceivedNote> notes;    // that have come and are not taken up, in their order
+    std::deque<Push> pushes;           // that are whole and not applied
+    std::uint64_t applied = 0;         // how many pushes
+    std::uint64_t released = 0;        // up to which push it may go on
+    std::vector<SkippedPush> skipped;  // since the last release
     Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // the last ones
     std::shared_ptr<std::byte[]> received;                                      // of a worker of another node: its push
     std::vector<std::shared_ptr<transport::Letter>> parts;  // of which these are the pieces, under way
@@ -144,6 +145,7 @@ class Server {
   struct Round {
     std::vector<Contribution> contributions;
     Skip skip = Skip::no;
+    int skipping = -1;  // the worker for which
     float scale = 1.0F;
     Settings settings;
   };

@@ -73,7 +73,7 @@ void Server::take_up_push(int number, const ReceivedNote& received) {
   if (!received.payload.empty()) {
     of.settings = std::make_shared<const std::vector<ServerSettings>>(received.payload_as<ServerSettings>());
   }
-  of.pushes.push_back({received.note.skip, received.note.scale, of.settings});
+  of.pushes.push_back({received.note.skip, received.note.tensor, received.note.scale, of.settings});
   if (leads()) {
     log_.pushed(number);
     ask_policy(number, false);

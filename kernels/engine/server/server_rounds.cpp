@@ -11,10 +11,14 @@ namespace gradientflow::engine {
 
 Server::Round Server::gather(const std::vector<int>& workers) {
   const Push& first = worker(workers.front()).pushes.front();
-  Round round{{}, Skip::no, 1.0F / first.scale, first.settings};
+  Round round{.contributions = {}, .scale = 1.0F / first.scale, .settings = first.settings};
   for (const int w : workers) {
     const Worker& of = worker(w);
-    round.skip = std::max(round.skip, of.pushes.front().skip);
+    const Skip skip = of.pushes.front().skip;
+    if (skip > round.skip || (skip == round.skip && skip != Skip::no && w < round.skipping)) {
+      round.skip = skip;
+      round.skipping = w;
+    }
     round.contributions.push_back(is_here(w) ? Contribution{shared_.memory.slot(w, of.applied + 1), true}
                                              : Contribution{of.received.get(), false});
   }
@@ -92,12 +96,13 @@ void Server::apply_round(const std::vector<int>& workers) {
     }
   }
   send_to_all(shared_.layout.ranges().size());
+  const std::int64_t tensor = round.skip == Skip::no ? -1 : worker(round.skipping).pushes.front().tensor;
   for (const int w : workers) {
     Worker& of = worker(w);
     of.pushes.pop_front();
     ++of.applied;
     if (round.skip != Skip::no) {
-      of.skipped.insert(of.skipped.end(), {of.applied, static_cast<std::uint64_t>(round.skip)});
+      of.skipped.push_back({of.applied, static_cast<std::uint64_t>(round.skip), round.skipping, tensor});
     }
     if (is_here(w)) {
       shared_.memory.word(number_, w).applied.store(of.applied, std::memory_order_release);

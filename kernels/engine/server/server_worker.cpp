@@ -54,9 +54,8 @@ void ServerWorker::take_notes() {
         has_answered_[0] = true;
         ++answers_;
       }
-      const auto skipped = received->payload_as<std::uint64_t>();
-      for (std::size_t at = 0; at < skipped.size(); at += 2) {
-        skipped_[skipped[at]] = static_cast<Skip>(skipped[at + 1]);
+      for (const SkippedPush& skipped : received->payload_as<SkippedPush>()) {
+        skipped_[skipped.push] = skipped;
       }
       while (skipped_.size() > most_skipped) {
         forgotten_ = skipped_.begin()->first;

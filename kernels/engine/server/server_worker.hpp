@@ -47,7 +47,8 @@ class ServerWorker {
   // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `gradients`: of all tensors, in
   // place of `ready`; none is ready where anything given is refused. `settings`: of each tensor, or one for all.
   // `with_pull`: as `pull`, asked for along with the push. So its weights are those of the moment at which this worker
-  // may go on, and nobody's later pushes are in them.
+  // may go on, and nobody's later pushes are in them. `nonfinite`: the tensor for which the push is to be skipped, or
+  // -1; others of the round are told.
   struct Pushed {
     std::uint64_t push;
     std::uint64_t pull;  // 0: without
@@ -58,12 +59,12 @@ class ServerWorker {
     DType dtype;
   };
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
-              std::span<const Gradient> gradients = {});
+              std::span<const Gradient> gradients = {}, std::int64_t nonfinite = -1);
 
-  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped. Throws
+  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped, and why. Throws
   // Error(value) for one that is older than the last `most_skipped` which were: whether it was is not known any more.
   static constexpr std::size_t most_skipped = 1024;
-  Skip wait_for_push(std::uint64_t push, Seconds timeout);
+  SkippedPush wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
   // Asks for the weights that include all pushes so far; `exact`: in float32 whatever the wire. It ends the pull
@@ -179,8 +180,8 @@ class ServerWorker {
   std::vector<ServerSettings> settings_;  // the last ones
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
-  std::map<std::uint64_t, Skip> skipped_;  // the last ones
-  std::uint64_t forgotten_ = 0;            // the last push of which it is not known any more
+  std::map<std::uint64_t, SkippedPush> skipped_;  // the last ones
+  std::uint64_t forgotten_ = 0;                   // the last push of which it is not known any more
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;

@@ -170,12 +170,16 @@ void ServerWorker::check_settings(std::span<const ServerSettings> settings) cons
 }
 
 ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings, float loss_scale, Skip skip,
-                                        WithPull with_pull, std::span<const Gradient> gradients) {
+                                        WithPull with_pull, std::span<const Gradient> gradients,
+                                        std::int64_t nonfinite) {
   const std::lock_guard one_at_a_time(pushing_);
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
   check_settings(settings);
+  if (nonfinite >= 0) {
+    check_tensor(static_cast<std::size_t>(nonfinite));
+  }
   if (!(loss_scale > 0.0F) || !std::isfinite(loss_scale)) {
     throw Error(ErrorKind::value, "loss_scale is above 0 and finite, not " + format_number(loss_scale));
   }
@@ -194,7 +198,7 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
   check_usable();
   await_slot(lock);
   copied_.wait(lock, [this] { return copying_ == 0; });
-  Note note{.kind = NoteKind::push, .skip = skip, .scale = loss_scale};
+  Note note{.kind = NoteKind::push, .skip = skip, .tensor = nonfinite, .scale = loss_scale};
   if (with_pull != WithPull::no) {
     expect_answers(with_pull == WithPull::exact);
     note.exact = exact_;
@@ -222,7 +226,7 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
   return {++pushes_, note.number};
 }
 
-Skip ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
+SkippedPush ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
   return or_naming_the_missing([&] {
     Lock lock(mutex_);
     if (released_ < push) {
@@ -234,7 +238,7 @@ Skip ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
                                         std::to_string(most_skipped) + " pushes that were");
     }
     const auto found = skipped_.find(push);
-    return found == skipped_.end() ? Skip::no : found->second;
+    return found == skipped_.end() ? SkippedPush{.push = push} : found->second;
   });
 }
 
