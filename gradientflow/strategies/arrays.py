@@ -15,6 +15,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 from .layout import Layout
+from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
 from .strategy import Strategy
 from .synchronizer import Synchronizer
@@ -28,8 +29,7 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
       on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
-      before it; one without a gradient has zeros, and so has one that is not finite where there is a loss scale: the
-      iteration is skipped then.
+      before it; one without a gradient has zeros, and so has one that is not finite, if `looks`.
     - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are what the step shall use. It
       returns None, or "written" if it has changed the weights (``layout.weights``) itself.
     - ``after_step()``, ``finish()``, ``begin()``: as in `Synchronizer`.
@@ -37,6 +37,9 @@ class ArraySynchronizer(PlacedSynchronizer):
     ``state_names`` lists the attributes that are kept in checkpoints: numbers, arrays, and lists of them; a list with
     an array for each tensor, such as residuals, goes by the names of the tensors. What `gradient_ready` and
     `backward_done` have changed in them is undone when the iteration is skipped or given up; `begin` leaves them alone.
+    If there are some, and gradients are averaged, no gradient that is infinite or NaN comes near them, nor one that is
+    so once averaged: the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If
+    gradients are local, the step is skipped on that rank, which gets the error when the step is over.
 
     The communicator is its own. When a rank gives up an iteration, it leaves the communicator: calls of the other ranks
     fail and name that rank, and all of them meet on a new one.
@@ -76,7 +79,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         self._next = 0  # tensor to be handed over
         self._begun = False  # the iteration
         self._failed = False  # a moment of it
-        self._overflowed = False  # a gradient of it, on this rank
+        self._found: int | None = None  # the first gradient of it on this rank that is not finite
         self._start_next_iteration()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
@@ -101,8 +104,9 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     def _hand_over(self, index: int) -> None:
         gradient = self.gradients[index]
-        if self.skips_nonfinite and not np.isfinite(gradient).all():
-            self._overflowed = True
+        if self.looks and not is_finite(gradient):
+            if self._found is None:
+                self._found = index
             gradient[...] = 0
         returned = self.gradient_ready(index, gradient)
         if returned is not None:
@@ -124,21 +128,56 @@ class ArraySynchronizer(PlacedSynchronizer):
             if kind not in ("apply", "written"):
                 message = f"backward_done of {self.strategy.name} returned {kind!r}: it returns None or 'written'"
                 raise ArgumentTypeError(message)
-            if self.skips_nonfinite and kind == "apply" and not self._is_finite():
-                self._overflowed = True
-            if self.strategy.gradients == "mean":
-                # Last of all, so that no rank ends an iteration in which another one has failed.
-                status = np.append(self.numbers, float(self._overflowed))
-                self.comm.allreduce(status, "mean")
-                self.numbers[:] = status[:-1]
-                self._overflowed = bool(status[-1])
-        skipped = self._overflowed
+            rank, found = self._exchange_status(kind)
         self._start_next_iteration()
-        if skipped and kind == "apply":
+        if found is None:
+            return self.update() if kind == "apply" else Update(kind)
+        if kind == "apply":
             self.drop(stream)
-        if skipped:
+        if self.skips_nonfinite:
             return Update("skipped")
-        return self.update() if kind == "apply" else Update(kind)
+        for memory in self._memory:
+            memory[...] = 0
+        if kind == "written":
+            outcome = f"{self.strategy.name} has written weights with zeros in its place"
+        elif self.strategy.gradients == "mean":
+            outcome = f"no weight was changed, and what is kept ({', '.join(self.state_names)}) is as before"
+        else:
+            outcome = ALONE
+        error = nonfinite_error(f"the gradient of {self.layout.names[found]}", rank, outcome)
+        if self.strategy.gradients == "mean":
+            raise error
+        self.dropped = error
+        return Update("skipped")
+
+    @property
+    def looks(self) -> bool:
+        """Whether gradients that are not finite have to be found, before they get into what is kept."""
+        kind = self.strategy.gradients
+        return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
+
+    def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
+        """Exchange `numbers`, and which gradients are not finite: last of all, after whatever may fail on a rank.
+
+        Each rank has two marks: one above the first tensor whose gradient was not finite there, and whose is not now
+        that all have put theirs together. Returns the rank, None for the latter, and the tensor; or None twice.
+        """
+        mine, averaged = self._found, None
+        if self.looks and kind == "apply" and self.reads_gradients:
+            averaged = first_nonfinite(self.gradients)
+        if self.strategy.gradients != "mean":
+            return self.comm.rank, mine if mine is not None else averaged
+        marks = np.zeros((2, self.comm.size))
+        marks[:, self.comm.rank] = [0 if each is None else each + 1 for each in (mine, averaged)]
+        status = np.concatenate([self.numbers, marks.ravel()])
+        self.comm.allreduce(status, "mean")
+        self.numbers[:] = status[: len(self.numbers)]
+        places = np.flatnonzero(status[len(self.numbers) :])
+        if not len(places):
+            return None, None
+        place = int(places[0])
+        tensor = round(float(status[len(self.numbers) + place]) * self.comm.size) - 1
+        return place if place < self.comm.size else None, tensor
 
     def update(self) -> Update:  # noqa: D102
         return Update("apply", self._native_updates())
@@ -188,10 +227,8 @@ class ArraySynchronizer(PlacedSynchronizer):
     def _start_next_iteration(self) -> None:
         self._is_ready = [False] * len(self.layout)
         self._next = 0
-        self._begun = self._failed = self._overflowed = False
-
-    def _is_finite(self) -> bool:
-        return all(bool(np.isfinite(gradient).all()) for gradient in self.gradients)
+        self._begun = self._failed = False
+        self._found = None
 
     def _native_updates(self) -> tuple[Any, ...]:
         update = load_core().Update

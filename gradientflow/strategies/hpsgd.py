@@ -20,6 +20,7 @@ from .exchange_model import ExchangeExplanation
 from .explanation import Explanation, Subject
 from .layout import Layout
 from .link import median_seconds
+from .nonfinite import ALONE, first_nonfinite, nonfinite_error
 from .places import PlacedSynchronizer, aligned_offsets
 from .strategy import Strategy
 from .synchronizer import Synchronizer
@@ -176,7 +177,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def wait(self, stream: Any = None) -> Update:
         """Train on the replica, or start a round if the last one is done. Waits for nobody."""
         places, self._at = self._at, [None] * len(self._at)
-        if self.skips_nonfinite and not self._are_finite(places):
+        found = self._first_nonfinite(places)
+        if found is not None:
+            if not self.skips_nonfinite:
+                self.dropped = nonfinite_error(f"the gradient of {self.layout.names[found]}", self.comm.rank, ALONE)
             return Update("skipped")
         if self.round_is_running():
             self._train(places)
@@ -312,6 +316,12 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 self._weight(index)[...] = self._common[part]  # which all ranks have, or would have had
             self._forget()
             raise
+        found = first_nonfinite(self._means[part] for part in self._parts) if self._has_mean else None
+        if found is not None:
+            what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
+            self.dropped = nonfinite_error(what, None, "all ranks drop the round, and go back to the common weights")
+            self._has_mean = False
+            self._means[...] = 0
 
     def _forget(self) -> None:
         """Drop what has added up, and what has been averaged."""
@@ -343,10 +353,12 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         return weight  # type: ignore[no-any-return]
 
-    def _are_finite(self, places: Sequence[int | None]) -> bool:
+    def _first_nonfinite(self, places: Sequence[int | None]) -> int | None:
+        """Return which is the first tensor whose gradient is not finite, if one is."""
         count = self._steps.count_nonfinite
         triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
-        return not any(count(place, dtype, elements) for place, dtype, elements in triples if place is not None)
+        found = (index for index, (place, *what) in enumerate(triples) if place is not None and count(place, *what))
+        return next(found, None)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

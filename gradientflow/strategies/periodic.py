@@ -22,6 +22,7 @@ from .exchange_model import ExchangeExplanation
 from .explanation import Explanation, Subject
 from .layout import Layout
 from .link import Link, median_seconds
+from .nonfinite import first_nonfinite, is_finite, nonfinite_error
 from .strategy import Strategy
 from .update import Settings
 from .wire import checked_wire
@@ -161,10 +162,10 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self.differences: list[Array] = []
         self.due = [_NOT_DUE] * strategy.fragments
         self._parts = _fragments(layout.counts, strategy.fragments)
-        self._buffers: list[Array] = []
+        self._buffers: list[Array] = []  # differences; then for each rank whether its own are not finite
         self._under_way: dict[int, Handle] = {}
         for part in self._parts:
-            buffer = comm.empty(sum(layout.counts[index] for index in part), np.dtype(kind).name)
+            buffer = comm.empty(sum(layout.counts[index] for index in part) + comm.size, np.dtype(kind).name)
             self._buffers.append(buffer)
             offset = 0
             for index in part:
@@ -205,13 +206,19 @@ class PeriodicSynchronizer(ArraySynchronizer):
     def finish(self) -> None:
         """Apply what is under way, and go on from the mean of the weights."""
         self._apply_all()
-        for part, buffer in zip(self._parts, self._buffers, strict=True):
+        for fragment, part in enumerate(self._parts):
             for index in part:
                 self.differences[index][...] = self.weights[index]
-            self.comm.allreduce(buffer, "mean", label=f"weights at the end, after step {self.steps}")
-            for index in part:
-                self.common[index][...] = self.differences[index]
-                self.weights[index][...] = self.differences[index]
+            self._mark(fragment)
+            self.comm.allreduce(self._buffers[fragment], "mean", label=f"weights at the end, after step {self.steps}")
+        if not self._is_finite(range(len(self._parts))):
+            return
+        for common, weight, mean in zip(self.common, self.weights, self.differences, strict=True):
+            common[...] = mean
+            weight[...] = mean
+
+    def drop(self, stream: Any = None) -> None:
+        """Do nothing: what is kept changes after the step alone."""
 
     def abandon(self, stream: Any = None) -> None:
         """Give up the iteration, and what is under way, which the others are told."""
@@ -260,11 +267,39 @@ class PeriodicSynchronizer(ArraySynchronizer):
     def _measure(self, fragment: int) -> None:
         for index in self._parts[fragment]:
             np.subtract(self.common[index], self.weights[index], out=self.differences[index])
+        self._mark(fragment)
+
+    def marks(self, fragment: int) -> Array:
+        """Return what travels behind the differences of a fragment: for each rank whether its own are not finite."""
+        return self._buffers[fragment][-self.comm.size :]
+
+    def _mark(self, fragment: int) -> None:
+        self.marks(fragment)[...] = 0
+        self.marks(fragment)[self.comm.rank] = not is_finite(self._buffers[fragment])
+
+    def _is_finite(self, fragments: Sequence[int]) -> bool:
+        """Tell whether means are finite. Otherwise drop them, on all ranks, which go back to the common weights."""
+        bad = next((each for each in fragments if not is_finite(self._buffers[each])), None)
+        if bad is None:
+            return True
+        part, ranks = self._parts[bad], np.flatnonzero(self.marks(bad))
+        found = first_nonfinite(self.differences[index] for index in part)
+        assert found is not None  # the marks are finite
+        for fragment in fragments:
+            self._buffers[fragment][...] = 0
+        for weight, common in zip(self.weights, self.common, strict=True):
+            weight[...] = common
+        what = f"the change of {self.layout.names[part[found]]}"
+        outcome = "all ranks go back to the common weights, those of the last exchange"
+        self.dropped = nonfinite_error(what, int(ranks[0]) if len(ranks) else None, outcome)
+        return False
 
     def _apply(self, fragment: int) -> None:
         """Make the step of the outer optimizer, and go on from it."""
         self.arrive(fragment)
         self.due[fragment] = _NOT_DUE
+        if not self._is_finite([fragment]):
+            return
         rate, momentum, own = self.strategy.outer_rate, self.strategy.outer_momentum, self.strategy.own_share
         for index in self._parts[fragment]:
             direction, velocity, common = self.differences[index], self.velocity[index], self.common[index]

@@ -22,6 +22,7 @@ from gradientflow.top_k_pool import TopKGradientPool
 
 from .explanation import Subject
 from .layout import Layout
+from .nonfinite import nonfinite_error
 from .sparsity import Sparsity
 from .strategy import Strategy
 from .synchronizer import Synchronizer
@@ -231,10 +232,8 @@ class PoolSynchronizer(Synchronizer):
         indices = self.layout.groups[group][1]
         names = [self.layout.names[indices[i]] for i in tensors]
         which = names[0] if len(names) == 1 else f"{names[0]}, or of a parameter up to {names[-1]},"
-        where = f"on rank {rank}" if rank >= 0 else "once averaged"
-        return NonFiniteError(
-            f"the gradient of {which} is not finite {where}: no weight was changed, and the residuals are as before"
-        )
+        outcome = "no weight was changed, and the residuals are as before"
+        return nonfinite_error(f"the gradient of {which}", rank if rank >= 0 else None, outcome)
 
 
 __all__ = ["PoolStrategy", "PoolSynchronizer"]

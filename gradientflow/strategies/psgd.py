@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from gradientflow.communicator import Communicator
 
 from .arrays import ArraySynchronizer
 from .exchange_model import ExchangeExplanation
 from .explanation import Explanation, Subject
 from .layout import Layout
+from .nonfinite import first_nonfinite, nonfinite_error
 from .strategy import Strategy
 
 
@@ -44,7 +47,15 @@ class _AtTheEnd(ArraySynchronizer):
     reads_gradients = exchanges_weights = False
 
     def finish(self) -> None:
-        """Average the weights."""
+        """Average the weights, unless those of a rank are not finite: all ranks keep theirs then, and are told."""
+        found = first_nonfinite(self.weights)
+        places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")
+        for rank, place in enumerate(places.ravel().tolist()):
+            if place >= 0:
+                self.dropped = nonfinite_error(
+                    f"the value of {self.layout.names[place]}", rank, "no weight was changed"
+                )
+                return
         for name, weight in zip(self.layout.names, self.weights, strict=True):
             self.comm.allreduce(weight, "mean", label=name)
 

@@ -16,13 +16,14 @@ from gradientflow._location import load_core
 from gradientflow.arguments import whole
 from gradientflow.base_pool import native_threshold
 from gradientflow.communicator import Communicator
-from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError
+from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
 from gradientflow.parameter_server import ParameterServer, Pull, Push
 from gradientflow.policies import Policy
 from gradientflow.server_optimizers import LARS, Adam, as_server_optimizer
 
 from .explanation import Subject, measure
 from .layout import Layout
+from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
 from .speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
 from .strategy import Strategy
@@ -184,7 +185,8 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._pending: Push | None = None
         self._settings: list[Settings] = []
         self._scale = 1.0
-        self._overflowed = False  # a gradient of the iteration, on this rank
+        self._found: int | None = None  # a gradient of the iteration on this rank that is not finite
+        self._nonfinite: tuple[int, int] | None = None  # rank and tensor for which a round was skipped
         self._begun = False
         self._start_next_iteration()
 
@@ -219,7 +221,7 @@ class ServedSynchronizer(PlacedSynchronizer):
     def begin(self) -> None:  # noqa: D102
         self._settings = [self.settings(index) for index in range(len(self.layout))]
         self._scale = self.loss_scale
-        self._overflowed = False
+        self._found = None
         if not self._servers_know:
             self._tell_servers()
         self._begun = True
@@ -230,8 +232,8 @@ class ServedSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         dtype, count = self.layout.dtypes[index], self.layout.counts[index]
         address = self._addresses[index] if elsewhere is None else elsewhere
-        if self.skips_nonfinite and self._core.count_nonfinite(address, dtype, count, self.server.wire):
-            self._overflowed = True
+        if self._core.count_nonfinite(address, dtype, count, self.server.wire):
+            self._found = index if self._found is None else min(self._found, index)
         self.server.ready(index, (address, dtype))
         self._is_ready[index] = True
         if elsewhere is not None and self.keeps_gradients:
@@ -246,27 +248,38 @@ class ServedSynchronizer(PlacedSynchronizer):
         self.pushes += 1
         if self.pulls_with(self.pushes):
             self._end_pull()
-            self._pending, self._pull = self.server.push_pull(self._settings, self._scale, self._overflowed)
+            self._pending, self._pull = self.server.push_pull(self._settings, self._scale, nonfinite=self._found)
         else:
-            self._pending = self.server.push(self._settings, self._scale, self._overflowed)
+            self._pending = self.server.push(self._settings, self._scale, nonfinite=self._found)
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         if self._pending is None:
             self.flush(stream)
-        push, overflowed = self._pending, self._overflowed
+        push, found = self._pending, self._found
         assert push is not None
         try:
             outcome = self.outcome(push)
         finally:
             self._start_next_iteration()
-        self._overflowed = overflowed
+        self._found = found
         if outcome == "abandoned":
             message = (
                 "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
                 "with the next one"
             )
             raise AbandonedError(message)
+        if outcome == "skipped" and not self.skips_nonfinite:
+            self.dropped = self._why_skipped()
         return Update("skipped" if outcome == "skipped" else "written")
+
+    def _why_skipped(self) -> NonFiniteError:
+        """Return what a round was skipped for."""
+        if self._nonfinite is None:  # it was before the state that was loaded
+            message = "a gradient is not finite on some rank: the round of its push has changed no weight"
+            return NonFiniteError(message)
+        (rank, tensor), self._nonfinite = self._nonfinite, None
+        outcome = "the round of its push has changed no weight"
+        return nonfinite_error(f"the gradient of {self.layout.names[tensor]}", rank, outcome)
 
     def after_step(self) -> None:
         """Take the weights of the servers."""
@@ -295,7 +308,9 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def outcome(self, push: Push) -> str:
         """Wait as long as has to be waited before the step, and tell what became of it, as `Push.wait`."""
-        return push.wait()
+        outcome = push.wait()
+        self._nonfinite = push.nonfinite
+        return outcome
 
     def begin_afresh(self) -> None:
         """Go on from weights that are the servers'."""
@@ -321,7 +336,8 @@ class ServedSynchronizer(PlacedSynchronizer):
     def _start_next_iteration(self) -> None:
         self._is_ready = [False] * len(self.layout)
         self._pending = None
-        self._begun = self._overflowed = False
+        self._begun = False
+        self._found = None
 
     def _tell_servers(self) -> None:
         """Have the servers begin with the weights of rank 0 as they are now. Collective."""

@@ -13,6 +13,7 @@ from gradientflow.errors import ArgumentError
 
 from .explanation import Explanation
 from .layout import Layout
+from .nonfinite import is_finite
 from .periodic import PeriodicStrategy, PeriodicSynchronizer
 
 _BLOCK = 4096  # entries
@@ -78,31 +79,41 @@ class _Sparse(PeriodicSynchronizer):
         self.kept = [np.zeros(count, np.float32) for count in layout.counts]
 
     def start(self, fragment: int, differences: npt.NDArray[Any]) -> None:
-        """Exchange at once: the largest entries of what was kept and of what is new."""
-        parts = []
+        """Exchange at once: the largest entries of what was kept and of what is new.
+
+        What was kept stays as it is if something is not finite on any rank, which then has NaNs in what it sends.
+        """
+        parts, left = [], []
         for kept, difference in zip(self.kept, self.differences, strict=True):
-            kept *= np.float32(self.strategy.decay)
-            kept += difference
-            sent = encode(kept)
-            kept -= decode(sent, kept.size)
+            values = kept * np.float32(self.strategy.decay)
+            values += difference
+            sent = encode(values)
+            values -= decode(sent, kept.size)
             parts.append(sent)
+            left.append(values)
         everything = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
         label = f"largest differences after step {self.steps}"
         for rank, sent in enumerate(self.comm.allgather(everything, label=label)):
             offset = 0
+            self.marks(fragment)[rank] = 0
             for mine, difference in zip(parts, self.differences, strict=True):
                 values = decode(sent[offset : offset + mine.size], difference.size)
+                if not is_finite(values):
+                    self.marks(fragment)[rank] = 1
                 difference[...] = values if rank == 0 else difference + values
                 offset += mine.size
         for difference in self.differences:
             difference /= self.comm.size
+        if is_finite(differences):
+            for kept, values in zip(self.kept, left, strict=True):
+                kept[...] = values
 
 
 def encode(values: Floats) -> Bytes:
     """Return the largest entries of each block: places of 12 bits, two bits for the value, and a scale.
 
     Of a scale s the values are -3/4, -1/4, 1/4 and 3/4 of s, where s is the largest magnitude of the block; a block
-    of zeros has scale 0.
+    of zeros has scale 0, and one with a number that is not finite NaN.
 
     Parameters
     ----------
@@ -113,10 +124,12 @@ def encode(values: Floats) -> Bytes:
     padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.reshape(-1)[: values.size] = values
     # Equal magnitudes go to the lower place, as everywhere.
-    order = np.argsort(-np.abs(padded), axis=1, kind="stable")[:, :_SENT]
+    magnitudes = np.abs(padded)
+    order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :_SENT]
     places = np.sort(order, axis=1).astype(np.uint16)
     chosen = np.take_along_axis(padded, places.astype(np.int64), axis=1)
-    scale = np.abs(chosen).max(axis=1, initial=0)
+    scale = magnitudes.max(axis=1, initial=0)  # NaN if one of them is
+    scale[np.isinf(scale)] = np.nan
     codes = ((chosen < 0) * 2 + (np.abs(chosen) * 2 >= scale[:, None])).astype(np.uint8)
     sent = np.empty((blocks, BLOCK_BYTES), np.uint8)
     even, odd = places[:, ::2], places[:, 1::2]

@@ -218,10 +218,20 @@ class DelayedSynchronizer(ServedSynchronizer):
         if was_begun and push is None and not self.pulls_with(self.pushes):
             self._pull_if_due()
 
+    def finish(self) -> None:
+        """Take the servers' weights. Rounds that were skipped are told then, if nobody has pulled since."""
+        self._see_rounds()
+        skipped, nonfinite = self._was_skipped, self._nonfinite
+        super().finish()
+        if skipped and not self.skips_nonfinite:
+            self._nonfinite = nonfinite
+            self.dropped = self._why_skipped()
+
     def begin_afresh(self) -> None:
         """Go on from weights that are the servers', without a second warm-up."""
         self.pushes = min(self.pushes, self.strategy.warmup)
         self._has_pre_weights = self._was_skipped = False
+        self._nonfinite = None
         self._unseen = []
 
     def _pull_if_due(self) -> None:
@@ -231,7 +241,9 @@ class DelayedSynchronizer(ServedSynchronizer):
     def _see_rounds(self) -> None:
         """Wait for the rounds of all pushes so far."""
         for push in self._unseen:
-            self._was_skipped |= push.wait() == "skipped"
+            if push.wait() == "skipped":
+                self._was_skipped = True
+                self._nonfinite = self._nonfinite or push.nonfinite
         self._unseen = []
 
     # ---- state ---------------------------------------------------------------------------------------------------
@@ -317,7 +329,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         pre_weight, weight, settings = self.pre_weights[index], self.weights[index], self._settings[index]
         if not self._has_pre_weights:
             pre_weight[...] = weight
-        if self._overflowed:
+        if self._found is not None:
             if has_pulled:
                 pre_weight[...] = weight
             return
@@ -326,12 +338,12 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._core.glu_step(weight, pre_weight, *self._gradient(index), has_pulled, *self._rates(settings), *rule)
 
     def _sgd(self, index: int, has_pulled: bool) -> None:
-        if not self._overflowed:
+        if self._found is None:
             rates = self._rates(self._settings[index])
             self._core.sgd_step(self.weights[index], *self._gradient(index), *rates)
 
     def _dc_asgd(self, index: int, has_pulled: bool) -> None:
-        if self._overflowed:
+        if self._found is not None:
             return
         before = self._before[index] if has_pulled else None
         rule = self.strategy.lambda_0, self.strategy.decay, self.strategy.epsilon

@@ -63,6 +63,7 @@ class StagedSynchronizer(Synchronizer):
     numbers = _of_host("numbers")
     loss_scale = _of_host("loss_scale")
     skips_nonfinite = _of_host("skips_nonfinite")
+    dropped = _of_host("dropped")
     exchange_failed = _of_host("exchange_failed")
     residuals = _of_host("residuals")
     decay = _of_host("decay")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.memory import itemsize
 
 from .layout import Layout
@@ -76,6 +76,9 @@ class Synchronizer(ABC):
         Whether it has a use for gradients beyond whether they are finite.
     exchanges_weights : bool
         Whether the next `after_step` may read or write weights.
+    dropped : NonFiniteError or None
+        What was dropped since it was not finite, where ranks are not in step and `wait` goes on: raised once the step
+        is over, or `finish`, and forgotten then.
     exchange_failed : bool
         Whether `after_step` or `finish` has raised; `abandon` takes it back.
     shared : NodeWeights or None
@@ -94,6 +97,7 @@ class Synchronizer(ABC):
     takes_any_content: bool = False
     reads_gradients: bool = True
     exchanges_weights: bool = True
+    dropped: NonFiniteError | None = None
     exchange_failed: bool = False
     shared: NodeWeights | None = None
     residuals: Sequence[Any] = ()
@@ -155,7 +159,8 @@ class Synchronizer(ABC):
         Raises
         ------
         gradientflow.errors.NonFiniteError
-            On every rank, if gradients are not finite, where the strategy looks for such: nothing is changed then.
+            On every rank, if gradients that are averaged are not finite, where the strategy looks for such: nothing is
+            changed then. Of others `dropped` tells.
         gradientflow.errors.CommunicationError
             If ranks are missing, or have failed.
         """

@@ -16,7 +16,7 @@ import torch
 
 from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError, NonFiniteError
 from gradientflow.job import init
 from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strategy, Synchronizer, as_strategy
 from gradientflow.training import Loop, LossScale, require_same
@@ -348,8 +348,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         assert self._loop is not None
         if self.strategy.writes_weights:
             self._check_weights()
-        self._loop.stepped()
-        self._weights_are_written()
+        try:
+            self._loop.stepped()
+        finally:
+            self._weights_are_written()
 
     def _refuse_late_changes(self, closure: Callable[[], Any] | None) -> None:
         """Raise where what has been done to gradients comes after they were sent."""
@@ -405,12 +407,18 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             return
         if self.strategy.writes_weights:
             self._check_weights()
-        self._loop.finish()
+        dropped: NonFiniteError | None = None
+        try:
+            self._loop.finish()
+        except NonFiniteError as error:  # of which other ranks may not know
+            dropped = error
         self._weights_are_written()
         if self.strategy.gradients != "mean":
             for buffer in self._model.buffers():
                 if buffer.is_floating_point() and buffer.is_contiguous():
                     self.comm.allreduce(devices.shared(buffer), "mean")
+        if dropped is not None:
+            raise dropped
 
     def explain(self, **times: float) -> Explanation:
         """Measure the link, and tell what the strategy will send for this model, and what gain to expect. Collective.

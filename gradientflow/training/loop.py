@@ -329,6 +329,7 @@ class Loop:
         self._let_write(self.synchronizer.after_step)
         before, self._sent = self._sent, self.synchronizer.bytes_sent
         self._sent_for_step = None if before is None or self._sent is None else self._sent - before
+        self._tell_dropped()
 
     @property
     def bytes_sent(self) -> int | None:
@@ -338,11 +339,18 @@ class Loop:
             return self._sent_for_step
         return None if None in sent else sum(each for each in sent if each is not None)
 
+    def _tell_dropped(self) -> None:
+        """Raise what the strategy has dropped, when nobody waits for this rank any more."""
+        dropped, self.synchronizer.dropped = self.synchronizer.dropped, None
+        if dropped is not None:
+            raise dropped
+
     def finish(self) -> None:
         """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
         if not self._begun and self.update is None:
             self._follow()
         self._let_write(self.synchronizer.finish)
+        self._tell_dropped()
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
