@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,28 @@ class ArraySynchronizer(PlacedSynchronizer):
     def backward_done(self) -> Kind | None:
         """End the exchange: the gradients are what the step shall use, or the weights are written."""
 
+    def check_complete(self) -> None:
+        """Raise unless all attributes in `state_names` are there."""
+        for name in self.state_names:
+            if not hasattr(self, name):
+                close = difflib.get_close_matches(name, vars(self), 1)
+                message = (
+                    f"state_names of {type(self).__name__} have {name!r}, and it has no such attribute when bind "
+                    f"returns it{f'; did you mean {close[0]!r}?' if close else ''}"
+                )
+                raise ArgumentError(message)
+
     # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    @contextmanager
+    def without_calls(self) -> Iterator[None]:
+        """Have calls of `comm` refused in a ``with`` block."""
+        before = self.comm
+        self.comm = cast("Communicator", _WithoutCalls(before, f"begin() of {type(self).__name__}"))
+        try:
+            yield
+        finally:
+            self.comm = before
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         with self._lock, self._in_iteration():
@@ -332,6 +354,25 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Say the numbers of a state: they are the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
+
+
+class _WithoutCalls:
+    """A communicator that tells what it knows, and makes no calls."""
+
+    def __init__(self, comm: Communicator, who: str) -> None:
+        self._comm = comm
+        self._who = who
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the communicator has, unless it is a call."""
+        value = getattr(self._comm, name)
+        if callable(value) and name not in ("describe", "span"):
+            message = (
+                f"{self._who} uses comm.{name}: at the beginning of an iteration the ranks make no calls, since one "
+                "that gives up might not come; gradient_ready, backward_done and after_step may"
+            )
+            raise ArgumentError(message)
+        return value
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -152,6 +152,9 @@ class StagedSynchronizer(Synchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
+    def check_complete(self) -> None:  # noqa: D102
+        self.host.check_complete()
+
     def check_settings(self) -> None:  # noqa: D102
         self.host.check_settings()
 
@@ -254,7 +257,8 @@ class StagedSynchronizer(Synchronizer):
     def _hand_over(self) -> None:
         index, _ = self._queue.popleft()
         if index is None:
-            self.host.begin()
+            with self.host.without_calls():
+                self.host.begin()
         else:
             self.host.ready(index)
 

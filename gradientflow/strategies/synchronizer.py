@@ -134,11 +134,19 @@ class Synchronizer(ABC):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
+    def check_complete(self) -> None:  # noqa: B027
+        """Raise if what it says of itself is not there, once `Strategy.bind` has returned it."""
+
     def check_settings(self) -> None:  # noqa: B027
         """Raise if the settings that the optimizer has now do not go with the strategy."""
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""
+
+    @contextmanager
+    def without_calls(self) -> Iterator[None]:
+        """Have calls of ranks refused in a ``with`` block, in which `begin` is called, where that can be done."""
+        yield
 
     @abstractmethod
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:

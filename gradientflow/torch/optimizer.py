@@ -724,6 +724,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             loss_scale=self.loss_scale,
             before=before,
         )
+        self._loop.rates.now = self._rates
         if before is not None:
             before.close()
         self._loop.synchronizer.check_settings()
@@ -740,6 +741,11 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             broadcast_parameters(added if self._pooled else self._model, comm=self.comm)
         else:
             require_same_values(added if self._pooled else dict(self._model.named_parameters()), self.comm)
+
+    def _rates(self) -> list[float]:
+        """Return the learning rates of the parameter groups, but for those on a device, which would be waited for."""
+        rates = (group.get("lr") for group in self._inner.param_groups)
+        return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
 
     def _settings_of(self, parameter: torch.Tensor) -> Settings:
         for group in self._inner.param_groups:

@@ -255,6 +255,7 @@ class ArrayLoop:
         """Take learning rate and the like of each tensor, and master weights, from an optimizer."""
         self._loop.synchronizer.settings = settings
         self._loop.synchronizer.check_settings()
+        self._loop.rates.now = lambda: (settings(0).rate,)
         self._loop.use_masters(optimizer.masters, optimizer.round_masters, optimizer.follow_weights)
         self._optimizer = optimizer
 

@@ -11,11 +11,19 @@ import numpy as np
 
 from gradientflow.agreement import raise_together, require_same
 from gradientflow.communicator import Communicator
-from gradientflow.errors import AbandonedError, ArgumentError, CommunicationError, GradientFlowError, NonFiniteError
+from gradientflow.errors import (
+    AbandonedError,
+    ArgumentError,
+    CommunicationError,
+    GradientFlowError,
+    MismatchError,
+    NonFiniteError,
+)
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.staged import bind
 
 from .loss_scale import LossScale
+from .rates import Rates
 from .tensors import Tensors
 
 _NEEDED = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
@@ -26,7 +34,8 @@ class Loop:
 
     Along with the gradients travels the status, `Synchronizer.numbers`: for each tensor 1 if it has a gradient on this
     rank; then 1 if some have none; then 1 unless this rank is out of batches; then, for each rank, 1 if it gives up the
-    iteration. The mean says on every rank what is so on any of them, without a call of its own.
+    iteration; then the learning rates, as `Rates` has them. The mean says on every rank what is so on any of them,
+    without a call of its own.
 
     Parameters
     ----------
@@ -63,6 +72,8 @@ class Loop:
         What the last exchange has come to, until the step.
     unscaled : bool
         Whether the gradients have been divided by the loss scale.
+    rates : Rates
+        The learning rates, which are compared where the ranks make the same step.
     """
 
     def __init__(
@@ -87,6 +98,7 @@ class Loop:
         self.flushed = False
         self.update: Update | None = None
         self.unscaled = False
+        self.rates = Rates()
         self.on_new_order: Callable[[], object] = lambda: None
         self._round_masters: Callable[[], object] = lambda: None
         self._follow_weights: Callable[[], object] = lambda: None
@@ -109,14 +121,17 @@ class Loop:
 
     def _bind(self, layout: Layout, before: Synchronizer | None) -> Synchronizer:
         """Make a synchronizer, give it what it has to know, and what another one keeps."""
-        numbers = len(layout) + 2 + self.comm.size if self.strategy.gradients == "mean" else 0
+        is_mean = self.strategy.gradients == "mean"
+        numbers = len(layout) + 2 + self.comm.size + Rates.numbers if is_mean else 0
         layout = replace(layout, numbers=numbers)
         synchronizer = self._bound(layout)
         synchronizer.settings = self.tensors.settings
         synchronizer.skips_nonfinite = self.loss_scale is not None
         self.layout, self.synchronizer = layout, synchronizer
         self._sent = synchronizer.bytes_sent
-        self._full_status = np.array([1.0] * len(layout) + [0.0, 1.0] + [0.0] * self.comm.size)[:numbers]
+        self._full_status = (
+            np.array([1.0] * len(layout) + [0.0, 1.0] + [0.0] * self.comm.size) if is_mean else np.zeros(0)
+        )
         self.set_loss_scale()
         if before is not None:
             with self.tensors.default_stream():
@@ -138,6 +153,7 @@ class Loop:
             if not hasattr(synchronizer, "layout"):
                 message = f"{type(synchronizer).__name__} of {self.strategy.name} does not call super().__init__()"
                 raise ArgumentError(message)
+            synchronizer.check_complete()
         except CommunicationError:
             raise
         except Exception as caught:
@@ -162,7 +178,12 @@ class Loop:
     def _begin(self) -> None:
         if not self._begun:
             self._follow()
-            self.synchronizer.begin()
+            try:
+                with self.synchronizer.without_calls():
+                    self.synchronizer.begin()
+            except BaseException:
+                self._is_failed = True  # the others may have begun
+                raise
             self._begun = True
 
     def ready(self, index: int, elsewhere: int | None = None) -> None:
@@ -203,7 +224,8 @@ class Loop:
             self._seen = list(self.order)
         status = self.synchronizer.numbers
         if len(self.order) == len(self.layout) and self._has_batches:
-            status[:] = self._full_status
+            status[: len(self._full_status)] = self._full_status
+            self._write_rates(has_step=True)
         else:
             final = set(self.order)
             for index in range(len(self.layout)):
@@ -218,7 +240,12 @@ class Loop:
     def _write_status(self, gives_up: bool = False) -> None:
         if self.strategy.gradients == "mean":
             ranks = [float(gives_up and rank == self.comm.rank) for rank in range(self.comm.size)]
-            self.synchronizer.numbers[:] = [*self.used, 1.0, self._has_batches, *ranks]
+            self.synchronizer.numbers[: len(self._full_status)] = [*self.used, 1.0, self._has_batches, *ranks]
+            self._write_rates(has_step=self._has_batches and not gives_up)
+
+    def _write_rates(self, has_step: bool) -> None:
+        if self.strategy.gradients == "mean":
+            self.rates.write(self.synchronizer.numbers[len(self._full_status) :], has_step)
 
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
@@ -246,23 +273,31 @@ class Loop:
             self.order.clear()
             self.tensors.exchanged()
         given_up = self._read_status()
+        rates_differ = Rates.differ(self.synchronizer.numbers[len(self._full_status) :])
+        is_dropped = bool(given_up) or rates_differ
         if given_up or update.kind == "skipped":
             self._overflowed = not given_up
-        if given_up and update.kind != "skipped":
+        if is_dropped and update.kind != "skipped":
             self.synchronizer.drop(self.tensors.stream)
         before = self.synchronizer
         if not self._order_known:
             self._learn_order()
-        if self.synchronizer is not before and update.kind == "apply" and not given_up:
+        if self.synchronizer is not before and update.kind == "apply" and not is_dropped:
             update = self.synchronizer.update()
+        self._must_zero = is_dropped
         if given_up:
-            self._must_zero = True
             ranks = "rank " + given_up[0] if len(given_up) == 1 else f"ranks {', '.join(given_up)}"
             message = (
                 f"{ranks} gave up the iteration, after an error there: all ranks drop it, and no weight was changed; "
                 "call zero_grad() and go on with the next one"
             )
             raise AbandonedError(message)
+        if rates_differ:
+            message = (
+                f"{self.rates.difference(self.comm, self._has_batches)}: all ranks drop the iteration; give all the "
+                "same, call zero_grad() and go on with the next one"
+            )
+            raise MismatchError(message)
         self._rounds += self._has_batches
         self.update = update
 
@@ -277,7 +312,7 @@ class Loop:
             for index in range(count):
                 self.tensors.show(index, bool(status[index]) or self.synchronizer.has_gradient(index))
         self._any_has_batches = bool(status[count + 1])
-        return [str(rank) for rank in np.flatnonzero(status[count + 2 :])]
+        return [str(rank) for rank in np.flatnonzero(status[count + 2 : len(self._full_status)])]
 
     def abandon(self) -> None:
         """Give up an iteration that a backward pass has begun and not ended; the other ranks are told."""

@@ -743,6 +743,108 @@ class Misnamed(Strategy):
         return Named(comm, layout, self)
 
 
+class Hasty(Strategy):
+    """Calls at the beginning of an iteration, on some ranks."""
+
+    ranks: tuple[int, ...] = ()
+
+    def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
+        return CallsInBegin(comm, layout, self)
+
+
+class CallsInBegin(ArraySynchronizer):
+    strategy: Hasty
+
+    def begin(self) -> None:
+        assert (self.comm.rank, self.comm.size, self.comm.describe()["size"]) == (RANK, SIZE, SIZE)
+        if RANK in self.strategy.ranks:
+            self.comm.barrier()
+
+    def backward_done(self) -> None:
+        for gradient in self.gradients:
+            self.comm.allreduce(gradient, "mean")
+
+
+def check_calls_in_begin(comm: gf.Communicator) -> None:
+    """They are refused, and the other ranks are told; the next iteration works."""
+    strategy = Hasty()
+    with ArrayLoop(comm, weights(), strategy) as training:
+        optimizer = SGD(training, training.weights, lr=1.0)
+        for step, strategy.ranks in enumerate(((), tuple(range(SIZE)), (), (0,), ())):
+            if RANK in strategy.ranks:
+                with raises(ArgumentError, "begin() of CallsInBegin uses comm.barrier"):
+                    run(training, step)
+                training.abandon()
+            elif strategy.ranks:
+                with raises(PeerError, "rank 0"):
+                    run(training, step)
+                training.abandon()
+            else:
+                run(training, step)
+                optimizer.step()
+            same_everywhere(comm, training.weights)
+
+
+def check_learning_rates_that_differ(comm: gf.Communicator) -> None:
+    """All ranks are told before a weight is changed; what strategies keep is whole, and training goes on."""
+    if SIZE == 1:
+        return
+    rates = [1.0, 0.5 if RANK == SIZE - 1 else 1.0, 1.0, 1.0]
+    own = f"{TOP_K}(density=0.1)"
+    csc = "csc(density=0.5, chunk_size=8, momentum=1.0)"
+    for words in ("dense", csc, "top_k(density=0.1)", f"{SIGN}(scale=0.5)", own):
+        with ArrayLoop(comm, weights(), words) as training:
+            optimizer = SGD(training, training.weights, lr=1.0)
+            for step, optimizer.lr in enumerate(rates):
+                if step != 1:
+                    run(training, step)
+                    optimizer.step()
+                else:
+                    before = [weight.copy() for weight in training.weights]
+                    with raises(MismatchError, f"the learning rate is 0.5 on rank {SIZE - 1} and 1.0 on rank 0"):
+                        run(training, step)
+                    assert all(map(np.array_equal, training.weights, before))
+                    training.abandon()
+                same_everywhere(comm, training.weights)
+
+
+def check_pytorch_with_learning_rates_that_differ(comm: gf.Communicator) -> None:
+    """In a parameter group; not where a rank is out of batches, so that its schedule stands still."""
+    torch = torch_or_skip()
+    import gradientflow.torch as gft
+
+    if SIZE == 1:
+        return
+    model = network(torch).half()
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters()), "lr": 0.01}]
+    inner = torch.optim.SGD(groups, lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    with gft.DistributedOptimizer(inner, model, comm) as optimizer:
+        with optimizer.join():
+            for step in range(1 + RANK):
+                optimizer.zero_grad()
+                backward(model, step)
+                optimizer.step()
+                schedule.step()
+        for group in inner.param_groups:
+            group["lr"] = 0.1
+        optimizer.param_groups[1]["lr"] = 0.1 + 1e-9 * (RANK == 1)
+        for step in range(3):
+            optimizer.zero_grad()
+            if step == 1:
+                optimizer.param_groups[1]["lr"] = 0.1
+            if step:
+                backward(model, step)
+                optimizer.step()
+            else:
+                before = [parameter.detach().clone() for parameter in model.parameters()]
+                with raises(MismatchError, "the learning rate of parameter group 1 is", "on rank 1 and", "on rank 0"):
+                    backward(model, step)
+                    optimizer.step()
+                assert all(map(torch.equal, model.parameters(), before))
+            same_everywhere(comm, [parameter.detach().float().numpy() for parameter in model.parameters()])
+
+
 class Careless(Strategy):
     """Does not write gradients in their place."""
 
@@ -771,6 +873,7 @@ def check_bad_strategies(comm: gf.Communicator) -> None:
         (lambda: ArrayLoop(comm, weights(), Without()), "Hollow of Without does not call super().__init__()"),
         (lambda: ArrayLoop(comm, weights(), Misnamed("steps")), "state_names of Named are 'steps': what is needed"),
         (lambda: ArrayLoop(comm, weights(), Misnamed(("rank",))), "other than names, rank and ranks"),
+        (lambda: ArrayLoop(comm, weights(), Misnamed(("loss_scales",))), "have 'loss_scales', and it has no such"),
         (lambda: ArrayLoop(comm, [], "dense"), "no weights"),
         (lambda: ArrayLoop(comm, [3.0], "dense"), "weight 0 is a float"),
         (lambda: ArrayLoop(comm, weights(), "nothing.py:Mine"), "cannot be read"),
