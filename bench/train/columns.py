@@ -173,6 +173,12 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
         text += " least is the time that the links need for the gradients less the backward pass of none."
     if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
         text += " selection is what the slowest rank spends on choosing and collecting what is sent, beside all else."
+    reported = [result.figures.bytes_reported for result in results if result.figures is not None]
+    if 0 in reported and not any(reported):
+        text += (
+            " reported is 0 because ranks of one node share memory; with GRADIENTFLOW_NODE_SIZE=1 it is what would "
+            "travel between as many hosts."
+        )
     if any(result.figures is not None and result.figures.waiting_percent is not None for result in results):
         text += (
             " Ranks sleep until a step has computed as long as was drawn: waiting is the share of all the rest in "

@@ -545,6 +545,16 @@ def test_the_table_shows_what_is_known() -> None:
     assert "the range" in LAYOUT.explain(results())
 
 
+def test_it_is_said_why_nothing_is_sent_inside_a_node() -> None:
+    found = [replace(each, figures=each.figures and replace(each.figures, bytes_reported=0)) for each in results()]
+    assert "reported is 0 because ranks of one node share memory" in LAYOUT.explain(found)
+    found[1] = results()[1]
+    assert found[1].figures is not None
+    found[1] = replace(found[1], figures=replace(found[1].figures, bytes_reported=7))
+    for each in (found, results()):
+        assert "reported is 0" not in LAYOUT.explain(each)
+
+
 def test_figures_are_written_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "figures.csv"
     scaled = (Scaled(1, 100.0, 1.0), Scaled(2, 150.0, 0.75))
