@@ -257,7 +257,9 @@ void bind_mailbox(py::module_& module) {
             return bound(self, [&] { return self->receive(arrival, pointer(address), std::move(held)); });
           },
           py::arg("arrival"), py::arg("address"), py::arg("owner"))
-      .def("close", &Mailbox::close, py::arg("orderly"), py::call_guard<WithoutGil>());
+      .def(
+          "close", [](Mailbox& mailbox, bool orderly) { mailbox.close(orderly); }, py::arg("orderly"),
+          py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradientflow::bindings

@@ -305,6 +305,26 @@ def check_settings_that_differ(comm: gf.Communicator) -> None:
         server.pull_into(weights)
 
 
+def check_a_reason_that_comes_late(comm: gf.Communicator) -> None:
+    """Rank 0 has failed and left before the others ask for what it was to send them; they have heard that it left."""
+    if SIZE == 1:
+        return
+    weights = zeros()
+    server = gf.ParameterServer(comm, weights, servers=1)
+    if RANK > 0:
+        server.push(Settings(1.0), gradients=draw(11))
+        pull = server.pull()
+    WORLD.Barrier()
+    if RANK == 0:
+        with raises(MismatchError, "rate", "0.5"), server:
+            server.push(Settings(0.5), gradients=draw(11)).wait(LATE)
+    WORLD.Barrier()
+    if RANK > 0:
+        time.sleep(0.1)
+        with raises(MismatchError, "rate", "0.5"), server:
+            pull.take_all(weights)
+
+
 def check_policies_of_users(comm: gf.Communicator) -> None:
     """One that applies each push as it comes, and raises in the end. No handler of a signal can raise in it."""
     asked: list[threading.Thread] = []

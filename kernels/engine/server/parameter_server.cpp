@@ -112,8 +112,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
       thread_ = start_thread("a server", [this] {
         try {
           server_->run();
-        } catch (const std::exception&) {
-          failed_ = true;  // the workers have been told why
+        } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the workers have been told
         }
         serves_ = false;
       });
@@ -158,12 +157,13 @@ void ParameterServer::serve() {
     throw Error(ErrorKind::value,
                 "rank " + std::to_string(communicator_->rank()) + " is a worker: it serves in a thread");
   }
-  try {
-    server_->run(attend_);
-  } catch (...) {
-    failed_ = true;
-    throw;
-  }
+  server_->run(attend_);
+}
+
+// What the server says others have heard already; the worker may have it from there.
+std::optional<Error> ParameterServer::failure() const {
+  std::optional<Error> found = server_ != nullptr ? server_->failure() : std::nullopt;
+  return found || worker_ == nullptr ? found : worker_->failure();
 }
 
 bool ParameterServer::closed() const { return closed_ || communicator_->closed(); }
@@ -173,7 +173,7 @@ void ParameterServer::close(bool orderly) noexcept {
     return;
   }
   if (worker_ != nullptr) {
-    orderly = orderly && !worker_->has_failed();
+    orderly = orderly && !worker_->failure();
     try {
       worker_->close(orderly);
     } catch (const std::exception&) {
@@ -228,7 +228,8 @@ void ParameterServer::end(bool orderly, Clock::time_point deadline) noexcept {
   if (thread_.joinable()) {
     thread_.join();
   }
-  shared_->mailbox->close(orderly && !failed_);
+  const std::optional<Error> reason = failure();
+  shared_->mailbox->close(orderly && !reason, reason);
   communicator_->close(orderly);
 }
 

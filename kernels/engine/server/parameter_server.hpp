@@ -56,8 +56,8 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
 
   // `orderly`: waits until the others have closed, too, where this rank serves them; as long as a call may wait. While
   // this process has others open it does not wait but serves on: whoever is closed last waits for all, so ranks may
-  // close theirs in different orders. After an error, or not orderly, the others are told that this rank has given up,
-  // and nobody is waited for.
+  // close theirs in different orders. After an error, or not orderly, nobody is waited for, and the others are told
+  // that this rank has given up, and after which error: they raise it.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 
@@ -66,6 +66,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   static void end_what_has_served() noexcept;
   void end(bool orderly, Clock::time_point deadline) noexcept;
   [[nodiscard]] bool is_forked() const noexcept;
+  [[nodiscard]] std::optional<Error> failure() const;  // of the server or the worker of this rank
 
   std::shared_ptr<Communicator> communicator_;  // its own
   std::function<void()> attend_;
@@ -75,7 +76,6 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   std::unique_ptr<ServerWorker> worker_;
   std::thread thread_;
   std::atomic<bool> serves_{false};
-  std::atomic<bool> failed_{false};
   std::atomic<bool> closed_{false};
 };
 

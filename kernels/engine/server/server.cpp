@@ -204,8 +204,17 @@ bool Server::says_bye(const Worker& of) {
                      [](const ReceivedNote& received) { return received.note.kind == NoteKind::bye; });
 }
 
+std::optional<Error> Server::failure() const {
+  const std::lock_guard held(failing_);
+  return failure_;
+}
+
 void Server::fail(const Error& error) noexcept {
   try {
+    {
+      const std::lock_guard held(failing_);
+      failure_ = error;
+    }
     const std::string text = error.what();
     for (int w = 0; w < shared_.roles.workers; ++w) {
       if (!worker(w).closed) {

@@ -70,7 +70,10 @@ class Server {
   // Serves until all workers have closed, or `stop` is called. `attend` is called several times a second, and may
   // throw. Throws what it failed with, after it has told the workers.
   void run(const std::function<void()>& attend = {});
-  void stop() noexcept { stops_ = true; }  // for any thread
+  void stop() noexcept { stops_ = true; }  // for any thread, as what follows
+
+  // What `run` has failed with.
+  [[nodiscard]] std::optional<Error> failure() const;
 
   // A worker of this rank that waits serves meanwhile: that saves a change of threads, and the server's own thread
   // stays asleep. For any thread, again and again while a Helper lives; what fails ends `run`.
@@ -195,6 +198,8 @@ class Server {
   std::mutex serving_;  // held by whoever serves
   bool serves_ = false;
   std::exception_ptr trouble_;  // of a helper
+  mutable std::mutex failing_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace gradientflow::engine

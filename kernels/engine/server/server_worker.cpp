@@ -165,9 +165,9 @@ Error ServerWorker::naming_the_missing(const Error& error) {
                                   ", have come from " + transport::name_ranks(last)};
 }
 
-bool ServerWorker::has_failed() const {
+std::optional<Error> ServerWorker::failure() const {
   const Lock lock(mutex_);
-  return failure_.has_value();
+  return failure_;
 }
 
 void ServerWorker::close(bool orderly) {

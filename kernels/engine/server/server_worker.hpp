@@ -98,7 +98,7 @@ class ServerWorker {
 
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] std::uint64_t pushes() const;
-  [[nodiscard]] bool has_failed() const;
+  [[nodiscard]] std::optional<Error> failure() const;  // after which it can do nothing any more
 
   void close(bool orderly);  // tells the servers
 

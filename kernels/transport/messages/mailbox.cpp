@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <climits>
 #include <condition_variable>
+#include <cstring>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -23,6 +25,7 @@ constexpr auto longest_nap = 5ms;
 constexpr auto leave_time = 1s;  // for what is on its way when a mailbox is closed
 constexpr int drawn_at_once = 256;
 constexpr std::size_t told_in_errors = 3;
+constexpr std::size_t longest_reason = 3000;  // bytes: MPI sends so much at once
 
 // Below what Open MPI sends over TCP before the receiver has asked for it, 64 KiB with a header. The number is enough
 // to fill a link on which messages wait for others.
@@ -487,10 +490,7 @@ void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
 void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
   acquainted_[static_cast<std::size_t>(envelope.source)] = true;
   if (envelope.tag == notice_tag_) {
-    State state = State::failed;
-    mpi_->check(MPI_Mrecv(&state, static_cast<int>(sizeof state), MPI_BYTE, &message, MPI_STATUS_IGNORE),
-                "MPI_Mrecv of a notice");
-    note(envelope.source, state);
+    read_notice(envelope, message);
     return;
   }
   const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& letter) {
@@ -626,12 +626,25 @@ bool Mailbox::draw_messages() {
   return drawn > 0;
 }
 
-void Mailbox::note(int rank, State state) {
+void Mailbox::read_notice(const Envelope& envelope, MPI_Message& message) {
+  std::string bytes(envelope.bytes, '\0');
+  mpi_->check(MPI_Mrecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, &message, MPI_STATUS_IGNORE),
+              "MPI_Mrecv of a notice");
+  Notice notice;
+  std::memcpy(&notice, bytes.data(), sizeof notice);
+  std::optional<Error> reason;
+  if (bytes.size() > sizeof notice) {
+    reason.emplace(notice.kind, bytes.substr(sizeof notice));
+  }
+  note(envelope.source, notice.state, std::move(reason));
+}
+
+void Mailbox::note(int rank, State state, std::optional<Error> reason) {
   Word& word = words_[static_cast<std::size_t>(rank)];
   if (word.state != State::open || rank == this->rank()) {
     return;
   }
-  word = {state, Clock::now()};
+  word = {state, Clock::now(), std::move(reason)};
   ++lost_;
   end_posted_in_vain();
 }
@@ -669,12 +682,16 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   if (peer == any_source) {
     return Error(ErrorKind::peer, "all other ranks have closed " + name_ + ", given up or died" + ending());
   }
-  switch (words_[static_cast<std::size_t>(peer)].state) {
+  const Word& word = words_[static_cast<std::size_t>(peer)];
+  switch (word.state) {
     case State::open:
       return std::nullopt;
     case State::closed:
       return Error(ErrorKind::peer, rank_text(peer) + " has closed " + name_ + ending());
     case State::failed:
+      if (word.reason) {
+        return word.reason;
+      }
       return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
     case State::died:
       return Error(ErrorKind::peer, rank_text(peer) + " has died" + ending());
@@ -856,20 +873,24 @@ bool Mailbox::carry_on(std::chrono::nanoseconds& nap) {
   return true;
 }
 
-void Mailbox::tell(State state) {
-  auto notice = std::make_shared<const State>(state);
+void Mailbox::tell(State state, const std::optional<Error>& reason) {
+  const Notice head{state, reason ? reason->kind() : ErrorKind::peer};
+  auto notice = std::make_shared<std::string>(reinterpret_cast<const char*>(&head), sizeof head);
+  if (reason) {
+    *notice += std::string_view(reason->what()).substr(0, longest_reason);
+  }
   std::vector<MPI_Request> requests;
   for (int r = 0; r < size(); ++r) {
     const bool knows = size() <= few_ranks || acquainted_[static_cast<std::size_t>(r)];
     if (r != rank() && knows && words_[static_cast<std::size_t>(r)].state != State::died) {
-      MPI_Isend(notice.get(), static_cast<int>(sizeof state), MPI_BYTE, r, notice_tag_, mpi_->get(),
+      MPI_Isend(notice->data(), static_cast<int>(notice->size()), MPI_BYTE, r, notice_tag_, mpi_->get(),
                 &requests.emplace_back(MPI_REQUEST_NULL));
     }
   }
   finish_later(std::move(notice), std::move(requests));
 }
 
-void Mailbox::close(bool orderly) noexcept {
+void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
   if (is_forked()) {
     return;
   }
@@ -900,7 +921,7 @@ void Mailbox::close(bool orderly) noexcept {
       end(letter, given_up(*letter, why));
     }
     if (!mpi_->finalized()) {
-      tell(orderly ? State::closed : State::failed);
+      tell(orderly ? State::closed : State::failed, reason);
     }
     has_left_ = true;
     const auto callbacks = std::exchange(callbacks_, {});

@@ -68,7 +68,8 @@ class Letter {
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
   // Once it has ended: throws the error that it ended with, if it did. Error(mismatch): a message of another size came,
-  // and is gone. Error(peer): the other rank has closed its mailbox, given up, or died. Error(closed): this one has.
+  // and is gone. Error(peer): the other rank has closed its mailbox, given up, or died; where it has given up for a
+  // reason, that instead. Error(closed): this one has closed.
   void check() const;
 
   // Of a receive, once it has ended: what came.
@@ -158,7 +159,7 @@ class Mailbox {
   bool until(const std::function<bool()>& done, const Deadline& deadline);
 
   // How many of the others are known to have closed, given up or died; and why rank `rank` cannot take part in `what`
-  // any more, if so.
+  // any more, if so: as the letters to and from it say.
   [[nodiscard]] int losses() const;
   [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
   [[nodiscard]] bool has_closed(int rank) const;  // in order
@@ -183,9 +184,9 @@ class Mailbox {
   void when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then);
 
   // Gives up receives. `orderly`: waits a moment for what is on its way, and tells the others that this rank has
-  // closed, otherwise that it has given up. Closing twice is harmless, and the second time waits for the first. Not
-  // collective.
-  void close(bool orderly) noexcept;
+  // closed, otherwise that it has given up, and the reason, if there is one: it is what they raise then. Closing twice
+  // is harmless, and the second time waits for the first. Not collective.
+  void close(bool orderly, const std::optional<Error>& reason = {}) noexcept;
 
   [[nodiscard]] int rank() const noexcept { return mpi_->rank(); }
   [[nodiscard]] int size() const noexcept { return mpi_->size(); }
@@ -197,6 +198,11 @@ class Mailbox {
   struct Word {  // of another rank
     State state = State::open;
     Clock::time_point since{};
+    std::optional<Error> reason = {};  // why it has given up, if it has said so
+  };
+  struct Notice {  // followed by the text of the reason, if there is one
+    State state = State::failed;
+    ErrorKind kind = ErrorKind::peer;
   };
 
   class Alarm;  // wakes the thread
@@ -228,11 +234,12 @@ class Mailbox {
   bool progress(bool look);
   bool draw_messages();
   void look_out();
-  void note(int rank, State state);
+  void read_notice(const Envelope& envelope, MPI_Message& message);
+  void note(int rank, State state, std::optional<Error> reason = {});
   void end_posted_in_vain();
   void end_all(const Error& error);
   [[nodiscard]] std::optional<Error> loss(int peer, const std::string& what) const;
-  void tell(State state);
+  void tell(State state, const std::optional<Error>& reason);
   void attend(bool look);
   template <class Done>
   bool wait_until(const Deadline& deadline, Done done);
