@@ -10,5 +10,6 @@ PYBIND11_MODULE(_core_testing, module) {
   bind_cuda(module);
   bind_collective(module);
   bind_limit(module);
+  bind_mpi(module);
   bind_policy(module);
 }

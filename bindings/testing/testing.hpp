@@ -9,6 +9,7 @@ void bind_collective(pybind11::module_& module);
 void bind_compute(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
 void bind_limit(pybind11::module_& module);
+void bind_mpi(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 
 }  // namespace gradientflow::bindings

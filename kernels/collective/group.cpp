@@ -604,8 +604,13 @@ Group::Clock Group::compare_clocks() {
 
 MPI_Comm Group::split(int color, int key) {
   mpi_.check_not_finalized();
-  announce({.signature = {.kind = CallKind::split}}, Along::nothing);
-  return mpi_.split(color, key);
+  const Signature signature{.kind = CallKind::split};
+  announce({.signature = signature}, Along::nothing);
+  return mpi_.split(color, key, [&] {
+    if (const auto loss = node_->find_loss(signature)) {
+      throw Error(*loss);
+    }
+  });
 }
 
 }  // namespace gradientflow::collective

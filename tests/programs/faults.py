@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from support import RANK, SIZE, WORLD, nothing, raises, run, run_checks, say
 
 import gradientflow as gf
+from gradientflow import _core_testing
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, PeerError
 
 TOTAL = SIZE * (SIZE + 1) // 2
@@ -348,6 +350,19 @@ def check_absent() -> None:
                 outside.Barrier()
         with gf.init(mpi, config) as comm:
             works(comm)
+
+
+def check_absent_from_a_split() -> None:
+    """A rank does not come out of MPI's split: it is named, told when it does, and nobody has a part."""
+    whole, outside = _core_testing.mpi.Communicator(MPI._addressof(WORLD), 1.0), WORLD.Dup()
+    if RANK == FAULTY:
+        outside.Barrier()
+        with raises(PeerError, "ranks 0, 2 have given up waiting", "rank 1 fails in a split of 3 ranks"):
+            whole.split(0, 0)
+    else:
+        with raises(CommunicationTimeoutError, "a split of 3 ranks timed out after 1 s", f"no sign of rank {FAULTY}"):
+            whole.split(0, 0)
+        outside.Barrier()
 
 
 def stop_while_making(node_size: int) -> None:

@@ -10,8 +10,6 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr double roll_call_seconds = 1.0;
-
 // On a machine whose cores have gone to sleep a nap takes a tenth of a millisecond, which short calls would feel.
 constexpr std::chrono::milliseconds short_call{4};
 

@@ -14,6 +14,7 @@
 #include "patience.hpp"
 #include "retirement.hpp"
 #include "roll.hpp"
+#include "splitting.hpp"
 
 namespace gradientflow::transport {
 
@@ -97,7 +98,7 @@ void MpiCommunicator::assemble(MPI_Comm original) const {
   const std::string what = "making a communicator of " + std::to_string(size_) + " ranks";
   try {
     Roll present(original, Roll::Answer::here);
-    wait_until([&] { return present.complete(); }, what, [&] { return present.missing(); });
+    wait_until([&] { return present.complete(); }, what, [&] { return present.missing(); }, timeout_);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::timeout) {
       const Roll verdict(original, Roll::Answer::gave_up);
@@ -105,13 +106,16 @@ void MpiCommunicator::assemble(MPI_Comm original) const {
     throw;
   }
   Roll verdict(original, Roll::Answer::here);
-  wait_until([&] { return verdict.complete(); }, what, [&] { return verdict.missing(); });
+  wait_until([&] { return verdict.complete(); }, what, [&] { return verdict.missing(); }, timeout_);
   if (verdict.abandoned()) {
-    const std::vector<int> who = verdict.abandoners();
-    throw Error(ErrorKind::peer,
-                (who.empty() ? "some ranks have" : name_ranks(who) + (who.size() == 1 ? " has" : " have")) +
-                    " given up waiting before all ranks came, so rank " + std::to_string(rank_) + " fails in " + what);
+    throw abandoned(verdict.abandoners(), what);
   }
+}
+
+Error MpiCommunicator::abandoned(const std::vector<int>& by, const std::string& what) const {
+  return {ErrorKind::peer, (by.empty() ? "some ranks have" : name_ranks(by) + (by.size() == 1 ? " has" : " have")) +
+                               " given up waiting before all ranks came, so rank " + std::to_string(rank_) +
+                               " fails in " + what};
 }
 
 MPI_Comm MpiCommunicator::duplicate(MPI_Comm original) const {
@@ -125,7 +129,7 @@ MPI_Comm MpiCommunicator::duplicate(MPI_Comm original) const {
           check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup", original);
           return done != 0;
         },
-        "MPI_Comm_idup", [] { return std::vector<int>(); });
+        "MPI_Comm_idup", [] { return std::vector<int>(); }, timeout_);
   } catch (const Error&) {
     static_cast<void>(copy.release());  // MPI still writes to it
     throw;
@@ -140,12 +144,18 @@ MpiCommunicator::~MpiCommunicator() {
 }
 
 std::vector<std::byte> MpiCommunicator::allgather(const void* mine, std::size_t bytes, int timeouts) const {
-  return size_ <= few_ranks ? gather_by_messages(mine, bytes, timeouts) : gather_by_mpi(mine, bytes, timeouts);
+  return gather(mine, bytes, "an exchange between " + std::to_string(size_) + " ranks", timeouts * timeout_);
+}
+
+std::vector<std::byte> MpiCommunicator::gather(const void* mine, std::size_t bytes, const std::string& what,
+                                               double seconds) const {
+  return size_ <= few_ranks ? gather_by_messages(mine, bytes, what, seconds)
+                            : gather_by_mpi(mine, bytes, what, seconds);
 }
 
 // Straight from every rank to every other, so that it is clear who is missing.
-std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std::size_t bytes, int timeouts) const {
-  const std::string what = "an exchange between " + std::to_string(size_) + " ranks";
+std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std::size_t bytes, const std::string& what,
+                                                           double seconds) const {
   const auto ranks = static_cast<std::size_t>(size_);
   const auto me = static_cast<std::size_t>(rank_);
   std::vector<std::byte> all(bytes * ranks);
@@ -184,7 +194,7 @@ std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std
           }
           return missing;
         },
-        timeouts);
+        seconds);
   } catch (const Error&) {
     for (std::size_t r = 0; r < ranks; ++r) {
       give_up(receives[r], true);
@@ -196,7 +206,8 @@ std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std
   return all;
 }
 
-std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::size_t bytes, int timeouts) const {
+std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::size_t bytes, const std::string& what,
+                                                      double seconds) const {
   const auto ranks = static_cast<std::size_t>(size_);
   const Buffer own(*this, bytes);
   const Buffer all(*this, bytes * ranks);
@@ -204,7 +215,7 @@ std::vector<std::byte> MpiCommunicator::gather_by_mpi(const void* mine, std::siz
   const int count = static_cast<int>(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallgather(own.data(), count, MPI_BYTE, all.data(), count, MPI_BYTE, comm_, &request), "MPI_Iallgather");
-  wait(request, "an exchange between " + std::to_string(size_) + " ranks", timeouts);
+  wait(request, what, seconds);
   return {all.data(), all.data() + bytes * ranks};
 }
 
@@ -222,8 +233,9 @@ void MpiCommunicator::check_not_finalized() const {
 }
 
 template <class Done, class Missing>
-void MpiCommunicator::wait_until(Done done, const std::string& what, Missing missing, int timeouts) const {
-  Patience patience(timeouts * timeout_);
+void MpiCommunicator::wait_until(Done done, const std::string& what, Missing missing, double seconds,
+                                 const LookOut& look_out) const {
+  Patience patience(seconds);
   while (!done()) {
     const bool has_slept = patience.pause();
     if (finalized()) {  // by another thread, at the end of the process: MPI must not be asked any more
@@ -242,10 +254,13 @@ void MpiCommunicator::wait_until(Done done, const std::string& what, Missing mis
     if (interrupted()) {
       throw Error(ErrorKind::closed, "the communicator was closed during " + what);
     }
+    if (look_out) {
+      look_out();
+    }
   }
 }
 
-void MpiCommunicator::wait(MPI_Request& request, const std::string& what, int timeouts) const {
+void MpiCommunicator::wait(MPI_Request& request, const std::string& what, std::optional<double> seconds) const {
   try {
     wait_until(
         [&] {
@@ -253,17 +268,63 @@ void MpiCommunicator::wait(MPI_Request& request, const std::string& what, int ti
           check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
           return done != 0;
         },
-        what, [] { return std::vector<int>(); }, timeouts);
+        what, [] { return std::vector<int>(); }, seconds.value_or(timeout_));
   } catch (const Error&) {
     stuck_ = true;
     throw;
   }
 }
 
-MPI_Comm MpiCommunicator::split(int color, int key) const {
+// Whoever has come out of it, or waits no more, says so to all others, and a rank has its part once all have said that
+// they came out: so all have it, or none. Until then nobody can have gone on, and whoever has gone is missing.
+MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) const {
+  const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
+  if (size_ == 1 || !mpi_thread_multiple()) {
+    MPI_Comm part = MPI_COMM_NULL;
+    check(MPI_Comm_split(comm_, mpi_color, key, &part), "MPI_Comm_split");
+    return part;
+  }
+  const std::string what = "a split of " + std::to_string(size_) + " ranks";
+  const Splitting splitting(comm_, mpi_color, key);
   MPI_Comm part = MPI_COMM_NULL;
-  check(MPI_Comm_split(comm_, color < 0 ? MPI_UNDEFINED : color, key, &part), "MPI_Comm_split");
+  try {
+    wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, look_out);
+    part = splitting.part();
+  } catch (const Error& error) {
+    stuck_ = true;
+    throw give_up_in(what, error);
+  }
+  const auto here = Roll::Answer::here;
+  const std::vector<std::byte> raw = gather(&here, sizeof here, what, timeout_ + roll_call_seconds);
+  std::vector<Roll::Answer> answers(static_cast<std::size_t>(size_));
+  std::memcpy(answers.data(), raw.data(), raw.size());
+  std::vector<int> by;
+  for (int r = 0; r < size_; ++r) {
+    if (answers[static_cast<std::size_t>(r)] == Roll::Answer::gave_up) {
+      by.push_back(r);
+    }
+  }
+  if (!by.empty()) {
+    stuck_ = true;
+    throw abandoned(by, what);
+  }
   return part;
+}
+
+// Tells the others; returns the error, or after a timeout the one that names whoever has not said anything. Of many
+// ranks nobody can be told: that would be a collective call beside the one that is stuck.
+Error MpiCommunicator::give_up_in(const std::string& what, const Error& error) const {
+  if (size_ > few_ranks || finalized()) {
+    return error;
+  }
+  const bool is_timeout = error.kind() == ErrorKind::timeout;
+  const auto gave_up = Roll::Answer::gave_up;
+  try {
+    static_cast<void>(gather(&gave_up, sizeof gave_up, what, is_timeout ? roll_call_seconds : 0.0));
+  } catch (const Error& named) {
+    return is_timeout ? named : error;
+  }
+  return error;
 }
 
 void MpiCommunicator::give_up(MPI_Request& request, bool receives) const noexcept {

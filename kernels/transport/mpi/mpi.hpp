@@ -6,11 +6,15 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "../../base/error.hpp"
 
 namespace gradientflow::transport {
 
@@ -29,11 +33,16 @@ void acknowledge_failures(MPI_Comm comm) noexcept;
 // So many ranks may all exchange messages with each other, where that makes an error clearer.
 inline constexpr int few_ranks = 64;
 
+// How long a rank that waits no more listens who else is there, to name the others.
+inline constexpr double roll_call_seconds = 1.0;
+
 // The tag of what MpiCommunicator itself sends; other tags differ from it.
 inline constexpr int set_up_tag = 7;
 
 class MpiCommunicator {
  public:
+  using LookOut = std::function<void()>;
+
   // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
   // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
   // leave `original` as it was. With many ranks nobody is named.
@@ -54,9 +63,11 @@ class MpiCommunicator {
   // to wait for something else before they come.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts = 1) const;
 
-  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective, and without a timeout, which MPI does not
-  // have there: to be called when all ranks are known to come.
-  [[nodiscard]] MPI_Comm split(int color, int key) const;
+  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective; all ranks have their part or none has it.
+  // Throws Error(timeout) that names the ranks that do not come out of it in time, Error(peer) on a rank for which
+  // others have not waited; with many ranks nobody is named. Where MPI cannot be called from several threads it has no
+  // timeout. `look_out`: called several times a second, to throw where a rank is missing.
+  [[nodiscard]] MPI_Comm split(int color, int key, const LookOut& look_out) const;
 
   // Before it is freed, a last message with `tag` has to come from each of `ranks`.
   void await_last_messages(std::vector<int> ranks, int tag) noexcept {
@@ -93,17 +104,24 @@ class MpiCommunicator {
   // Throws as check_mpi does.
   void check(int code, std::string_view what) const { check_mpi(code, what, comm_); }
 
-  // Waits for `request` as long as the timeout allows. Throws Error(timeout) naming `what`; the request is then still
-  // under way, and the communicator is never freed.
-  void wait(MPI_Request& request, const std::string& what, int timeouts = 1) const;
+  // Waits for `request` as long as the timeout allows, or so many seconds. Throws Error(timeout) naming `what`; the
+  // request is then still under way, and the communicator is never freed.
+  void wait(MPI_Request& request, const std::string& what, std::optional<double> seconds = {}) const;
 
  private:
   void assemble(MPI_Comm original) const;
   [[nodiscard]] MPI_Comm duplicate(MPI_Comm original) const;
-  [[nodiscard]] std::vector<std::byte> gather_by_mpi(const void* mine, std::size_t bytes, int timeouts) const;
-  [[nodiscard]] std::vector<std::byte> gather_by_messages(const void* mine, std::size_t bytes, int timeouts) const;
+  [[nodiscard]] std::vector<std::byte> gather(const void* mine, std::size_t bytes, const std::string& what,
+                                              double seconds) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_mpi(const void* mine, std::size_t bytes, const std::string& what,
+                                                     double seconds) const;
+  [[nodiscard]] std::vector<std::byte> gather_by_messages(const void* mine, std::size_t bytes, const std::string& what,
+                                                          double seconds) const;
   template <class Done, class Missing>
-  void wait_until(Done done, const std::string& what, Missing missing, int timeouts = 1) const;
+  void wait_until(Done done, const std::string& what, Missing missing, double seconds,
+                  const LookOut& look_out = {}) const;
+  [[nodiscard]] Error abandoned(const std::vector<int>& by, const std::string& what) const;
+  [[nodiscard]] Error give_up_in(const std::string& what, const Error& error) const;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   double timeout_;

@@ -1,0 +1,39 @@
+// MPI_Comm_split, which can neither be called off nor asked how far it is: a thread of its own is in it, so that the
+// caller can look at the clock.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+namespace gradientflow::transport {
+
+class Splitting {
+ public:
+  // Collective. MPI must be callable from several threads. Throws Error(system).
+  Splitting(MPI_Comm comm, int color, int key);
+  // A thread that is still in MPI stays there for good.
+  ~Splitting();
+  Splitting(const Splitting&) = delete;
+  Splitting& operator=(const Splitting&) = delete;
+
+  [[nodiscard]] bool ended() const noexcept;
+
+  // Once it has ended. Throws as check_mpi does.
+  [[nodiscard]] MPI_Comm part() const;
+
+ private:
+  struct State {
+    MPI_Comm comm;
+    MPI_Comm part = MPI_COMM_NULL;
+    int code = MPI_SUCCESS;
+    std::atomic<bool> ended{false};
+  };
+
+  std::shared_ptr<State> state_;  // the thread's, too
+  std::thread thread_;
+};
+
+}  // namespace gradientflow::transport
