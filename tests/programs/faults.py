@@ -365,6 +365,15 @@ def check_absent_from_a_split() -> None:
         outside.Barrier()
 
 
+def check_late_whatever_the_yields() -> None:
+    """The timeout is counted while a rank yields its core, too, which takes long on a busy machine."""
+    comm = gf.init(config=gf.Config(timeout=1, yields=2**31 - 1))
+    if RANK != FAULTY:
+        with raises(CommunicationTimeoutError, "timed out after 1 s", f"no sign of rank {FAULTY}"):
+            comm.allreduce(mine())
+    WORLD.Barrier()
+
+
 def stop_while_making(node_size: int) -> None:
     """A rank is stopped at any place of the set-up: nobody waits for it for ever."""
     others = WORLD.Split(int(RANK == FAULTY), RANK)

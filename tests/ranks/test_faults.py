@@ -26,6 +26,7 @@ OF_THREE = [
     "check_leave_by_raising",
     "check_stopped",
     "check_absent_from_a_split",
+    "check_late_whatever_the_yields",
     "check_close_during_a_call",
     "check_leave_during_a_call",
     "check_leave_what_is_under_way",

@@ -24,6 +24,7 @@ namespace {
 constexpr std::size_t cache_line = 64;
 constexpr std::size_t page = 4096;
 constexpr long nap_nanoseconds = 5'000'000;  // how often a sleeping rank looks up
+constexpr std::chrono::milliseconds longest_yielding{10};
 
 constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -315,14 +316,22 @@ bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept 
 }
 
 // The polls of one wait are counted over all ranks: once it has begun to yield, it does not spin for the next rank.
+// Where others keep the cores busy each yield may take long: then a few are enough, and the clock is looked at.
 void Node::wait_for_all(Event event, std::uint32_t target) {
   std::int64_t polls = 0;
   Deadline deadline;
+  const auto may_yield = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    if (polls == spin_) {
+      deadline.began = now;
+    }
+    return polls < spin_ + yields_ && now - deadline.began < longest_yielding;
+  };
   for (int local = 0; local < size_; ++local) {
     for (; !arrived(local, event, target); ++polls) {
       if (polls < spin_) {
         pause_core();
-      } else if (polls < spin_ + yields_) {
+      } else if (deadline.at == Deadline().at && may_yield()) {
         sched_yield();
       } else {
         sleep_until_arrived(local, event, target, deadline);
@@ -334,11 +343,11 @@ void Node::wait_for_all(Event event, std::uint32_t target) {
 void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Deadline& deadline) {
   using Clock = std::chrono::steady_clock;
   const std::chrono::duration<double> patience(std::min(timeout_, 1e9));  // what the clock can count, with room
-  const auto extend = [&] {
-    deadline = {Clock::now() + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
+  const auto extend = [&](Clock::time_point from) {
+    deadline = {from, from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };
   if (deadline.at == Clock::time_point{}) {
-    extend();
+    extend(deadline.began);
   }
   std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;
@@ -358,7 +367,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
       if (pulse_of_all() == deadline.pulse) {
         raise_timeout(event, target);
       }
-      extend();
+      extend(Clock::now());
     }
   }
 }

@@ -204,8 +204,9 @@ class Node {
   // What a rank waits for, and thereby which word of the others it looks at.
   enum class Event { announcement, step, tasks };
 
-  // Set by the first sleep of a wait, and again when the pulse of the others has changed.
+  // Counted from the first yield of a wait, and again from when the pulse of the others is found to have changed.
   struct Deadline {
+    std::chrono::steady_clock::time_point began{};
     std::chrono::steady_clock::time_point at{};
     std::uint64_t pulse = 0;
   };
