@@ -26,7 +26,8 @@ class Strategy(Description, ABC):
         In words; by default the name of the class.
     gradients : {"mean", "local", "consumed"}
         What gradients are after a backward pass: the same on all ranks; the rank's own; or sent already, so that
-        clipping, `torch.amp.GradScaler` and closures, which come too late, are refused.
+        clipping, `torch.amp.GradScaler` and closures, which come too late, are refused, and so are other optimizers
+        than momentum SGD and LARS.
     step : {"any", "core"}
         Who can make the step: any optimizer, or only the core's kernels.
     rate_in_momentum : bool
@@ -45,7 +46,8 @@ class Strategy(Description, ABC):
         Whether it knows memory of the host alone. Gradients of a CUDA device are then copied down to it, and what comes
         of them up: means, and weights if it writes them.
     alone_is_identity : bool
-        Whether with one rank it changes nothing, so that it can be left out.
+        Whether with one rank it changes nothing, so that it can be left out. Only such ones go with
+        `torch.amp.GradScaler`, which changes the scale of gradients by itself.
     averages : bool
         Whether what the ranks bring, gradients and residuals, is applied as its mean or stays residual, so that nothing
         is lost but by `Synchronizer.decay`. Benchmarks check it.

@@ -59,7 +59,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool. What
     is complete travels while backpropagation goes on, and when ``backward()`` returns, the gradients are the means. So
-    clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process.
+    clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process;
+    with strategies that do not send gradients as they are, less does, and the rest is refused.
     Where the parameters are on a CUDA device, so are the pools, and all that is in the order of PyTorch's current
     streams: when ``backward()`` returns, what is put into the stream around it from then on sees the means.
 
@@ -165,7 +166,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self.loss_scale is not None:
             self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
-        is_plain = self.strategy.step == "any" and self.strategy.gradients == "mean" and self.loss_scale is None
+        # Another strategy may keep gradients, or choose by their size, and would not know that the scale has changed.
+        sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.alone_is_identity
+        is_plain = self.strategy.step == "any" and sends_as_they_are and self.loss_scale is None
         self._step_supports_amp_scaling = not is_plain
         self._loop: Loop | None = None
         self._gradients: ParameterGradients | None = None
@@ -179,8 +182,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._owns_comm = comm is None
         trained = self._trained()
         reason = why_fused(optimizer, self.strategy, self.loss_scale, fused)
+        if reason is not None or self.strategy.gradients == "consumed":
+            check_can_step(optimizer, self.strategy, trained, reason or self.strategy.name)
         if reason is not None:
-            check_can_step(optimizer, self.strategy, trained, reason)
             self._fused_step = FusedStep(optimizer, self.strategy, model)
             self._hooked_step = _Optimizer.profile_hook_step(self._step_of_core)
         self.comm = init() if comm is None else comm
@@ -280,7 +284,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._inner.add_param_group(param_group)
         try:
             trained = self._trained()
-            if self._fused_step is not None:
+            if self._fused_step is not None or self.strategy.gradients == "consumed":
                 check_can_step(self._inner, self.strategy, trained, "add_param_group")
             self._bind(trained)
         except BaseException as error:

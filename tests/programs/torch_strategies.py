@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
@@ -30,13 +32,14 @@ from gradientflow.errors import (
     NonFiniteError,
 )
 from gradientflow.optimizers import LossScale
-from gradientflow.strategies import CSC, Dense
+from gradientflow.strategies import CSC, Dense, as_strategy, parse_strategies
 
 torch.set_num_threads(1)
 
 Tensor = torch.Tensor
 Vector = NDArray[np.float64]
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 LINE = 16  # elements of float32 in 64 bytes, at whose multiples tensors begin
 
 
@@ -832,8 +835,8 @@ def check_an_exception_on_one_rank(comm: gf.Communicator) -> None:
 
 
 def check_grad_scaler(comm: gf.Communicator) -> None:
-    """It works with a dense step of the core, and is refused where gradients are scaled otherwise."""
-    for settings in ({"strategy": CSC(0.5, chunk_size=16)}, {"loss_scale": 8.0}):
+    """It works with a dense step of the core, and is refused where gradients are scaled otherwise, or kept."""
+    for settings in ({"strategy": CSC(0.5, chunk_size=16)}, {"strategy": "top_k(density=0.5)"}, {"loss_scale": 8.0}):
         model = seeded(Net)
         optimizer = gft.DistributedOptimizer(sgd(model), model, comm, **settings)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -852,6 +855,60 @@ def check_grad_scaler(comm: gf.Communicator) -> None:
         scaler.update()
     train(alone, sgd(alone), range(3))
     assert_close(model, alone)
+
+
+def rows_of(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the rows of the table below a heading of the docs."""
+    text = (DOCS / page).read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def check_the_table_of_what_strategies_take(comm: gf.Communicator) -> None:
+    """What docs/choosing.md says of optimizers, clipping and GradScaler is what is taken, and what is refused."""
+    if SIZE != 3 or PLACE != "host":
+        raise SkipTest("for one number of ranks, on the host")
+    optimizers: dict[str, Callable[[Any], Any]] = {
+        "SGD without momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        "LARS": lambda model: gft.LARS(model.parameters(), lr=0.01, momentum=0.0),
+        "Adam": lambda model: torch.optim.Adam(model.parameters()),
+        "AdamW": lambda model: torch.optim.AdamW(model.parameters()),
+        "RMSprop": lambda model: torch.optim.RMSprop(model.parameters(), momentum=0.0),
+    }
+    table: dict[str, list[str]] = {}
+    for strategies, *cells in rows_of("choosing.md", "Optimizers, clipping, `GradScaler`"):
+        table.update(dict.fromkeys(re.findall(r"`(.+?)`", strategies), cells))
+    typical = {each.name: each for each in parse_strategies("all")}
+    assert set(typical) < set(table)
+
+    def takes(words: str, kind: str, *, clip: bool = False, scaler: Any = None) -> bool:
+        model, strategy = seeded(Net), typical.get(words, words)
+        try:
+            with gft.DistributedOptimizer(optimizers[kind](model), model, comm, strategy=strategy) as optimizer:
+                loss = loss_of(model, batch_of(RANK, 0))
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                comm.barrier()  # no rank gives up while others wait for their gradients
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                optimizer.step() if scaler is None else scaler.step(optimizer)
+                optimizer.finish()
+        except ArgumentError:
+            return False
+        return True
+
+    for words, (of_optimizers, of_clipping, of_scaler) in table.items():
+        names = of_optimizers.replace("`", "").split(", ")
+        if "any" in of_optimizers:
+            names = [name for name in optimizers if "without momentum" not in of_optimizers or name != "SGD"]
+        if "SGD" in names:
+            names.append("SGD without momentum")
+        found = {kind for kind in optimizers if takes(words, kind)}
+        assert found == set(names), (words, found)
+        assert takes(words, "SGD without momentum", clip=True) == (of_clipping != "no"), words
+        assert (as_strategy(typical.get(words, words)).gradients == "local") == (of_clipping == "its own"), words
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        assert takes(words, "SGD without momentum", scaler=scaler) == (of_scaler == "yes"), words
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -1197,4 +1254,4 @@ def check_explain(comm: gf.Communicator) -> None:
 SETTINGS: list[dict[str, Any]] = [{"node_size": 2}] if SIZE > 3 else [{}, {"node_size": 1}][:SIZE]
 if PLACE != "host":
     SETTINGS = SETTINGS[:1]
-run_checks(SETTINGS)
+run_checks(SETTINGS, once=[check_the_table_of_what_strategies_take])
