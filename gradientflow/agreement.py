@@ -33,7 +33,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
     if (digests == digests[0]).all():
         return
-    texts = _gather(comm, text)
+    texts = gather(comm, text)
     other = next(rank for rank, each in enumerate(texts) if each != texts[0])
     difference = _difference(dict(json.loads(texts[0])), dict(json.loads(texts[other])), other)
     message = f"the ranks have different {what}: {difference}"
@@ -43,7 +43,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
 def raise_together(comm: Communicator, error: Exception | None) -> None:
     """Raise on all ranks if any has an error: its own, or what the first rank that has one says. Collective."""
     told = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
-    texts = _gather(comm, told.encode() if error is not None else b"")
+    texts = gather(comm, told.encode() if error is not None else b"")
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
@@ -52,8 +52,8 @@ def raise_together(comm: Communicator, error: Exception | None) -> None:
             raise ArgumentError(message)
 
 
-def _gather(comm: Communicator, text: bytes) -> list[bytes]:
-    """Return the texts of all ranks."""
+def gather(comm: Communicator, text: bytes) -> list[bytes]:
+    """Return the texts of all ranks. Collective."""
     lengths = comm.allgather(np.array([len(text)])).ravel()
     joined = comm.allgatherv(np.frombuffer(text, np.uint8), lengths.tolist())
     return [part.tobytes() for part in np.split(joined, np.cumsum(lengths)[:-1])]

@@ -296,6 +296,13 @@ class TopKGradientPool(ResidualPool):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
+
+        As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found anew.
+        """
+        return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
+
     def _own_state(self) -> dict[str, Any]:
         return {"thresholds": np.asarray(self._native.thresholds, np.float32)}
 

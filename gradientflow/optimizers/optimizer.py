@@ -165,7 +165,8 @@ class _Optimizer:
 
         They are NumPy arrays, also where the optimizer is on a CUDA device.
 
-        It is the same on all ranks, and goes with the parameters. The residuals of a sparse pool are its own state.
+        It goes with the parameters, and is the same on all ranks where these are. The residuals of a sparse pool are
+        its own state.
         """
         count = len(self.parameters)
         return {
@@ -174,6 +175,13 @@ class _Optimizer:
             **{name: [_copied(self._array(name, i)) for i in range(count)] for name in (*self._arrays, "master")},
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state that any number of ranks can load, the same on all. Collective.
+
+        Where the strategy of a loop lets each rank train by itself, arrays are means over the ranks.
+        """
+        return self._source.consolidated(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Parameters of 16 bits become what the master weights round to.

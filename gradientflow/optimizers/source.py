@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gradientflow.errors import ArgumentError
 from gradientflow.pool import GradientPool
 from gradientflow.sparse_pool import SparseGradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import Kind
-from gradientflow.training import ArrayLoop, LossScale
+from gradientflow.training import ArrayLoop, LossScale, consolidated
 
 Groups = Sequence[tuple[str, Sequence[int]]]
 SettingsOf = Callable[[int], Settings]
@@ -61,6 +61,10 @@ class OfPool:
         skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
         return (update,), "skipped" if skipped else "apply"
 
+    def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of an optimizer that is the same on all ranks: all make the same steps."""
+        return state
+
     def stepped(self, overflowed: bool) -> None:
         """Note a step that was made, or skipped."""
         if self.loss_scale is not None:
@@ -107,6 +111,11 @@ class OfLoop:
             message = "there are no gradients for a step: wait() first, once in each iteration"
             raise ArgumentError(message)
         return update.gradients, "skipped" if self._loop.overflowed else update.kind
+
+    def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of an optimizer that is the same on all ranks. Collective."""
+        are_same = self._loop.strategy.gradients == "mean"
+        return state if are_same else cast("dict[str, Any]", consolidated(self._loop.comm, state, means=True))
 
     def stepped(self, overflowed: bool) -> None:
         """Go on after a step."""

@@ -373,6 +373,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return the state of the servers once they have applied the pushes of all ranks. Collective."""
+        self.server.state_dict()  # for which the servers apply what this rank has pushed
         self.comm.barrier()
         state = ServedSynchronizer.state_dict(self)
         self.comm.barrier()

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradientflow import training
+from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
 
@@ -40,6 +42,29 @@ def with_arrays(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return [with_arrays(value) for value in state]
     return state
+
+
+def consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the state of an optimizer, and what the core has of it, the same on all ranks. Collective.
+
+    What is as large as its parameter, such as momentum, is the mean over the ranks; all else is that of rank 0.
+    """
+    mine = {**state, "state": _with_means(state["state"]), KEY: _with_means(of_core)}
+    those = training.consolidated(comm, mine, means=True)
+    core = those.pop(KEY)
+    return {**those, "state": with_tensors(those["state"])}, with_tensors(core)
+
+
+def _with_means(state: Any, key: object = None) -> Any:
+    """Return a state with arrays in place of those tensors that means are to be taken of."""
+    if isinstance(state, Mapping):
+        return {name: _with_means(value, name) for name, value in state.items()}
+    if not isinstance(state, torch.Tensor):
+        return state
+    on_host = state.detach().cpu()
+    if key == "step" or not on_host.is_floating_point():
+        return on_host
+    return (on_host if on_host.dtype is torch.float64 else on_host.float()).numpy()
 
 
 def check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:

@@ -234,6 +234,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
 
         Of residuals it has the sum over the ranks; each rank that loads it takes the mean over those that saved it.
+        Where the strategy lets each rank train by itself, momentum and the like are means over the ranks.
         """
         self._check_open()
         return self._state_dict("consolidated")
@@ -803,16 +804,15 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         state: dict[str, Any] = self._inner.state_dict()
         if self._loop is None:
             return state
-        synchronizer = self._loop.synchronizer
-        kept = None
-        if of_strategy == "own":
-            kept = synchronizer.state_dict()
-        elif of_strategy == "consolidated":
-            kept = synchronizer.consolidated_state_dict()
-        if self._fused_step is None and not kept:
-            return state
-        own = self._loop.state(self._kind, kept)
         of_core = {"momentum": {}, "master_weights": {}} if self._fused_step is None else self._fused_step.state()
+        if of_strategy == "consolidated":
+            own = self._loop.consolidated_state(self._kind)
+            if self.strategy.gradients != "mean":
+                state, of_core = checkpoint.consolidated(self.comm, state, of_core)
+        else:
+            own = self._loop.state(self._kind, self._loop.synchronizer.state_dict() if of_strategy == "own" else None)
+        if self._fused_step is None and not own["synchronizer"]:
+            return state
         return {**state, checkpoint.KEY: {**checkpoint.with_tensors(own), **of_core}}
 
     @property

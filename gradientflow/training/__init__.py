@@ -5,8 +5,9 @@ from __future__ import annotations
 from gradientflow.agreement import raise_together, require_same
 
 from .array_loop import ArrayLoop
+from .consolidation import consolidated
 from .loop import Loop
 from .loss_scale import LossScale
 from .tensors import Tensors
 
-__all__ = ["ArrayLoop", "Loop", "LossScale", "Tensors", "raise_together", "require_same"]
+__all__ = ["ArrayLoop", "Loop", "LossScale", "Tensors", "consolidated", "raise_together", "require_same"]

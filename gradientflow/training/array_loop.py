@@ -230,7 +230,7 @@ class ArrayLoop:
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state that any number of ranks can load, the same on all. Collective."""
-        return self._loop.state(self.strategy.name, self._loop.synchronizer.consolidated_state_dict())
+        return self._loop.consolidated_state(self.strategy.name)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Collective.

@@ -22,6 +22,7 @@ from gradientflow.errors import (
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.staged import bind
 
+from .consolidation import consolidated
 from .loss_scale import LossScale
 from .rates import Rates
 from .tensors import Tensors
@@ -521,6 +522,11 @@ class Loop:
             "order_is_known": self._order_known,
             "synchronizer": of_synchronizer,
         }
+
+    def consolidated_state(self, kind: str) -> dict[str, Any]:
+        """Return a state of training that any number of ranks can load, the same on all. Collective."""
+        state = self.state(kind, self.synchronizer.consolidated_state_dict())
+        return cast("dict[str, Any]", consolidated(self.comm, state, means=False))
 
     @property
     def _shapes(self) -> dict[str, list[int]]:

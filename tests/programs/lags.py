@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import RANK, SIZE, raises, run_checks
+from support import RANK, SIZE, raises, require_same_state, run_checks
 from topk_reference import Reference
 
 import gradientflow as gf
@@ -240,6 +240,7 @@ def check_states(comm: gf.Communicator) -> None:
                 with raises(ArgumentError, "rank"):
                     other.load_state_dict(comm.mpi.bcast(state))  # of rank 0
             everything = training.consolidated_state_dict()
+            require_same_state(everything, words)
             before = comm.allreduce(flat(training.synchronizer.residuals), "mean")
             other.load_state_dict(everything)
             require_close(flat(other.synchronizer.residuals), before, words)

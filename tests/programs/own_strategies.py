@@ -10,7 +10,7 @@ from typing import Any
 from unittest import SkipTest
 
 import numpy as np
-from support import RANK, SIZE, raises, run_checks
+from support import RANK, SIZE, raises, require_same_state, run_checks
 
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError, PeerError
@@ -485,6 +485,7 @@ def check_pytorch_resumes_where_ranks_differ(comm: gf.Communicator) -> None:
         go_on(model, optimizer, 0)
         state = copy.deepcopy(optimizer.state_dict())
         whole = copy.deepcopy(optimizer.consolidated_state_dict())
+        require_same_state(whole, dtype)
         go_on(model, optimizer, 3)
         other, its = make()
         its.load_state_dict(state)

@@ -66,6 +66,26 @@ def is_defined(dtype: str, op: str) -> bool:
     return op != "mean" or dtype in FLOATS
 
 
+def require_same_state(state: Any, what: object) -> None:
+    """Raise unless all ranks have the same state: numbers, arrays and tensors, in dictionaries and lists."""
+    everyone = WORLD.allgather(dict(_leaves(state, "")))
+    for path in everyone[0] | everyone[RANK]:
+        theirs, mine = (each.get(path, "nothing") for each in (everyone[0], everyone[RANK]))
+        assert mine == theirs, f"{what}: {path} is {mine} on rank {RANK} and {theirs} on rank 0"
+
+
+def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Give what can be compared, by what leads to it."""
+    if isinstance(state, Mapping):
+        for key, each in state.items():
+            yield from _leaves(each, f"{path}/{key}")
+    elif isinstance(state, list | tuple):
+        for index, each in enumerate(state):
+            yield from _leaves(each, f"{path}/{index}")
+    else:
+        yield path, state.tolist() if hasattr(state, "tolist") else state
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a program on this rank; an exception ends the whole job at once, with its traceback."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import torch
-from support import RANK, SIZE, raises, run_checks
+from support import RANK, SIZE, raises, require_same_state, run_checks
 from tensor_places import PLACE, PLACED, on_host
 
 import gradientflow as gf
@@ -60,6 +60,40 @@ def check_weights_of_16_bits_that_are_loaded(comm: gf.Communicator) -> None:
         assert abs(model.weight.float().mean() - 5) < 0.05, words
         same_everywhere(comm, model)
         optimizer.close()
+
+
+def check_consolidated_states(comm: gf.Communicator) -> None:
+    """They are the same on all ranks, and have the means of what each rank's optimizer keeps."""
+    kinds: tuple[tuple[type[torch.optim.Optimizer], dict[str, Any]], ...] = (
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.AdamW, {}),
+    )
+    for words in ("local_sgd(period=2)", "diloco(period=2)", "sparse_loco(period=2)", "psgd", "ssgd", "top_k(ratio=4)"):
+        for make, options in kinds:
+            if make is torch.optim.AdamW and words == "ssgd":
+                continue
+            torch.manual_seed(0)
+            model = torch.nn.ModuleList([torch.nn.Linear(6, 5) for _ in range(SIZE + 1)]).to(PLACED)
+            inner = make(model.parameters(), lr=0.01, **options)
+            with gft.DistributedOptimizer(inner, model, comm, strategy=words) as optimizer:
+                for number in range(3):
+                    optimizer.zero_grad()
+                    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * number + RANK)).to(PLACED)
+                    (model[0](x) + model[1 + RANK](x)).square().mean().backward()  # each rank has one of its own
+                    optimizer.step()
+                own = copy.deepcopy(optimizer.state_dict())
+                state = copy.deepcopy(optimizer.consolidated_state_dict())
+                require_same_state(state, (words, make))
+                buffer = "exp_avg" if make is torch.optim.AdamW else "momentum_buffer"
+                for number, _ in enumerate(model.parameters() if words.startswith(("local", "psgd")) else ()):
+                    mine = own["state"].get(number, {}).get(buffer)
+                    shape = state["state"][number][buffer].shape
+                    mean = (torch.zeros(shape) if mine is None else mine.cpu()).numpy().copy()
+                    comm.allreduce(mean.reshape(-1), "mean")
+                    assert torch.allclose(state["state"][number][buffer], torch.from_numpy(mean), atol=1e-7)
+                optimizer.load_state_dict(state)
+                require_same_state(optimizer.state_dict()["state"], (words, make))
+                optimizer.finish()
 
 
 # What travels, and what becomes of weights, on the host and on a device.

@@ -1,0 +1,92 @@
+"""One state for all ranks, of what each of them has."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.agreement import gather
+from gradientflow.communicator import Communicator
+from gradientflow.memory import numpy_dtype
+
+Path = tuple[object, ...]  # keys and indices that lead to an array
+Arrays = dict[Path, npt.NDArray[Any]]
+
+
+class _Place(NamedTuple):
+    """What stands for an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
+    """Return a state that is the same on all ranks: all that is not an array is that of rank 0. Collective.
+
+    What a rank does not have, such as the momentum of a parameter that it did not train, is that of the first rank that
+    has it.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    state : dicts, lists, arrays, and what can be pickled
+        What this rank has.
+    means : bool
+        Whether arrays of floats become means over the ranks, with zeros for those that a rank does not have, and other
+        arrays those of rank 0. Otherwise they stay as they are: they are the same on all ranks already.
+    """
+    arrays: Arrays = {}
+    outline = _outline(state, (), arrays)
+    everyone = [pickle.loads(each) for each in gather(comm, pickle.dumps(outline))]
+    return _filled(comm if means else None, _merged(everyone), (), arrays)
+
+
+def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
+    """Return a state with places for arrays, which are put aside."""
+    if isinstance(value, np.ndarray):
+        arrays[path] = value
+        return _Place(value.shape, value.dtype.name)
+    if isinstance(value, Mapping):
+        return {key: _outline(each, (*path, key), arrays) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_outline(each, (*path, index), arrays) for index, each in enumerate(value)]
+    return value
+
+
+def _merged(outlines: Sequence[Any]) -> Any:
+    """Return what the first rank has; of dictionaries, with what only others have."""
+    first = next((each for each in outlines if each is not None), None)
+    if not isinstance(first, dict):
+        return first
+    those = [each for each in outlines if isinstance(each, dict)]
+    keys = dict.fromkeys(key for each in those for key in each)
+    return {key: _merged([each[key] for each in those if key in each]) for key in keys}
+
+
+def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays) -> Any:
+    """Return a state with arrays in their places: the means over the ranks of a communicator, or this rank's."""
+    if isinstance(outline, dict):
+        return {key: _filled(comm, each, (*path, key), arrays) for key, each in outline.items()}
+    if isinstance(outline, list):
+        return [_filled(comm, each, (*path, index), arrays) for index, each in enumerate(outline)]
+    if not isinstance(outline, _Place):
+        return outline
+    mine = arrays.get(path)
+    if mine is None or mine.shape != outline.shape:
+        mine = np.zeros(outline.shape, numpy_dtype(outline.dtype))
+    if comm is None:
+        return mine
+    flat = mine.reshape(-1).copy()
+    if flat.dtype.kind in "iub":
+        comm.broadcast(flat)
+    else:
+        comm.allreduce(flat, "mean")
+    return flat.reshape(outline.shape)
+
+
+__all__ = ["consolidated"]
