@@ -19,9 +19,9 @@ from gradientflow.launch import cores
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
+    from gradientflow.load import Load
 
     from .hosts import Hosts
-    from .load import Load
 
 
 def describe_environment(

@@ -7,10 +7,11 @@ import re
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gradientflow.load import this_machine
 
 from .case import COLLECTIVES, Case
 
@@ -84,7 +85,7 @@ def find_hosts(comm: Communicator) -> Hosts:
     Hosts
         As this rank sees it.
     """
-    machine = _machine()
+    machine = this_machine()
     places = comm.mpi.allgather((socket.gethostname(), machine))
     ranks = Counter(name for name, _ in places)
     return Hosts(
@@ -100,11 +101,3 @@ def bytes_per_second(rate: str) -> float | None:
     """Read a rate as ``tc`` writes it (``200mbit``, ``1gbit``); None for anything else."""
     match = _RATE.fullmatch(rate)
     return float(match[1]) * 1000.0 ** " kmgt".index(match[2] or " ") / 8 if match else None
-
-
-def _machine() -> str:
-    """Name this machine; network and process namespaces on it have the same name."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from gradientflow.errors import CommunicationError
+from gradientflow.load import Load, LoadMeter
 
 from .case import Case
 from .data import RandomSource, Source, Values, alphabet, count_wrong, fill
 from .hosts import Hosts, find_hosts
-from .load import Load, LoadMeter
 from .measure import Course, FreshValues, Steps, Times, refiller, sum_over_ranks, take_series
 from .peers import MpiPeer, NotServedError, Peer
 
@@ -336,7 +336,7 @@ class Session(ABC, Generic[Block, C, R]):
         """Have peers ready, and the load watched, which is then part of the outcome."""
         hosts = self.outcome.hosts
         peers = [self.open_peer(name) for name in self.plan.peers]
-        meter = LoadMeter(self.comm, hosts.machine)
+        meter = LoadMeter(self.comm)
         yield peers
         # Not after an exception: the other ranks would not come, and the job ends anyway.
         self.outcome.load = meter.stop()

@@ -166,10 +166,12 @@ class AutoExplanation(Explanation):
             each for each in kinds if layout.device == "cpu" or each.works_on_host or issubclass(each, PoolStrategy)
         ]
         those = [each() for each in there]
-        steps = [(repr(each), each.explain_layout(comm, layout, **times).step_seconds) for each in those]
-        gains = [(words, found.step_seconds / seconds if seconds > 0 else 1.0) for words, seconds in steps]
+        asked = [each.explain_layout(comm, layout, **times) for each in those]
+        gains = [found.step_seconds / each.step_seconds if each.step_seconds > 0 else 1.0 for each in asked]
+        remark = next(filter(None, (each.remark for each in (found, *asked))), "")
         known = {each.name: getattr(found, each.name) for each in fields(Explanation)}
-        return cls(**known | {"strategy": "auto"}, choice=choice, why=why, lossy=tuple(gains))
+        known |= {"strategy": "auto", "remark": remark}
+        return cls(**known, choice=choice, why=why, lossy=tuple(zip(map(repr, those), gains, strict=True)))
 
     def _extra_lines(self) -> list[str]:
         gains = ", ".join(f"{words} {gain:.2f}" for words, gain in sorted(self.lossy, key=lambda each: -each[1]))

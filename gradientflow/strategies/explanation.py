@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gradientflow.arguments import instance, nonnegative, whole
 from gradientflow.communicator import Communicator
+from gradientflow.load import LoadMeter
 
 from .link import Link
 from .sparsity import Sparsity, allreduce_bytes, bookkeeping_seconds
@@ -42,6 +43,8 @@ class Explanation:
         As given, or 0.
     overlaps : bool
         Whether what the strategy sends travels during backpropagation.
+    remark : str
+        That others kept the processors busy meanwhile, so that the times are too long; empty if they did not.
     """
 
     strategy: str
@@ -60,6 +63,7 @@ class Explanation:
     compute_seconds: float
     backward_seconds: float
     overlaps: bool = True
+    remark: str = ""
 
     @property
     def step_seconds(self) -> float:
@@ -102,7 +106,10 @@ class Explanation:
                 f"  a step takes:    {_milliseconds(self.step_seconds)}, dense float32 "
                 f"{_milliseconds(self.dense_step_seconds)}, {compute}"
             )
-        return "\n".join([*lines, f"  gain to expect:  {self._verdict()}"])
+        return "\n".join([*lines, f"  gain to expect:  {self._verdict()}", *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        return [f"  remark:          {self.remark}"] if self.remark else []
 
     def _sent(self) -> str:
         share = self.elements_sent / self.parameters if self.parameters else 1.0
@@ -189,6 +196,7 @@ def measure(
         if number is not None:
             nonnegative(what, number)
     device = subject.device
+    meter = LoadMeter(comm)
     dense = Link.of_allreduce(comm, "float32", None, algorithm, device)
     travels = wire if dtype == "float32" and wire is not None and comm.nodes > 1 else dtype
 
@@ -196,6 +204,7 @@ def measure(
         return dense if travels == "float32" else Link.of_allreduce(comm, dtype, wire, algorithm, device)
 
     seconds = own().seconds(parameters) if sparsity is None else sparsity.seconds(comm, parameters, own, dense)
+    bookkeeping = bookkeeping_seconds(comm, sparsity, parameters, device) if sparsity else 0.0
     width = _FLOAT if travels == "float32" else _FLOAT // 2
     compute = compute_seconds or 0.0
     return Explanation(
@@ -211,10 +220,11 @@ def measure(
         seconds_per_byte=dense.seconds_per_element / _FLOAT,
         communication_seconds=seconds,
         dense_communication_seconds=dense.seconds(parameters),
-        bookkeeping_seconds=bookkeeping_seconds(comm, sparsity, parameters, device) if sparsity else 0.0,
+        bookkeeping_seconds=bookkeeping,
         compute_seconds=compute,
         backward_seconds=_BACKWARD_SHARE * compute if backward_seconds is None else backward_seconds,
         overlaps=subject.overlaps,
+        remark=meter.remark(),
     )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
@@ -15,7 +17,8 @@ from gradientflow.pool import GradientPool
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
 _GATHERED = 1 << 15  # entries, in place of the larger one
-_REPETITIONS = 5
+_LEAST_TURNS, _MOST_TURNS = 5, 25
+_SECONDS = 0.05  # into which so many turns have to fit as are made beyond the least
 ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])  # of a sparse gradient
 
 
@@ -47,19 +50,19 @@ class Link:
     ) -> Link:
         """Measure the allreduce of a gradient pool, with up to so many elements. Collective."""
         large = large or _LARGE
-        times = []
-        for count in (_SMALL, large):
-            with GradientPool(comm, [count], dtype, "auto", wire, algorithm, device) as pool:
-                times.append(median_seconds(comm, partial(_average, pool)))
+        with ExitStack() as closing:
+            pools = [
+                closing.enter_context(GradientPool(comm, [count], dtype, "auto", wire, algorithm, device))
+                for count in (_SMALL, large)
+            ]
+            times = median_seconds_of(comm, [partial(_average, pool) for pool in pools])
         return cls.fitted(times, _SMALL, large)
 
     @classmethod
     def of_allgather(cls, comm: Communicator) -> Link:
         """Measure the allgather of the entries of a rank, indices and values. Collective."""
-        times = []
-        for count in (_SMALL, _GATHERED):
-            entries = np.zeros(count, ENTRY).view(np.int32)
-            times.append(median_seconds(comm, partial(comm.allgather, entries)))
+        entries = [np.zeros(count, ENTRY).view(np.int32) for count in (_SMALL, _GATHERED)]
+        times = median_seconds_of(comm, [partial(comm.allgather, each) for each in entries])
         return cls.fitted(times, _SMALL, _GATHERED)
 
     @classmethod
@@ -81,15 +84,36 @@ def _average(pool: GradientPool) -> None:
 
 
 def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
-    """Return how long the slowest rank waits for a call, after one time that does not count."""
-    times = np.zeros(_REPETITIONS + 1)
-    for i in range(len(times)):
-        comm.barrier()
-        begin = time.perf_counter()
-        call()
-        times[i] = time.perf_counter() - begin
+    """Return how long the slowest rank waits for a call, as `median_seconds_of`. Collective."""
+    return median_seconds_of(comm, [call])[0]
+
+
+def median_seconds_of(comm: Communicator, calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Return how long the slowest rank waits for each of several calls, after one time that does not count. Collective.
+
+    They take turns, the more of them the shorter they are. So what else a machine does for some milliseconds meets few
+    of the times of each call, and the medians leave it out.
+    """
+    _turns(comm, calls, 1)
+    times = _turns(comm, calls, _LEAST_TURNS)
+    fitting = _SECONDS * _LEAST_TURNS / max(float(times.sum()), 1e-9)
+    more = int(min(fitting, _MOST_TURNS)) - _LEAST_TURNS
+    if more > 0:
+        times = np.concatenate([times, _turns(comm, calls, more)])
+    return [float(median) for median in np.median(times, axis=0)]
+
+
+def _turns(comm: Communicator, calls: Sequence[Callable[[], object]], number: int) -> npt.NDArray[np.float64]:
+    """Return what the slowest rank waited, the same on all ranks: a row for each turn, a column for each call."""
+    times = np.zeros((number, len(calls)))
+    for turn in times:
+        for index, call in enumerate(calls):
+            comm.barrier()
+            begin = time.perf_counter()
+            call()
+            turn[index] = time.perf_counter() - begin
     comm.allreduce(times, "max")
-    return float(np.median(times[1:]))
+    return times
 
 
-__all__ = ["ENTRY", "Link", "median_seconds"]
+__all__ = ["ENTRY", "Link", "median_seconds", "median_seconds_of"]

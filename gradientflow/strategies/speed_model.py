@@ -150,7 +150,7 @@ class ServedExplanation(Explanation):
                 f"{ms(self.dense_step_seconds)}, without communication {ms(times.linear)}"
             )
         lines.append(f"  gain to expect:  {self.gain_over_ssgd:.2f} times over ssgd, {self.gain:.2f} over dense")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._remarks()])
 
 
 def measure_servers(

@@ -28,7 +28,6 @@ from gradientflow.bench.core.case import COLLECTIVES, Case, block
 from gradientflow.bench.core.data import CHUNK, RandomSource, TiledSource, alphabet, count_wrong, fill
 from gradientflow.bench.core.environment import environment_lines, mpi_library
 from gradientflow.bench.core.hosts import Hosts, bytes_per_second
-from gradientflow.bench.core.load import Load
 from gradientflow.bench.core.measure import FreshValues, Times, fitting_iterations, refiller, slowest, together
 from gradientflow.bench.core.peers import Contestant, then_divide
 from gradientflow.bench.core.plan import WIRES, PlanError, format_size, parse_list, parse_sizes
@@ -36,6 +35,7 @@ from gradientflow.bench.core.results import write_json
 from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
+from gradientflow.load import Load
 
 RESULT_FIELDS = [
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),

@@ -9,11 +9,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from support import RANK, SIZE, WORLD, raises, run_checks
 
 import gradientflow as gf
+from gradientflow import load
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,6 +25,7 @@ from gradientflow.errors import (
     NonFiniteError,
 )
 from gradientflow.strategies import CSC
+from gradientflow.strategies.link import median_seconds_of
 
 SHAPES: list[Any] = [(3, 5), (7,), (0,), (40,), (2, 30)]
 FINE = {"float32": 64, "float16": 4, "bfloat16": 1}  # so large that some of them, added up over all ranks, are exact
@@ -716,6 +719,21 @@ def check_explain(comm: gf.Communicator) -> None:
     assert dense.elements_sent == 1000
     with raises(ArgumentError, "parameters"):
         CSC().explain(comm, -1)
+
+
+def check_explain_on_a_busy_machine(comm: gf.Communicator) -> None:
+    """It says so, on all ranks, where others were busy beside one of them; and calls that are measured take turns."""
+    for others in (0.0, 1e6 * (RANK == SIZE - 1)):
+        is_busy = bool(comm.allreduce(np.array([others]), "max")[0])
+        with mock.patch.object(load, "_processor_seconds", side_effect=[(0.0, 0.0), (others, 0.0)]):
+            found = gf.strategies.Dense().explain(comm, 1000)
+        assert ("processors busy" in found.remark) == is_busy, found.remark
+        assert ("\n  remark:          Others kept" in str(found)) == is_busy, found
+    made: list[int] = []
+    assert len(median_seconds_of(comm, [lambda: made.append(0), lambda: made.append(1)])) == 2
+    assert made == [0, 1] * (len(made) // 2)
+    assert len(made) >= 2 * 6
+    assert (comm.allgather(np.array([len(made)])) == len(made)).all()
 
 
 def check_lars(comm: gf.Communicator) -> None:

@@ -156,12 +156,14 @@ PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.ser
     "gradientflow.whole_file",
 }
 PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.load"] = {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
 PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
 PYTHON_LAYERS["gradientflow.residual_pool"] = PYTHON_LAYERS["gradientflow.pool"]
 PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.residual_pool"}
 PYTHON_LAYERS["gradientflow.top_k_pool"] = PYTHON_LAYERS["gradientflow.sparse_pool"]
 PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_pool"] | {
+    "gradientflow.load",
     "gradientflow.parameter_server",
     "gradientflow.policies",
     "gradientflow.pool",

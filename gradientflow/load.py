@@ -1,4 +1,4 @@
-"""Noticing what else the machine was busy with while figures were taken.
+"""Noticing what else the machine was busy with while something was measured.
 
 A library that waits by spinning suffers far more from a shared processor than one that yields, so that on a busy
 machine even ratios between libraries say little. That has to stand beside the figures.
@@ -7,13 +7,15 @@ machine even ratios between libraries say little. That has to stand beside the f
 from __future__ import annotations
 
 import os
+import socket
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gradientflow.communicator import Communicator
+import numpy as np
+
+from gradientflow.communicator import Communicator
 
 _NOISE = 0.15  # processors that are always busy with something small
 _IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
@@ -64,25 +66,47 @@ class LoadMeter:
     ----------
     comm : Communicator
         The ranks; all of them make one and stop it together.
-    machine : str
-        The name of the machine that this rank is on.
     """
 
-    def __init__(self, comm: Communicator, machine: str) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._machine = machine
         self._start = time.monotonic()
         self._own = time.process_time()
         self._busy, self._stolen = _processor_seconds()
 
     def stop(self) -> Load:
-        """Give the load since the start."""
+        """Give the load of this rank's machine since the start."""
+        return self._loads()[self._comm.rank][0]
+
+    def remark(self) -> str:
+        """Stop, and give the first remark on a machine of the job, the same on all ranks; empty where there is none."""
+        return next(filter(None, (load.remark(ranks) for load, ranks in self._loads())), "")
+
+    def _loads(self) -> list[tuple[Load, int]]:
+        """Give, for each rank, the load of its machine, and how many ranks are there."""
         elapsed = max(time.monotonic() - self._start, 1e-6)
+        own = time.process_time() - self._own
         busy, stolen = _processor_seconds()
-        shares = self._comm.mpi.allgather((self._machine, time.process_time() - self._own))
-        ours = sum(seconds for machine, seconds in shares if machine == self._machine)
-        others = max(busy - self._busy - ours, 0.0)
-        return Load(round(others / elapsed, 2), round((stolen - self._stolen) / elapsed, 2), os.cpu_count() or 1)
+        processors = os.cpu_count() or 1
+        # Ticks are counted whole, so each processor may seem to have been busy for one more than it was.
+        of_others = busy - self._busy - processors / os.sysconf("SC_CLK_TCK")
+        machine = zlib.crc32(this_machine().encode())
+        mine = np.array([machine, own, of_others, stolen - self._stolen, processors, elapsed])
+        rows = np.stack(self._comm.allgather(mine))
+        loads = []
+        for there, _, taken, stolen_there, count, seconds in rows.tolist():
+            here = rows[rows[:, 0] == there]
+            others = max(taken - float(here[:, 1].sum()), 0.0)
+            loads.append((Load(round(others / seconds, 2), round(stolen_there / seconds, 2), int(count)), len(here)))
+        return loads
+
+
+def this_machine() -> str:
+    """Name this machine; network and process namespaces on it have the same name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _processor_seconds() -> tuple[float, float]:
@@ -96,3 +120,6 @@ def _processor_seconds() -> tuple[float, float]:
     not_for_programs = sum(ticks[field] for field in (*_IDLE_FIELDS, *_INTERRUPT_FIELDS) if field < len(ticks))
     rate = os.sysconf("SC_CLK_TCK")
     return (sum(ticks) - not_for_programs - stolen) / rate, stolen / rate
+
+
+__all__ = ["Load", "LoadMeter", "this_machine"]
