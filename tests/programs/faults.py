@@ -514,6 +514,46 @@ def check_interrupt() -> None:
         assert RANK == FAULTY
 
 
+def interrupt_and_tell_others() -> None:
+    time.sleep(0.5)  # until the main thread waits
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+    for rank in set(range(SIZE)) - {RANK}:
+        WORLD.send(None, rank)
+
+
+def check_interrupt_in_a_wait() -> None:
+    """Ctrl-C in a rank that waits is an exception once the call has ended, which takes nothing from the call."""
+    with gf.init() as comm:
+        x, prepared = mine(), mine()
+        request = comm.allreduce_init(prepared)
+        pool = gf.GradientPool(comm, [10])
+        calls: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+            (lambda: None, lambda: comm.allreduce(x)),
+            (request.start, request.wait),
+            (pool.ready, pool.wait),
+        ]
+        pool.views[0][:] = RANK + 1
+        for start, wait in calls:
+            if RANK == FAULTY:
+                start()
+                thread = threading.Thread(target=interrupt_and_tell_others)
+                thread.start()
+                with raises(KeyboardInterrupt):
+                    wait()
+                thread.join()
+            else:
+                WORLD.recv(source=FAULTY)
+                start()
+                wait()
+        assert (x == TOTAL).all()
+        assert (prepared == TOTAL).all()
+        assert (pool.views[0] == np.float32(TOTAL / SIZE)).all()
+        for start, wait in calls:  # and everything goes on
+            start()
+            wait()
+
+
 def leave_by_ending() -> None:
     """The program of a rank is at its end, and nothing was closed."""
     kept.extend(communicators())

@@ -31,6 +31,7 @@ OF_THREE = [
     "check_leave_during_a_call",
     "check_leave_what_is_under_way",
     "check_interrupt",
+    "check_interrupt_in_a_wait",
     "check_absent",
 ]
 OF_FIVE = ["check_late", "check_late_between_nodes"]
