@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 from mpi4py import MPI
@@ -161,6 +163,15 @@ class Usage:
         assert self.resident_kib <= before.resident_kib + slack_kib, f"{self} after {before}"
 
 
+class Malloc(ctypes.Structure):
+    """What malloc says of itself (mallinfo2 in malloc.h); `used` is what it has given out."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "free", "fast", "mapped", "mapped_bytes", "unused", "fast_bytes", "used", "kept", "top")
+    )
+
+
 def open_and_close(number: int) -> None:
     settings: list[dict[str, Any]] = [{}, {"node_size": 1}, {"staging_bytes": 4096}]
     with gf.init(config=gf.Config(**settings[number % 3])) as comm:
@@ -201,6 +212,30 @@ def check_communicators_between_nodes_leave_nothing(_: gf.Communicator) -> None:
     before = Usage()
     make(250)
     Usage().check_no_more_than(before, slack_kib=400)
+
+
+def check_many_pools_leave_nothing(comm: gf.Communicator) -> None:
+    """By what malloc and Python have given out: what malloc keeps of memory that came back varies by kilobytes each."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        reason = "this C library does not tell how much malloc has given out"
+        raise SkipTest(reason)
+    libc.mallinfo2.restype = Malloc
+
+    def make(kind: Callable[..., Any], number: int) -> tuple[int, int]:
+        for _ in range(number):
+            pool = kind(comm, [20_000])
+            pool.ready()
+            pool.wait()
+            pool.close()
+        gc.collect()
+        return int(libc.mallinfo2().used), sys.getallocatedblocks()
+
+    for kind in (gf.GradientPool, gf.SparseGradientPool, gf.TopKGradientPool):
+        before = make(kind, 20)
+        nbytes, objects = (now - then for now, then in zip(make(kind, 60), before, strict=True))
+        assert nbytes < 60 * 1024, f"{nbytes} bytes of 60 of {kind.__name__}"
+        assert objects < 60, f"{objects} objects of 60 of {kind.__name__}"
 
 
 def check_much_memory_leaves_nothing(comm: gf.Communicator) -> None:
