@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gradientflow.whole_file import whole_file
 
 from .plan import PlanError
 
@@ -35,7 +38,8 @@ class Kept:
     Raises
     ------
     PlanError
-        On rank 0, if the file is something else, or was written under other conditions.
+        On rank 0, if the file is something else, or was written under other conditions, or cannot be written: what
+        was kept before is there still. It ends the job.
     """
 
     def __init__(self, comm: Communicator, path: str | None, conditions: Mapping[str, str]) -> None:
@@ -83,17 +87,25 @@ class Kept:
                 self._parts[record["part"]] = record["values"]
         records.append({"began": datetime.now(timezone.utc).isoformat(timespec="seconds")})
         self.sittings = [record["began"] for record in records if "began" in record]
-        draft = path.with_name(f"{path.name}.new")  # without the beginning of a line that was never ended
-        draft.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-        draft.replace(path)
+        with _told(path), whole_file(path) as file:  # without the beginning of a line that was never ended
+            file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._path is None:
             return
-        with self._path.open("a", encoding="utf-8") as file:
+        with _told(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, default=float) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say of a file that cannot be written, for example on a full disk, that what is in it stays."""
+    try:
+        yield
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written, and holds what was kept before: {error}") from error
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

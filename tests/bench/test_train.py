@@ -7,7 +7,9 @@ import importlib
 import io
 import json
 import math
+import os
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -694,6 +696,31 @@ def test_what_was_measured_under_other_conditions_is_refused(tmp_path: Path) -> 
         with pytest.raises(PlanError, match="is no file that --resume has written"):
             kept(path)
         assert path.read_text() == text
+
+
+def test_a_full_disk_leaves_what_was_kept(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    kept(path).part("a", lambda: [1.5] * 1000)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(PlanError, match=r"cannot be written, and holds what was kept before: .* File too large"):
+            kept(path)
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["kept"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        again = kept(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(path.read_bytes()) + 100, limits[1]))
+        with pytest.raises(PlanError, match=r"cannot be written, and holds what was kept before: .* File too large"):
+            again.part("b", lambda: [1.5] * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    third = kept(path)  # without the beginning of b
+    assert ("a" in third, "b" in third) == (True, False)
+    assert third.part("a", pytest.fail) == [1.5] * 1000
 
 
 def test_plans_that_go_together(tmp_path: Path) -> None:
