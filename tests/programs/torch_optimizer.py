@@ -987,7 +987,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         gft.DistributedOptimizer("SGD", model, comm)
     with raises(ArgumentTypeError, "the model is a list"):
         gft.DistributedOptimizer(sgd(model), list(model.parameters()), comm)
-    with raises(ArgumentTypeError, "comm is a Intracomm"):
+    with raises(ArgumentTypeError, f"comm is a {type(WORLD).__name__}"):
         gft.DistributedOptimizer(sgd(model), model, WORLD)
     with raises(ArgumentError, "accumulation_steps is a number of 1 or more, not 0"):
         gft.DistributedOptimizer(sgd(model), model, comm, accumulation_steps=0)
