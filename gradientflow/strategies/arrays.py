@@ -102,6 +102,10 @@ class ArraySynchronizer(PlacedSynchronizer):
                 )
                 raise ArgumentError(message)
 
+    def kept_before(self) -> dict[str, Any]:
+        """Return copies of what `gradient_ready` and `backward_done` change, to undo it with: all in `state_names`."""
+        return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
+
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     @contextmanager
@@ -239,7 +243,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         if not self._begun:
             self._begun = True
-            self._before = {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
+            self._before = self.kept_before()
         try:
             yield
         except BaseException:

@@ -217,8 +217,9 @@ class PeriodicSynchronizer(ArraySynchronizer):
             common[...] = mean
             weight[...] = mean
 
-    def drop(self, stream: Any = None) -> None:
-        """Do nothing: what is kept changes after the step alone."""
+    def kept_before(self) -> dict[str, Any]:
+        """Return nothing: what is kept changes after the step alone."""
+        return {}
 
     def abandon(self, stream: Any = None) -> None:
         """Give up the iteration, and what is under way, which the others are told."""
