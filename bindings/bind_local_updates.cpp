@@ -115,42 +115,70 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
                     .epsilon = epsilon});
 }
 
-void replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
+// The steps of HPSGD are made block by block, so that the sums are looked at while they are in a cache.
+constexpr std::size_t step_block = 4096;
+
+float* part(const TensorView& view, std::size_t begin) { return view.data == nullptr ? nullptr : floats(view) + begin; }
+
+const void* part(std::uintptr_t gradient, DType dtype, std::size_t begin) {
+  return gradient == 0 ? nullptr : gradient_at(gradient + begin * size_of(dtype));
+}
+
+// Returns whether the sums are finite. It ends where they are not; weights that are kept are back then.
+bool replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
                   const std::string& dtype, float rate, float gradient_scale, float weight_decay) {
   const TensorView weight = floats_of(weights, "weights");
   const TensorView kept = before.is_none() ? TensorView() : floats_of(before, "kept weights", &weight.count);
   const TensorView sum = floats_of(sums, "sums", &weight.count);
+  const DType type = dtype_from_name(dtype);
   const WithoutGil release;
-  compute::replica_step({.weight = floats(weight),
-                         .before = floats(kept),
-                         .sum = floats(sum),
-                         .gradient = gradient_at(gradient),
-                         .gradient_dtype = dtype_from_name(dtype),
-                         .count = weight.count,
-                         .rate = rate,
-                         .gradient_scale = gradient_scale,
-                         .weight_decay = weight_decay});
+  for (std::size_t begin = 0; begin < weight.count; begin += step_block) {
+    const std::size_t count = std::min(step_block, weight.count - begin);
+    compute::replica_step({.weight = part(weight, begin),
+                           .before = part(kept, begin),
+                           .sum = part(sum, begin),
+                           .gradient = part(gradient, type, begin),
+                           .gradient_dtype = type,
+                           .count = count,
+                           .rate = rate,
+                           .gradient_scale = gradient_scale,
+                           .weight_decay = weight_decay});
+    if (compute::count_nonfinite(part(sum, begin), DType::float32, count) > 0) {
+      if (!before.is_none()) {
+        std::copy_n(floats(kept), begin + count, floats(weight));
+      }
+      return false;
+    }
+  }
+  return true;
 }
 
-// The address 0: there is no gradient.
-void round_step(const py::object& weights, const py::object& before, const py::object& means, float rate,
+// The address 0: there is no gradient. Returns whether the sums are finite where there is one.
+bool round_step(const py::object& weights, const py::object& before, const py::object& means, float rate,
                 const py::object& sums, std::uintptr_t gradient, const std::string& dtype, float gradient_scale,
                 float weight_decay) {
   const TensorView weight = floats_of(weights, "weights");
   const TensorView kept = before.is_none() ? TensorView() : floats_of(before, "kept weights", &weight.count);
   const TensorView mean = means.is_none() ? TensorView() : floats_of(means, "means", &weight.count);
   const TensorView sum = floats_of(sums, "sums", &weight.count);
+  const DType type = dtype_from_name(dtype);
   const WithoutGil release;
-  compute::round_step({.weight = floats(weight),
-                       .before = floats(kept),
-                       .mean = floats(mean),
-                       .sum = floats(sum),
-                       .gradient = gradient_at(gradient),
-                       .gradient_dtype = dtype_from_name(dtype),
-                       .count = weight.count,
-                       .rate = rate,
-                       .gradient_scale = gradient_scale,
-                       .weight_decay = weight_decay});
+  bool is_finite = true;
+  for (std::size_t begin = 0; begin < weight.count; begin += step_block) {
+    const std::size_t count = std::min(step_block, weight.count - begin);
+    compute::round_step({.weight = part(weight, begin),
+                         .before = part(kept, begin),
+                         .mean = part(mean, begin),
+                         .sum = part(sum, begin),
+                         .gradient = part(gradient, type, begin),
+                         .gradient_dtype = type,
+                         .count = count,
+                         .rate = rate,
+                         .gradient_scale = gradient_scale,
+                         .weight_decay = weight_decay});
+    is_finite = is_finite && (gradient == 0 || compute::count_nonfinite(part(sum, begin), DType::float32, count) == 0);
+  }
+  return is_finite;
 }
 
 // Where they do not round to the weights, masters become what the weights are.

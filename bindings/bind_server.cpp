@@ -218,9 +218,12 @@ void bind_server(py::module_& module) {
       .def(
           "ready_at",
           [](const ParameterServer& self, std::size_t tensor, std::uintptr_t address, const std::string& dtype) {
-            self.worker().ready(tensor, pointer(address), dtype_from_name(dtype));
+            std::size_t nonfinite = 0;
+            self.worker().ready(tensor, pointer(address), dtype_from_name(dtype), &nonfinite);
+            return nonfinite;
           },
-          py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>())
+          py::arg("tensor"), py::arg("address"), py::arg("dtype"), py::call_guard<WithoutGil>(),
+          "How many of its numbers are not finite, as they travel.")
       .def("push", &push, py::arg("settings"), py::arg("loss_scale"), py::arg("skip"), py::arg("pull"),
            py::arg("gradients"), py::arg("nonfinite") = -1)
       .def(

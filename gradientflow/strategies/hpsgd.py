@@ -20,7 +20,7 @@ from .exchange_model import ExchangeExplanation
 from .explanation import Explanation, Subject
 from .layout import Layout
 from .link import median_seconds
-from .nonfinite import ALONE, first_nonfinite, nonfinite_error
+from .nonfinite import first_nonfinite, nonfinite_error
 from .places import PlacedSynchronizer, aligned_offsets
 from .strategy import Strategy
 from .synchronizer import Synchronizer
@@ -177,10 +177,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def wait(self, stream: Any = None) -> Update:
         """Train on the replica, or start a round if the last one is done. Waits for nobody."""
         places, self._at = self._at, [None] * len(self._at)
-        found = self._first_nonfinite(places)
-        if found is not None:
-            if not self.skips_nonfinite:
-                self.dropped = nonfinite_error(f"the gradient of {self.layout.names[found]}", self.comm.rank, ALONE)
+        if self.skips_nonfinite and self._first_nonfinite(places) is not None:
             return Update("skipped")
         if self.round_is_running():
             self._train(places)
@@ -274,7 +271,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 if self.counter == 0:
                     self._common[part] = self._weight(index)
                 continue
-            self._steps.replica_step(
+            is_finite = self._steps.replica_step(
                 self._weight(index),
                 self._common[part] if self.counter == 0 else None,
                 self._sums[part],
@@ -284,14 +281,31 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 1 / self.loss_scale,
                 settings.weight_decay,
             )
+            if not is_finite:  # the sums, of which the last step has made this tensor's so
+                self._drop_replica(index)
+                return
         self.counter += 1
+
+    def _drop_replica(self, culprit: int) -> None:
+        """Go back to the common weights, without what has added up since the last round began."""
+        for index, part in enumerate(self._parts):
+            if self.counter or index < culprit:  # of the first step of a round later ones are not changed
+                self._weight(index)[...] = self._common[part]
+        self.counter = 0
+        self._drop_sums(culprit)
+
+    def _drop_sums(self, culprit: int) -> None:
+        self._sums[...] = 0
+        outcome = "this rank goes back to the common weights, and adds up anew; the others go on"
+        self.dropped = nonfinite_error(f"the gradient of {self.layout.names[culprit]}", self.comm.rank, outcome)
 
     def _end_round(self, places: Sequence[int | None] | None = None) -> None:
         """Apply what the last round has brought, drop the replica, and add gradients, if there are some."""
         self._wait_for_round()
+        culprit = None
         for index, part in enumerate(self._parts):
             place = None if places is None else places[index]
-            self._steps.round_step(
+            is_finite = self._steps.round_step(
                 self._weight(index),
                 self._common[part] if self.counter else None,
                 self._means[part] if self._has_mean else None,
@@ -302,6 +316,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 1 / self.loss_scale,
                 self.settings(index).weight_decay if place is not None else 0.0,
             )
+            if not is_finite and culprit is None:
+                culprit = index
+        if culprit is not None:
+            self._drop_sums(culprit)
         self.counter = 0
         self._has_mean = False
 
@@ -316,8 +334,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 self._weight(index)[...] = self._common[part]  # which all ranks have, or would have had
             self._forget()
             raise
-        found = first_nonfinite(self._means[part] for part in self._parts) if self._has_mean else None
-        if found is not None:
+        if self._has_mean and handles[0].nonfinite:  # of sums that are finite: rounded, they are not
+            found = first_nonfinite(self._means[part] for part in self._parts)
+            assert found is not None
             what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
             self.dropped = nonfinite_error(what, None, "all ranks drop the round, and go back to the common weights")
             self._has_mean = False

@@ -232,9 +232,8 @@ class ServedSynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         dtype, count = self.layout.dtypes[index], self.layout.counts[index]
         address = self._addresses[index] if elsewhere is None else elsewhere
-        if self._core.count_nonfinite(address, dtype, count, self.server.wire):
+        if self.server._native.ready_at(index, address, dtype):
             self._found = index if self._found is None else min(self._found, index)
-        self.server.ready(index, (address, dtype))
         self._is_ready[index] = True
         if elsewhere is not None and self.keeps_gradients:
             ctypes.memmove(self._addresses[index], elsewhere, count * _WIDTHS[dtype])

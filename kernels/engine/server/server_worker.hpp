@@ -42,7 +42,7 @@ class ServerWorker {
 
   // Gradient `tensor` of the push that begins or has begun, to be copied unless it lies where `gradient` says. Throws
   // Error(value) where there is no such tensor, it is ready already, or it lies in the place of another one.
-  void ready(std::size_t tensor, const void* gradient, DType dtype);
+  void ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite = nullptr);
 
   // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `gradients`: of all tensors, in
   // place of `ready`; none is ready where anything given is refused. `settings`: of each tensor, or one for all.

@@ -16,6 +16,27 @@ void check_number(const char* name, float value) {
   }
 }
 
+// As compute::copy or compute::cast. Returns how many of the numbers that are written are not finite: they are counted
+// block by block, so that they are in a cache.
+std::size_t copy_and_count(std::byte* to, DType wire, const std::byte* from, DType dtype, std::size_t count,
+                           compute::Store store) {
+  constexpr std::size_t block = 4096;
+  std::size_t found = 0;
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t here = std::min(block, count - begin);
+    const std::byte* const source = from + begin * size_of(dtype);
+    std::byte* const destination = to + begin * size_of(wire);
+    if (dtype == wire) {
+      found += compute::count_nonfinite(source, dtype, here);
+      compute::copy(destination, source, here * size_of(dtype), store);
+    } else {
+      compute::cast(destination, wire, source, dtype, here, 1.0F);
+      found += compute::count_nonfinite(destination, wire, here);
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 void ServerWorker::begin_ranges() {
@@ -83,7 +104,7 @@ bool ServerWorker::check_gradient(std::size_t tensor, const void* gradient, DTyp
   return true;
 }
 
-void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) {
+void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite) {
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
@@ -96,6 +117,9 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
   const std::size_t store = shared_.layout.counts()[tensor] * size_of(dtype);
   const auto& parts = shared_.layout.parts_of_tensor(tensor);
   if (is_in_place) {
+    if (nonfinite != nullptr) {
+      *nonfinite = compute::count_nonfinite(gradient, dtype, shared_.layout.counts()[tensor]);
+    }
     for (const TensorPart& part : parts) {
       left_[part.range] -= part.count;
     }
@@ -103,6 +127,7 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
     return;
   }
   ++copying_;
+  std::size_t found = 0;
   for (auto at = parts.begin(); at != parts.end();) {  // what a tensor has of a range lies together
     const std::size_t range = at->range;
     std::size_t begin = at->begin;
@@ -114,7 +139,9 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
     lock.unlock();
     std::byte* const to = slot + begin * size_of(shared_.wire);
     const std::byte* const from = source + begin * size_of(dtype);
-    if (dtype == shared_.wire) {
+    if (nonfinite != nullptr) {
+      found += copy_and_count(to, shared_.wire, from, dtype, count, store_for(store));
+    } else if (dtype == shared_.wire) {
       compute::copy(to, from, count * size_of(dtype), store_for(store));
     } else {
       compute::cast(to, shared_.wire, from, dtype, count, 1.0F);
@@ -125,6 +152,9 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype) 
   }
   --copying_;
   copied_.notify_all();
+  if (nonfinite != nullptr) {
+    *nonfinite = found;
+  }
 }
 
 // Those that are complete, and all before them. A worker begins with another server each.
