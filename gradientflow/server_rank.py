@@ -4,23 +4,57 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ._location import load_core
 from .communicator import Communicator
-from .errors import CommunicationTimeoutError, GradientFlowError, PeerError
+from .errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
+from .mailbox import make_mailbox
 
-_TAG = 7341  # of commands, and of the answers to them
-_NAP = 0.002  # seconds between looks
 _LAST_WORDS = 5.0  # seconds for the end of what workers have left open
 _LOOK = 0.2  # seconds between looks for ranks that have died
 
 
+class _Post:
+    """Messages of any length among all ranks of a job. Collective."""
+
+    def __init__(self, everyone: Communicator) -> None:
+        from mpi4py import MPI
+
+        ranks = MPI.Intracomm(MPI.Comm.fromhandle(everyone._native.split(0, None)))
+        self._mailbox = make_mailbox(everyone, ranks, "the job")
+        self._tags = self._mailbox.draw_rest()
+
+    def send(self, to: int, message: bytes) -> None:
+        """Send to a rank; in vain where it is gone."""
+        memory = np.frombuffer(message, np.uint8)
+        self._mailbox.send(memory.ctypes.data, memory.nbytes, memory, to, self._tags.at(0))
+
+    def next(self, source: int | None, timeout: float) -> tuple[int, bytes] | None:
+        """Return who has sent the next message, and the message; None if none comes in time.
+
+        Raises
+        ------
+        gradientflow.errors.PeerError
+            If none can come any more.
+        """
+        arrival = self._mailbox.next(self._tags, source, timeout)
+        if arrival is None:
+            return None
+        memory = np.empty(arrival.nbytes, np.uint8)
+        self._mailbox.take(arrival, memory.ctypes.data, memory).wait()
+        return arrival.source, memory.tobytes()
+
+    def close(self) -> None:
+        """Send and receive no more."""
+        self._mailbox.close(True)
+
+
 class ServerRanks:
-    """The ranks that serve the workers of a communicator.
+    """The ranks that serve the workers of a communicator. Collective over all ranks; those that serve call `serve`.
 
     Attributes
     ----------
@@ -33,7 +67,8 @@ class ServerRanks:
     def __init__(self, everyone: Communicator, workers: int) -> None:
         self.everyone = everyone
         self.count: int = everyone.size - workers
-        self.workers = workers
+        self._servers = range(workers, everyone.size)
+        self._post = _Post(everyone)
         self._closed = False
 
     def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
@@ -47,7 +82,7 @@ class ServerRanks:
         trouble = b""
         if comm.rank == 0:
             try:
-                self._tell(pickle.dumps(("make", arguments)))
+                self._tell("make", arguments)
                 trouble = "; ".join(filter(None, self._answers())).encode()
             except Exception as error:
                 trouble = str(error).encode()
@@ -57,40 +92,32 @@ class ServerRanks:
 
     def close(self) -> None:
         """Tell the servers that this worker has closed. Twice is harmless."""
-        from mpi4py import MPI
-
-        if not self._closed and not MPI.Is_finalized():
+        if not self._closed:
             self._closed = True
-            self._tell(pickle.dumps(("close", ())))
+            with suppress(ClosedError):  # at the end of the process
+                self._tell("close", ())
+            self._post.close()
 
-    def _tell(self, command: bytes) -> None:
-        mpi = self.everyone.mpi
-        for server in range(self.workers, self.everyone.size):
-            mpi.send(command, server, _TAG)
+    def _tell(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        for server in self._servers:
+            self._post.send(server, pickle.dumps((kind, arguments)))
 
     def _answers(self) -> list[str]:
+        timeout = float(self.everyone.describe()["settings"]["timeout"])
         answers: list[str] = []
-        for server in range(self.workers, self.everyone.size):
-            _await(self.everyone, server)
-            answers.append(self.everyone.mpi.recv(source=server, tag=_TAG))
+        for server in self._servers:
+            found = self._post.next(server, timeout)
+            if found is None:
+                message = f"rank {server}, which serves, has not answered within {timeout:g} s"
+                raise CommunicationTimeoutError(message)
+            answers.append(found[1].decode())
         return answers
-
-
-def _await(everyone: Communicator, source: int) -> None:
-    timeout = float(everyone.describe()["settings"]["timeout"])
-    deadline = time.monotonic() + timeout
-    while not everyone.mpi.iprobe(source=source, tag=_TAG):
-        time.sleep(_NAP)
-        if not everyone._native.is_alive(source):
-            message = f"rank {source} has died, which serves"
-            raise PeerError(message)
-        if time.monotonic() > deadline:
-            message = f"rank {source}, which serves, has not answered within {timeout:g} s"
-            raise CommunicationTimeoutError(message)
 
 
 def serve(everyone: Communicator, workers: int) -> None:
     """Serve the workers until all of them have closed. A rank that serves only calls this.
+
+    Collective with the workers, which make `ServerRanks`.
 
     Parameters
     ----------
@@ -102,29 +129,28 @@ def serve(everyone: Communicator, workers: int) -> None:
     Raises
     ------
     gradientflow.errors.PeerError
-        If a worker has died.
+        If a worker has died or given up.
     """
-    mpi = everyone.mpi
+    post = _Post(everyone)
     open_ = set(range(workers))
     threads: list[threading.Thread] = []
     natives: list[Any] = []
-    looked = time.monotonic()
-    while open_:
-        if mpi.iprobe(tag=_TAG):
-            from mpi4py import MPI
-
-            status = MPI.Status()
-            command = mpi.recv(tag=_TAG, status=status)
-            source = status.Get_source()
+    try:
+        while open_:
+            found = _next_command(post, open_)
+            if found is None:
+                continue
+            source, command = found
             try:
                 kind, arguments = pickle.loads(command)  # from a rank of the same job
             except Exception as error:
-                mpi.send(f"rank {everyone.rank} serves, and cannot read what is to be made: {error}", source, _TAG)
+                message = f"rank {everyone.rank} serves, and cannot read what is to be made: {error}"
+                post.send(source, message.encode())
                 continue
             if kind == "close":
                 open_.discard(source)
                 continue
-            mpi.send("", source, _TAG)
+            post.send(source, b"")
             try:
                 native = make_native(everyone, workers, arguments)
             except GradientFlowError:
@@ -134,20 +160,30 @@ def serve(everyone: Communicator, workers: int) -> None:
             natives.append(native)
             threads.append(threading.Thread(target=_run, args=(native,), daemon=True))
             threads[-1].start()
-            continue
-        time.sleep(_NAP)
-        if time.monotonic() > looked + _LOOK:
-            looked = time.monotonic()
-            for rank in sorted(open_):
-                if not everyone._native.is_alive(rank):
-                    for native in natives:
-                        native.close(False)
-                    message = f"rank {rank} has died while rank {everyone.rank} served it"
-                    raise PeerError(message)
+    except PeerError:
+        _end(threads, natives, orderly=False)
+        raise
+    _end(threads, natives, orderly=True)
+    post.close()
+
+
+def _next_command(post: _Post, workers: set[int]) -> tuple[int, bytes] | None:
+    """Wait a moment for a command of a worker. Raise PeerError that names one that has gone, if none comes."""
+    try:
+        found = post.next(None, _LOOK)
+    except PeerError:  # all have
+        found = None
+    for worker in sorted(workers):
+        found = found or post.next(worker, 0.0)
+    return found
+
+
+def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
+    """End what serves, once it has found out by itself that nobody needs it any more, and has told the workers why."""
     for thread in threads:
         thread.join(_LAST_WORDS)
     for native in natives:
-        native.close(True)
+        native.close(orderly)
 
 
 def make_native(everyone: Communicator, workers: int | None, arguments: tuple[Any, ...]) -> Any:

@@ -138,6 +138,7 @@ PYTHON_LAYERS["gradientflow.server_rank"] = {
     "gradientflow.errors",
     "gradientflow._location",
     "gradientflow.communicator",
+    "gradientflow.mailbox",
 }
 PYTHON_LAYERS["gradientflow.job"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
     "gradientflow.launch",

@@ -29,9 +29,15 @@ def test_ranks_that_serve_only(mpirun: Callable[..., Any], ranks: int, servers: 
     assert finished.stdout.count("has served") == servers, finished.stdout + finished.stderr
 
 
-def test_a_rank_that_serves_and_dies_is_named(mpirun: Callable[..., Any]) -> None:
-    finished = mpirun(4, "server_ranks", 2, "die", recover=True, check=False)
-    for rank in (0, 1):
+@pytest.mark.parametrize("recover", [True, "ulfm"])
+@pytest.mark.parametrize(
+    ("ranks", "servers", "how", "know"), [(4, 2, "server-dies", [0, 1]), (4, 2, "worker-dies", [0, 2, 3])]
+)
+def test_a_death_beside_ranks_that_serve_is_named(
+    mpirun: Callable[..., Any], ranks: int, servers: int, how: str, know: list[int], recover: bool | str
+) -> None:
+    finished = mpirun(ranks, "server_ranks", servers, how, recover, recover=recover, check=False)
+    for rank in know:
         assert f"rank {rank} knows" in finished.stdout, finished.stdout + finished.stderr
 
 
