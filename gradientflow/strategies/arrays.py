@@ -102,6 +102,10 @@ class ArraySynchronizer(PlacedSynchronizer):
                 )
                 raise ArgumentError(message)
 
+    def nonfinite_mean(self) -> int | None:
+        """Return the first tensor whose gradient is not finite now that the ranks have put theirs together."""
+        return first_nonfinite(self.gradients)
+
     def kept_before(self) -> dict[str, Any]:
         """Return copies of what `gradient_ready` and `backward_done` change, to undo it with: all in `state_names`."""
         return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
@@ -190,7 +194,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         """
         mine, averaged = self._found, None
         if self.looks and kind == "apply" and self.reads_gradients:
-            averaged = first_nonfinite(self.gradients)
+            averaged = self.nonfinite_mean()
         if self.strategy.gradients != "mean":
             return self.comm.rank, mine if mine is not None else averaged
         marks = np.zeros((2, self.comm.size))

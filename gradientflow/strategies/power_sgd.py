@@ -17,6 +17,7 @@ from .arrays import ArraySynchronizer
 from .explanation import Explanation, Subject
 from .layout import Layout
 from .link import Link, median_seconds
+from .nonfinite import first_nonfinite
 from .strategy import Strategy
 from .wire import checked_wire
 
@@ -198,6 +199,13 @@ class _Approximated(ArraySynchronizer):
     def _average(self, values: Floats) -> None:
         wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
         self.comm.allreduce(values, "mean", **wire)
+
+    def nonfinite_mean(self) -> int | None:
+        """Look at the thin matrices in place of their products, unless these are scaled or rounded."""
+        if self.steps <= self.strategy.warmup or self.skips_nonfinite or {*self.layout.dtypes} != {"float32"}:
+            return super().nonfinite_mean()
+        parts = zip(self._plain, self._left, self._right, strict=True)
+        return next((index for index, each in enumerate(parts) if first_nonfinite(each) is not None), None)
 
     def has_gradient(self, index: int) -> bool:
         """Tell whether the product has something for a tensor: its residual has been given, whoever used it."""
