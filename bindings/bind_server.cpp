@@ -55,7 +55,8 @@ engine::Server::MakePolicy maker_of(const py::object& start, int workers) {
 std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector<std::size_t>& counts,
                                       std::optional<int> workers, std::optional<std::size_t> servers,
                                       std::optional<std::size_t> fusion_threshold, const Wire& wire,
-                                      const std::vector<std::string>& names, const std::string& policy,
+                                      const std::vector<std::string>& names,
+                                      const std::vector<std::vector<std::size_t>>& shapes, const std::string& policy,
                                       const py::object& start, const std::string& optimizer, double beta1, double beta2,
                                       double eps) {
   const ParameterServer::Options options{.workers = workers,
@@ -63,6 +64,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
                                          .fusion_threshold = fusion_threshold,
                                          .wire = dtype_of(wire).value_or(DType::float32),
                                          .names = names,
+                                         .shapes = shapes,
                                          .optimizer = {optimizer, beta1, beta2, eps},
                                          .policy = policy,
                                          .attend = &attend_to_signals};
@@ -198,8 +200,9 @@ Floats save(const ParameterServer& server, std::size_t array, const Timeout& tim
 void bind_server(py::module_& module) {
   py::class_<ParameterServer, std::shared_ptr<ParameterServer>>(module, "ParameterServer")
       .def(py::init(&make), py::arg("everybody"), py::arg("counts"), py::arg("workers"), py::arg("servers"),
-           py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("policy"), py::arg("start"),
-           py::arg("optimizer"), py::arg("beta1") = 0.9, py::arg("beta2") = 0.999, py::arg("eps") = 1e-8)
+           py::arg("fusion_threshold"), py::arg("wire"), py::arg("names"), py::arg("shapes"), py::arg("policy"),
+           py::arg("start"), py::arg("optimizer"), py::arg("beta1") = 0.9, py::arg("beta2") = 0.999,
+           py::arg("eps") = 1e-8)
       .def_property_readonly("servers", [](const ParameterServer& self) { return self.layout().servers(); })
       .def_property_readonly("workers", &ParameterServer::workers)
       .def_property_readonly("wire", [](const ParameterServer& self) { return std::string(name_of(self.wire())); })

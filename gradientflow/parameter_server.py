@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .agreement import raise_together, require_same
+from .agreement import raise_together
 from .arguments import instance, mapping, number, sequence, whole
 from .base_pool import native_threshold
 from .communicator import Communicator
@@ -281,7 +281,7 @@ class ParameterServer:
     gradientflow.errors.ArgumentError
         If a server would have no part of the weights, or there are more servers than workers.
     gradientflow.errors.MismatchError
-        On every rank, if two give different arguments, shapes and names included: before anything is made.
+        On every rank, if two give different arguments, shapes and names included.
     gradientflow.errors.NodeMemoryError
         If there is not enough memory.
 
@@ -319,25 +319,13 @@ class ParameterServer:
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = instance("comm", comm, Communicator)
         self.policy.start(comm.size)  # raises here what is wrong, on all ranks
-        require_same(
-            comm,
-            "parameter servers",
-            {
-                **{f"the shape of tensor {i}": str(shape) for i, shape in enumerate(self.shapes)},
-                **{f"the name of tensor {i}": repr(name) for i, name in enumerate(called)},
-                "the policy": repr(self.policy),
-                "the optimizer": repr(self.optimizer),
-                "servers": str(servers),
-                "wire": str(wire),
-                "fusion_threshold": str(fusion_threshold),
-            },
-        )
         arguments = (
             [each.size for each in given],
             None if servers is None else whole("servers", servers, 1),
             None if fusion_threshold is None else native_threshold(fusion_threshold),
             wire,
             called,
+            self.shapes,
             self.policy,
             self.optimizer.native,
         )

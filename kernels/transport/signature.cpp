@@ -12,6 +12,9 @@ constexpr std::array<std::string_view, call_kind_count> kinds = {"barrier",   "a
 constexpr std::array<std::string_view, algorithm_count> algorithms = {
     "auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi", "nccl"};
 
+constexpr std::array<std::string_view, made_for_count> made = {"", "gradient pool", "sparse gradient pool",
+                                                               "top-k gradient pool", "parameter server"};
+
 template <class Choice, std::size_t size>
 Choice from_name(const std::array<std::string_view, size>& names, std::string_view name, const char* what) {
   std::string known;
@@ -47,7 +50,7 @@ std::string describe(const Signature& signature, std::string_view label) {
     return "averaging a gradient pool";
   }
   if (signature.kind == CallKind::split && signature.detail != 0) {
-    return "making a gradient pool";
+    return "making a " + std::string(made.at(signature.detail));
   }
   if (signature.kind == CallKind::barrier || signature.kind == CallKind::split) {
     return text;

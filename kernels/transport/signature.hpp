@@ -79,6 +79,10 @@ static_assert(sizeof(Signature) == 24);
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
 inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
 
+// The detail of a split: what the communicator is for.
+enum class MadeFor : std::uint32_t { user, gradient_pool, sparse_pool, top_k_pool, parameter_server };
+inline constexpr int made_for_count = 5;
+
 // "allreduce of 1024 float32, op sum"; with its label "allreduce of 'fc1.weight' (32, 32), 1024 float32, op sum".
 [[nodiscard]] std::string describe(const Signature& signature, std::string_view label = {});
 

@@ -140,6 +140,8 @@ def check_kinds(comm: gf.Communicator) -> None:
         "allgatherv of": lambda c: c.allgatherv(x(3), [3] * SIZE),
         "split": lambda c: c.split(0),
         "making a gradient pool": lambda c: gf.GradientPool(c, [3]),
+        "making a top-k gradient pool": lambda c: gf.TopKGradientPool(c, [3], ratios=2),
+        "making a parameter server": lambda c: gf.ParameterServer(c, x()[None]),
     }
     names = list(calls)
     for number, name in enumerate(names):

@@ -504,13 +504,13 @@ void Communicator::record(const collective::Call& call, const collective::Outcom
   timeline->span(track, name, times.started, times.ended, facts);
 }
 
-// For a pool, which the ranks see by the detail: a rank that splits instead would wait for the others in MPI, for ever.
-std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name) {
+// The ranks see by the detail what it is for: a rank that splits instead would wait for the others in MPI, for ever.
+std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, transport::MadeFor what) {
   check_process();
   Config config = group_->config();
   config.timeline.clear();
   const std::shared_ptr<Communicator> copy = in_turn([&] {
-    group_->agree_on({.signature = {.kind = CallKind::split, .detail = transport::pool_detail(0)}});
+    group_->agree_on({.signature = {.kind = CallKind::split, .detail = static_cast<std::uint32_t>(what)}});
     return make(group_->mpi().get(), config, this);
   });
   copy->name_ = name;

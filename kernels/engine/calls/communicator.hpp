@@ -111,7 +111,7 @@ class Communicator {
 
   // A communicator of the same ranks with a progress thread of its own, so that its calls and those of this one do not
   // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
-  std::shared_ptr<Communicator> duplicate(const std::string& name);
+  std::shared_ptr<Communicator> duplicate(const std::string& name, transport::MadeFor what);
 
   // Has every call recorded, in a file of this rank's own (see path_of_rank), until it is stopped or all communicators
   // that write to it are gone. Collective.

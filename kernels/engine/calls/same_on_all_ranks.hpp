@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "communicator.hpp"
 
@@ -10,5 +12,10 @@ namespace gradientflow::engine {
 // Every rank describes what it makes, in up to 256 bytes. Throws Error(mismatch), on all ranks, where two differ;
 // `things` says in the plural what they are. Collective.
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, std::string description);
+
+// The same of what takes more words: what all is, by its names, in an order that counts. The error names the first rank
+// that differs from rank 0, and in what first.
+using Entries = std::vector<std::pair<std::string, std::string>>;
+void check_same_on_all_ranks(Communicator& communicator, const std::string& things, const Entries& entries);
 
 }  // namespace gradientflow::engine

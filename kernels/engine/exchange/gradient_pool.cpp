@@ -43,7 +43,8 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   }
   lay_out_ranges();
   static_cast<void>(make_call_for(communicator, 0));  // throws here what is wrong, before other ranks are waited for
-  communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes");
+  communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes",
+                                         transport::MadeFor::gradient_pool);
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
   memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, offsets_.back(),
                                          collective::PooledSlices::extra_bytes);

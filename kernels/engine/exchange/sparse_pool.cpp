@@ -57,7 +57,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
       chunk_size_(std::max(std::size_t{1}, std::min(options.chunk_size, elements()))) {
   check_options(dtype, options);
   const std::size_t number = (elements() + chunk_size_ - 1) / chunk_size_;
-  communicator_ = communicator.duplicate("chunk norms of a sparse pool");
+  communicator_ = communicator.duplicate("chunk norms of a sparse pool", transport::MadeFor::sparse_pool);
   check_same_on_all_ranks(*communicator_, "sparse gradient pools", description(counts));
   if (!options_.pool.fusion_threshold && communicator.nodes() > 1) {
     options_.pool.fusion_threshold = message_bytes;

@@ -62,7 +62,8 @@ TopKPool::TopKPool(Communicator& communicator, const std::vector<std::size_t>& c
       counts_(counts) {
   check_options(communicator);
   plan_ = plan_top_k(lay_out_layers(counts, in_elements(offsets_, dtype), options.layers), options.ratios, rules_);
-  communicator_ = communicator.duplicate("top-k pool of " + std::to_string(bytes()) + " bytes");
+  communicator_ =
+      communicator.duplicate("top-k pool of " + std::to_string(bytes()) + " bytes", transport::MadeFor::top_k_pool);
   check_same_on_all_ranks(*communicator_, "top-k gradient pools", description(counts));
   memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, bytes());
   blocks_ = std::make_unique<BlockMemory>(*communicator_, options.algorithm, plan_.bytes);

@@ -69,6 +69,37 @@ std::string described(const ServerOptimizer& optimizer) {
          format_number(optimizer.epsilon) + ")";
 }
 
+std::string text_of(const std::vector<std::size_t>& shape) {
+  std::string text = "(";
+  for (const std::size_t length : shape) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(length);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+// What has to be the same on all ranks.
+Entries entries_of(const std::vector<std::size_t>& counts, const ServerRoles& roles, std::size_t threshold,
+                   const ParameterServer::Options& options) {
+  Entries entries;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::string tensor = " of tensor " + std::to_string(i);
+    entries.emplace_back("the number of elements" + tensor, std::to_string(counts[i]));
+    if (i < options.shapes.size()) {
+      entries.back() = {"the shape" + tensor, text_of(options.shapes[i])};
+    }
+    if (i < options.names.size()) {
+      entries.emplace_back("the name" + tensor, "'" + options.names[i] + "'");
+    }
+  }
+  entries.emplace_back("the number of workers", std::to_string(roles.workers));
+  entries.emplace_back("the number of servers", std::to_string(roles.servers.size()));
+  entries.emplace_back("the fusion threshold", std::to_string(threshold));
+  entries.emplace_back("the wire", std::string(name_of(options.wire)));
+  entries.emplace_back("the policy", options.policy);
+  entries.emplace_back("the optimizer", described(options.optimizer));
+  return entries;
+}
+
 }  // namespace
 
 ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std::size_t>& counts,
@@ -82,14 +113,8 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   }
   const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
-  communicator_ = everybody.duplicate("parameter server");
-  communicator_->count_as_sent({});  // letters are not counted
-  check_same_on_all_ranks(*communicator_, "parameter servers",
-                          std::to_string(counts.size()) + " tensors, layout " +
-                              std::to_string(collective::hash_of(counts)) + ", " + std::to_string(roles.workers) +
-                              " workers, " + std::to_string(roles.servers.size()) + " servers, fusion threshold " +
-                              std::to_string(threshold) + ", wire " + std::string(name_of(options.wire)) + ", policy " +
-                              options.policy + ", optimizer " + described(optimizer));
+  communicator_ = everybody.duplicate("parameter server", transport::MadeFor::parameter_server);
+  check_same_on_all_ranks(*communicator_, "parameter servers", entries_of(counts, roles, threshold, options));
   const MPI_Comm ranks = communicator_->split(0, communicator_->rank());
   auto mailbox =
       transport::Mailbox::make(std::make_unique<transport::MpiCommunicator>(ranks), "the parameter server",

@@ -25,9 +25,10 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   struct Options {
     std::optional<int> workers = {};          // the first ranks; the others serve. Nothing: all, which serve, too
     std::optional<std::size_t> servers = {};  // threads in the workers; by default one in each that can have a shard
-    std::optional<std::size_t> fusion_threshold = {};  // bytes of a range; see `fuse`
-    DType wire = DType::float32;                       // in which gradients and weights travel
-    std::vector<std::string> names = {};               // of the tensors, in errors; or none
+    std::optional<std::size_t> fusion_threshold = {};   // bytes of a range; see `fuse`
+    DType wire = DType::float32;                        // in which gradients and weights travel
+    std::vector<std::string> names = {};                // of the tensors, in errors; or none
+    std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; or none
     ServerOptimizer optimizer = {};
     std::string policy = "bsp";         // its description, the same on all ranks
     std::function<void()> attend = {};  // called several times a second by threads that wait; it may throw
