@@ -1,8 +1,8 @@
 // An argument of a function of the public interface. What cannot be converted is refused by its name, with what would
 // be accepted, as an Error; pybind11 by itself would list the signatures of the binding.
 //
-// A whole number is what Python takes for an index: 1.0 and NumPy's floats are none. Text is a str, not bytes; a
-// std::string_view of it lasts as long as the call.
+// A whole number is what Python takes for an index: 1.0 and NumPy's floats are none, nor are True and False. Text is a
+// str, not bytes; a std::string_view of it lasts as long as the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -95,7 +95,8 @@ struct type_caster<gradientflow::bindings::Argument<argument, what, T>> {
       }
     } else {
       make_caster<U> caster;
-      if (caster.load(source, std::is_floating_point_v<U>)) {
+      const bool is_truth = std::is_integral_v<U> && PyBool_Check(source.ptr()) != 0;
+      if (!is_truth && caster.load(source, std::is_floating_point_v<U>)) {
         return cast_op<U&&>(std::move(caster));
       }
     }

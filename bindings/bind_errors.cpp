@@ -74,7 +74,7 @@ void raise(const Error& error) {
 }
 
 void refuse_argument(const char* name, const char* what, py::handle given, bool needs_whole_number) {
-  const bool is_too_large = needs_whole_number && PyIndex_Check(given.ptr()) != 0;
+  const bool is_too_large = needs_whole_number && PyIndex_Check(given.ptr()) != 0 && PyBool_Check(given.ptr()) == 0;
   throw Error(is_too_large ? ErrorKind::value : ErrorKind::type,
               std::string(name) + " is " + what + ", not " + shown(given));
 }

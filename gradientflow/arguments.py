@@ -12,7 +12,7 @@ from .errors import ArgumentError, ArgumentTypeError
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return a whole number that the core can take; NumPy's integers are some, floats are none.
+    """Return a whole number that the core can take; NumPy's integers are some, floats, True and False are none.
 
     Raises
     ------
@@ -22,10 +22,12 @@ def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
         If it is something else.
     """
     try:
-        found = operator.index(value)
-    except TypeError as error:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
         message = f"{name} is a whole number, not {value!r}"
-        raise ArgumentTypeError(message) from error
+        raise ArgumentTypeError(message)
     if not least <= found <= most:
         limit = "below 2**63" if most == 2**63 - 1 else f"at most {most}"
         message = f"{name} is {least} or more, and {limit}, not {found}"

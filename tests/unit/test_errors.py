@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,11 @@ X = np.ones(3, np.float32)
 SENTENCES: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda c: c.broadcast(X, np.float32(1.9)), ArgumentTypeError, "root is the number of a rank, .* (float32)"),
     (lambda c: c.broadcast(X, 2**70), ArgumentError, f"root is the number of a rank, not {2**70} (int)"),
+    (lambda c: c.broadcast(X, True), ArgumentTypeError, "root is the number of a rank, not True (bool)"),
+    (lambda c: c.split(False), ArgumentTypeError, "color is a number of 0 or more, .* not False (bool)"),
+    (lambda c: gf.GradientPool(c, [3], extra=True), ArgumentTypeError, "extra is a whole number, not True"),
+    (lambda c: c.barrier_async().wait(math.nan), ArgumentError, "timeout is not a number"),
+    (lambda _: gf.Config(timeout=math.nan), ArgumentError, "'nan' is not a positive number"),
     (lambda c: c.reduce(X, 0.0), ArgumentTypeError, "root is the number of a rank, not 0.0 (float)"),
     (lambda c: c.allreduce(X, MPI.SUM), ArgumentTypeError, "op is 'sum', 'mean', 'max', 'min' or 'prod', not .* (Op)"),
     (lambda c: c.allreduce(X, wire=5), ArgumentTypeError, "wire is None, 'float32', .*, not 5 (int)"),
