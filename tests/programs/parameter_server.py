@@ -377,6 +377,8 @@ def check_arguments(comm: gf.Communicator) -> None:
         make(comm, weights, servers=SIZE + 1)
     with raises(ArgumentError, "servers"):
         make(comm, weights, servers=0)
+    with raises(ArgumentTypeError, "servers is a whole number, not True"):
+        make(comm, weights, servers=True)
     if SIZE > 1:
         with raises(ArgumentError, "fewer servers"):
             make(comm, [np.zeros(3, np.float32)], servers=SIZE)
@@ -391,7 +393,7 @@ def check_arguments(comm: gf.Communicator) -> None:
     if SIZE > 1:
         with raises(MismatchError, "policy"):
             make(comm, weights, "asp" if RANK else "bsp")
-        with raises(MismatchError, "the shape of tensor 1 is (3, 2) on rank 1 and (2, 3) on rank 0"):
+        with raises(MismatchError, "parameter servers: the shape of tensor 1 is (3, 2) on rank 1 and (2, 3) on rank 0"):
             make(comm, [weights[0], np.zeros((3, 2) if RANK == 1 else (2, 3), np.float32)])
         with raises(MismatchError, "the name of tensor 1 is 'b' on rank 1 and 'a' on rank 0"):
             make(comm, weights[:2], names=["c", "b" if RANK == 1 else "a"])
@@ -839,6 +841,40 @@ def check_pushes_that_nobody_waits_for(comm: gf.Communicator) -> None:
         for _ in range(0 if RANK == 1 else 16):
             server.push(Settings(1.0), gradients=small)
         server.finish(timeout=LATE)
+
+
+def check_a_worker_that_never_waits(comm: gf.Communicator) -> None:
+    """It runs no more than two pushes past what the policy allows."""
+    if SIZE == 1:
+        return
+    for servers in {1, SIZE}:
+        with gf.ParameterServer(comm, zeros(), "ssp(2)", servers=servers) as server:
+            if RANK == 0:
+                for _ in range(5):  # one that waits makes three
+                    server.push(Settings(1.0), gradients=server.gradients(LATE))
+                with raises(CommunicationTimeoutError, "push 6", "0.3 s"):
+                    server.gradients(0.3)
+            WORLD.Barrier()
+            for _ in range(1 if RANK == 0 else 6):
+                server.push(Settings(1.0), gradients=server.gradients(LATE)).wait(LATE)
+            server.finish(timeout=LATE)
+            assert max(max(each.staleness) for each in server.statistics().workers) <= 4
+            WORLD.Barrier()
+
+
+def check_timeouts_that_are_no_numbers(comm: gf.Communicator) -> None:
+    """They are refused, also where there is nothing to wait for."""
+    weights = zeros()
+    with gf.ParameterServer(comm, weights) as server:
+        push, pull = server.push_pull(Settings(1.0))
+        push.wait(LATE)
+        pull.wait(LATE)
+        calls: list[Any] = [push.wait, pull.wait, server.gradients, server.statistics, server.trace, server.state_dict]
+        calls += [lambda t: pull.take(0, weights[0], t), lambda t: pull.weights(0, t), lambda t: server.finish(None, t)]
+        for call in calls:
+            with raises(ArgumentError, "timeout is not a number"):
+                call(float("nan"))
+        server.finish()
 
 
 def check_threads(comm: gf.Communicator) -> None:

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "../../compute/kernels.hpp"
+#include "../calls/waiting.hpp"
 #include "server_worker.hpp"
 
 namespace gradientflow::engine {
@@ -67,6 +68,7 @@ void ServerWorker::give_back_leases() {
 }
 
 void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
+  check_timeout(timeout);
   or_naming_the_missing([&] {
     Lock lock(mutex_);
     if (pull < pulls_) {
@@ -131,6 +133,7 @@ const std::byte* ServerWorker::address_of(const TensorPart& part) const {
 }
 
 void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout) {
+  check_timeout(timeout);
   or_naming_the_missing([&] {
     Lock lock(mutex_);
     check_usable();
@@ -156,6 +159,7 @@ void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights, 
 }
 
 ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tensor, Seconds timeout) {
+  check_timeout(timeout);
   return or_naming_the_missing([&] {
     Lock lock(mutex_);
     check_usable();
@@ -201,6 +205,7 @@ void ServerWorker::check_tensor(std::size_t tensor) const {
 }
 
 std::uint64_t ServerWorker::finish(Seconds timeout) {
+  check_timeout(timeout);
   Lock lock(mutex_);
   check_usable();
   if (ready_.count() > 0) {

@@ -5,10 +5,15 @@
 
 #include "../../base/text.hpp"
 #include "../../compute/kernels.hpp"
+#include "../calls/waiting.hpp"
 #include "server_worker.hpp"
 
 namespace gradientflow::engine {
 namespace {
+
+// Pushes after which the policy has not let the worker go on: so far a worker that does not wait for its pushes can run
+// ahead. One is with a server of another node, and one in each slot.
+constexpr std::uint64_t most_under_way = 3;
 
 void check_number(const char* name, float value) {
   if (!(value >= 0.0F) || !std::isfinite(value)) {
@@ -49,6 +54,9 @@ void ServerWorker::begin_ranges() {
 
 bool ServerWorker::slot_is_free() {
   const std::uint64_t next = pushes_ + 1;
+  if (released_ + most_under_way < next) {
+    return false;
+  }
   Letters& sends = sends_[next % 2];
   if (!have_ended(sends)) {
     return false;
@@ -76,6 +84,7 @@ std::byte* ServerWorker::slot_of_tensor(std::size_t tensor) const {
 }
 
 std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
+  check_timeout(timeout);
   Lock lock(mutex_);
   check_usable();
   check_not_finishing();
@@ -257,6 +266,7 @@ ServerWorker::Pushed ServerWorker::push(std::span<const ServerSettings> settings
 }
 
 SkippedPush ServerWorker::wait_for_push(std::uint64_t push, Seconds timeout) {
+  check_timeout(timeout);
   return or_naming_the_missing([&] {
     Lock lock(mutex_);
     if (released_ < push) {

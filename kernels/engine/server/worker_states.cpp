@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "../calls/waiting.hpp"
 #include "server_worker.hpp"
 
 namespace gradientflow::engine {
@@ -23,6 +24,7 @@ void ServerWorker::load(std::size_t array, std::span<const float* const> tensors
 }
 
 void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seconds timeout) {
+  check_timeout(timeout);
   Lock lock(mutex_);
   check_usable();
   std::vector<std::shared_ptr<float[]>> shards;
@@ -45,6 +47,7 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
 
 // Answers come in the order of the requests; one that nobody waits for any more is passed over.
 std::vector<double> ServerWorker::report(Report what, Seconds timeout) {
+  check_timeout(timeout);
   const std::lock_guard one_at_a_time(reporting_);
   Lock lock(mutex_);
   check_usable();
