@@ -11,9 +11,9 @@
 namespace gradientflow::policy {
 namespace {
 
-constexpr double infinite = std::numeric_limits<double>::infinity();
+constexpr double unbounded = std::numeric_limits<double>::infinity();
 
-struct Push {
+struct Arrival {
   double time;
   std::size_t worker;
 };
@@ -21,12 +21,12 @@ struct Push {
 // The workers that have pushed, the one whose latest push is earliest first.
 class Window {
  public:
-  explicit Window(std::size_t workers) : latest_(workers, -infinite), links_(workers + 1, Link{workers, workers}) {}
+  explicit Window(std::size_t workers) : latest_(workers, -unbounded), links_(workers + 1, Link{workers, workers}) {}
 
   // Returns whether all workers have pushed, and the earliest of the window may have changed.
-  bool add(const Push& push) {
+  bool add(const Arrival& push) {
     Link& link = links_[push.worker];
-    const bool is_new = latest_[push.worker] == -infinite;
+    const bool is_new = latest_[push.worker] == -unbounded;
     const bool was_first = links_[end()].next == push.worker;
     if (is_new) {
       ++size_;
@@ -61,8 +61,8 @@ class Window {
 class Slabs {
  public:
   explicit Slabs(const Predictions& predictions) : predictions_(predictions), taken_(predictions.workers(), 0) {
-    end_ = infinite;
-    double last = -infinite;
+    end_ = unbounded;
+    double last = -unbounded;
     for (std::size_t worker = 0; worker < predictions.workers(); ++worker) {
       end_ = std::min(end_, predictions.of(worker).front());
       last = std::max(last, predictions.of(worker).back());
@@ -71,7 +71,7 @@ class Slabs {
   }
 
   // Empty where nothing is left.
-  const std::vector<Push>& next() {
+  const std::vector<Arrival>& next() {
     gather();
     if (pushes_.size() > 1) {
       put_in_order();
@@ -86,7 +86,7 @@ class Slabs {
     pushes_.clear();
     begin_ = end_;
     end_ = begin_ + width_;
-    double earliest = infinite;  // of those that are left
+    double earliest = unbounded;  // of those that are left
     for (std::size_t worker = 0; worker < predictions_.workers(); ++worker) {
       const std::span<const double> times = predictions_.of(worker);
       std::size_t& taken = taken_[worker];
@@ -97,7 +97,7 @@ class Slabs {
         earliest = std::min(earliest, times[taken]);
       }
     }
-    if (pushes_.empty() && earliest < infinite) {  // a gap, or slabs too narrow to move on by: over to what comes next
+    if (pushes_.empty() && earliest < unbounded) {  // a gap, or slabs too narrow to move on by: over to what comes next
       end_ = earliest;
       gather();
     }
@@ -107,20 +107,20 @@ class Slabs {
     const std::size_t buckets = pushes_.size();
     const double span = end_ - begin_;
     const double scale = span > 0 ? static_cast<double>(buckets) / span : 0;
-    const auto bucket_of = [&](const Push& push) {
+    const auto bucket_of = [&](const Arrival& push) {
       return std::min(static_cast<std::size_t>(std::max((push.time - begin_) * scale, 0.0)), buckets - 1);
     };
     begins_.assign(buckets + 1, 0);
-    for (const Push& push : pushes_) {
+    for (const Arrival& push : pushes_) {
       ++begins_[bucket_of(push) + 1];
     }
     std::partial_sum(begins_.begin(), begins_.end(), begins_.begin());
     ordered_.resize(pushes_.size());
-    for (const Push& push : pushes_) {
+    for (const Arrival& push : pushes_) {
       ordered_[begins_[bucket_of(push)]++] = push;
     }
     // A bucket begins now where the next one began.
-    const auto earlier = [](const Push& one, const Push& other) { return one.time < other.time; };
+    const auto earlier = [](const Arrival& one, const Arrival& other) { return one.time < other.time; };
     for (std::size_t bucket = 0, begin = 0; bucket < buckets; begin = begins_[bucket++]) {
       if (begins_[bucket] - begin > 1) {
         std::sort(ordered_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -135,8 +135,8 @@ class Slabs {
   double begin_ = 0;
   double end_;
   double width_;
-  std::vector<Push> pushes_;
-  std::vector<Push> ordered_;
+  std::vector<Arrival> pushes_;
+  std::vector<Arrival> ordered_;
   std::vector<std::uint32_t> begins_;  // of buckets
 };
 
@@ -145,13 +145,13 @@ class Slabs {
 Barrier smallest_window(const Predictions& predictions) {
   Slabs slabs(predictions);
   Window window(predictions.workers());
-  Best best{infinite, infinite};
+  Best best{unbounded, unbounded};
   while (true) {
-    const std::vector<Push>& pushes = slabs.next();
+    const std::vector<Arrival>& pushes = slabs.next();
     if (pushes.empty()) {
       break;
     }
-    for (const Push& push : pushes) {
+    for (const Arrival& push : pushes) {
       if (window.add(push) && best.improved_by(push.time - window.earliest(), push.time)) {
         best = {push.time - window.earliest(), push.time};
       }

@@ -11,7 +11,7 @@
 namespace gradientflow::collective {
 namespace {
 
-constexpr std::size_t task_bytes = 256 * kib;  // of each tensor at a time, so that it is read from memory once
+constexpr std::size_t slice_bytes = 256 * kib;  // of each tensor at a time, so that it is read from memory once
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void PooledSlices::reduce(const Call& call, std::size_t offset) const {
   const std::size_t element = call.element();
   const Range mine =
       slice(call.signature.count, static_cast<std::size_t>(ranks_), static_cast<std::size_t>(rank_), 64 / element);
-  const std::size_t length = task_bytes / element;
+  const std::size_t length = slice_bytes / element;
   std::vector<void*> tensors(static_cast<std::size_t>(ranks_));
   std::vector<const void*> sources(tensors.size());
   for (std::size_t i = 0; i < pieces(mine.size(), length); ++i) {

@@ -46,11 +46,6 @@ nccl::Type type_of(DType dtype) {
   throw Error(ErrorKind::internal, "unknown dtype");
 }
 
-// Whoever serves tensors of a device has a placement.
-cuda::Stream stream_of(const Call& call) {
-  return call.placement->stream;  // NOLINT(bugprone-unchecked-optional-access)
-}
-
 nccl::Op op_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
@@ -112,9 +107,9 @@ std::optional<std::size_t> NcclCollectives::run(const Call& call, bool hierarchi
     make_levels();
   }
   try {
-    watch_.begin(call.signature, stream_of(call));
+    watch_.begin(call.signature, placement_of(call).stream);
     serve(call, hierarchical);
-    watch_.end(stream_of(call));
+    watch_.end(placement_of(call).stream);
     if (call.signature.wire) {
       return wait_for_nonfinite(call);
     }
@@ -134,7 +129,7 @@ void NcclCollectives::serve(const Call& call, bool hierarchical) {
         allreduce_in_wire(call, hierarchical);
       } else {
         allreduce({call.input, call.output, call.signature.count, call.signature.dtype, call.signature.op},
-                  hierarchical, stream_of(call));
+                  hierarchical, placement_of(call).stream);
       }
       return;
     case CallKind::broadcast:
@@ -245,7 +240,7 @@ nccl::Op NcclCollectives::divided_sum(DType dtype) {
 void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   const cuda::Runtime& runtime = cuda::runtime();
   const transport::Signature& signature = call.signature;
-  const cuda::Stream stream = stream_of(call);
+  const cuda::Stream stream = placement_of(call).stream;
   const DType wire = signature.wire.value_or(signature.dtype);
   const std::size_t bytes = signature.count * size_of(wire);
   if (wire_.bytes() < bytes) {
@@ -268,8 +263,8 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
 // Of the values as they were on the wire: those of the result are the same.
 std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   std::uint64_t number = 0;
-  cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, stream_of(call));
-  cuda::runtime().synchronize(stream_of(call));
+  cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, placement_of(call).stream);
+  cuda::runtime().synchronize(placement_of(call).stream);
   watch_.check();  // the stream may have gone on because all was aborted
   return number;
 }
@@ -280,7 +275,7 @@ void NcclCollectives::reduce(const Call& call) {
   const transport::Signature& signature = call.signature;
   all_->launch([&](const Functions& functions, Comm* comm) {
     return functions.reduce(call.input, call.output, signature.count, type_of(signature.dtype), op_of(signature.op),
-                            signature.root, comm, stream_of(call));
+                            signature.root, comm, placement_of(call).stream);
   });
 }
 
@@ -292,7 +287,7 @@ void NcclCollectives::reduce_scatter(const Call& call) {
   if (signature.count % ranks == 0) {
     all_->launch([&](const Functions& functions, Comm* comm) {
       return functions.reduce_scatter(call.input, call.output, signature.count / ranks, type, op, comm,
-                                      stream_of(call));
+                                      placement_of(call).stream);
     });
     return;
   }
@@ -302,7 +297,7 @@ void NcclCollectives::reduce_scatter(const Call& call) {
       const Range part = block(signature.count, ranks, root);
       if (part.size() > 0) {
         results(functions.reduce(call.input + part.begin * call.element(), call.output, part.size(), type, op,
-                                 static_cast<int>(root), comm, stream_of(call)));
+                                 static_cast<int>(root), comm, placement_of(call).stream));
       }
     }
     return results.first();
@@ -316,13 +311,14 @@ void NcclCollectives::broadcast(const Call& call) {
   // In place on the root, where the output is not written.
   auto* const output = is_root ? const_cast<std::byte*>(call.input) : call.output;  // NOLINT(*-const-cast)
   all_->launch([&](const Functions& functions, Comm* comm) {
-    return functions.broadcast(output, output, call.bytes(), bytes_type, call.signature.root, comm, stream_of(call));
+    return functions.broadcast(output, output, call.bytes(), bytes_type, call.signature.root, comm,
+                               placement_of(call).stream);
   });
 }
 
 void NcclCollectives::allgather(const Call& call) {
   all_->launch([&](const Functions& functions, Comm* comm) {
-    return functions.all_gather(call.input, call.output, call.bytes(), bytes_type, comm, stream_of(call));
+    return functions.all_gather(call.input, call.output, call.bytes(), bytes_type, comm, placement_of(call).stream);
   });
 }
 
@@ -331,7 +327,7 @@ void NcclCollectives::allgatherv(const Call& call) {
   if (std::all_of(counts.begin(), counts.end(), [&](std::size_t count) { return count == counts.front(); })) {
     all_->launch([&](const Functions& functions, Comm* comm) {
       return functions.all_gather(call.input, call.output, counts.front() * call.element(), bytes_type, comm,
-                                  stream_of(call));
+                                  placement_of(call).stream);
     });
     return;
   }
@@ -343,7 +339,7 @@ void NcclCollectives::allgatherv(const Call& call) {
       const bool is_root = static_cast<int>(root) == all_->rank();
       if (bytes > 0) {
         results(functions.broadcast(is_root ? call.input : output, output, bytes, bytes_type, static_cast<int>(root),
-                                    comm, stream_of(call)));
+                                    comm, placement_of(call).stream));
       }
       output += bytes;
     }
@@ -352,7 +348,7 @@ void NcclCollectives::allgatherv(const Call& call) {
 }
 
 void NcclCollectives::alltoall(const Call& call) {
-  const cuda::Stream stream = stream_of(call);
+  const cuda::Stream stream = placement_of(call).stream;
   const std::size_t bytes = call.bytes();
   const auto me = static_cast<std::size_t>(all_->rank());
   cuda::runtime().copy(call.output + me * bytes, call.input + me * bytes, bytes, stream);
@@ -370,7 +366,7 @@ void NcclCollectives::alltoall(const Call& call) {
 }
 
 void NcclCollectives::gather(const Call& call) {
-  const cuda::Stream stream = stream_of(call);
+  const cuda::Stream stream = placement_of(call).stream;
   const std::size_t bytes = call.bytes();
   const int root = call.signature.root;
   if (all_->rank() != root) {
@@ -393,7 +389,7 @@ void NcclCollectives::gather(const Call& call) {
 }
 
 void NcclCollectives::scatter(const Call& call) {
-  const cuda::Stream stream = stream_of(call);
+  const cuda::Stream stream = placement_of(call).stream;
   const std::size_t bytes = call.bytes();
   const int root = call.signature.root;
   if (all_->rank() != root) {

@@ -13,13 +13,6 @@ constexpr std::size_t line = 128;  // bytes; two ranks do not write to one of th
 // So many bytes a rank reads from all slots together rather than meet once more: a device has read them by then.
 constexpr std::size_t whole_bytes = std::size_t{1} << 20;
 
-cuda::Stream stream_of(const Call& call) {
-  if (!call.placement) {
-    throw Error(ErrorKind::internal, "a call on memory of the host was sent through memory of devices");
-  }
-  return call.placement->stream;
-}
-
 // Where byte `at` of a piece's output buffer lies in the output tensor.
 std::byte* place(const Call& call, const CallPiece& piece, std::size_t at) {
   for (const Move& move : piece.out) {
@@ -157,19 +150,20 @@ void PeerExchange::reduce_in_place(const Call& call, const DeviceSegment& segmen
     tensors[rank] = segment.part(static_cast<int>(rank)) + offsets[rank] + mine.begin * element;
   }
   const std::vector<const void*> sources(tensors.begin(), tensors.end());
-  in_order(stream_of(call), [&] {
-    meet(stream_of(call));
+  in_order(placement_of(call).stream, [&] {
+    meet(placement_of(call).stream);
     if (mine.size() > 0) {
       cuda::runtime().reduce(tensors, sources, mine.size(),
-                             reduction(call.signature, node_.size(), compute::Store::cached), stream_of(call));
+                             reduction(call.signature, node_.size(), compute::Store::cached),
+                             placement_of(call).stream);
     }
-    meet(stream_of(call));
+    meet(placement_of(call).stream);
   });
 }
 
 void PeerExchange::exchange(const Call& call) {
   const CallPieces pieces(call, node_.size(), node_.rank(), half_bytes_);
-  in_order(stream_of(call), [&] {
+  in_order(placement_of(call).stream, [&] {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       pass(call, pieces.at(i));
     }
@@ -183,9 +177,9 @@ std::byte* PeerExchange::slot(std::size_t rank) const {
 void PeerExchange::pass(const Call& call, const CallPiece& piece) {
   half_ = 1 - half_;
   for (const Move& move : piece.in) {
-    cuda::runtime().copy(slot(rank_) + move.buffer, call.input + move.tensor, move.bytes, stream_of(call));
+    cuda::runtime().copy(slot(rank_) + move.buffer, call.input + move.tensor, move.bytes, placement_of(call).stream);
   }
-  meet(stream_of(call));
+  meet(placement_of(call).stream);
   switch (call.signature.kind) {
     case CallKind::allreduce:
     case CallKind::reduce:
@@ -214,7 +208,7 @@ void PeerExchange::reduce(const Call& call, const Range& part, const std::vector
     sources[rank] = slot(rank) + part.begin * call.element();
   }
   cuda::runtime().reduce(destinations, sources, part.size(),
-                         reduction(call.signature, node_.size(), compute::Store::cached), stream_of(call));
+                         reduction(call.signature, node_.size(), compute::Store::cached), placement_of(call).stream);
 }
 
 void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
@@ -231,12 +225,12 @@ void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
   if (const Range mine = slice_of(rank_); mine.size() > 0) {
     reduce(call, mine, {slot(rank_) + mine.begin * element, place(call, piece, mine.begin * element)});
   }
-  meet(stream_of(call));
+  meet(placement_of(call).stream);
   for (std::size_t i = 1; i < ranks_; ++i) {
     const std::size_t peer = (rank_ + i) % ranks_;
     if (const Range theirs = slice_of(peer); theirs.size() > 0) {
       cuda::runtime().copy(place(call, piece, theirs.begin * element), slot(peer) + theirs.begin * element,
-                           theirs.size() * element, stream_of(call));
+                           theirs.size() * element, placement_of(call).stream);
     }
   }
 }
@@ -261,7 +255,7 @@ void PeerExchange::copy_piece(const Call& call, const CallPiece& piece) const {
     const std::size_t to = from_root ? 0 : kind == CallKind::allgatherv ? displacement(piece.call, peer) : peer * count;
     if (number > 0) {
       cuda::runtime().copy(place(call, piece, to * call.element()), slot(peer) + from * call.element(),
-                           number * call.element(), stream_of(call));
+                           number * call.element(), placement_of(call).stream);
     }
   }
 }

@@ -15,8 +15,8 @@ namespace {
 
 using Clock = Times::Clock;
 
-constexpr std::size_t message_bytes = 8 * mib;  // from here on an allreduce takes as long as its bytes do
-constexpr std::size_t hot_bytes = 256 * kib;    // stay in the caches until all ranks have come so far
+constexpr std::size_t fusion_bytes = 8 * mib;  // from here on an allreduce takes as long as its bytes do
+constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks have come so far
 
 std::vector<std::size_t> with_extra(std::vector<std::size_t> counts, std::size_t extra) {
   if (extra > 0) {
@@ -136,7 +136,7 @@ void GradientPool::limit(std::size_t tensors) {
 }
 
 std::size_t GradientPool::threshold_of(std::optional<std::size_t> given) const {
-  return given.value_or(progress_ == Progress::caller ? hot_bytes : message_bytes);
+  return given.value_or(progress_ == Progress::caller ? hot_bytes : fusion_bytes);
 }
 
 void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire) {

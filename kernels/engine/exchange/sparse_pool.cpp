@@ -17,8 +17,8 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t trailer_size = 6;           // numbers that travel behind the norms
-constexpr std::size_t message_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
+constexpr std::size_t trailer_size = 6;          // numbers that travel behind the norms
+constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
 
 void check_momentum(float momentum) {
   if (std::isnan(momentum) || momentum < 0.0F || momentum > 1.0F) {
@@ -60,7 +60,7 @@ SparsePool::SparsePool(Communicator& communicator, const std::vector<std::size_t
   communicator_ = communicator.duplicate("chunk norms of a sparse pool", transport::MadeFor::sparse_pool);
   check_same_on_all_ranks(*communicator_, "sparse gradient pools", description(counts));
   if (!options_.pool.fusion_threshold && communicator.nodes() > 1) {
-    options_.pool.fusion_threshold = message_bytes;
+    options_.pool.fusion_threshold = chunks_bytes;
   }
   send_ =
       std::make_unique<GradientPool>(communicator, std::vector<std::size_t>(number, chunk_size_), dtype, options_.pool);

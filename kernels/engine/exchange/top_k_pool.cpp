@@ -17,11 +17,11 @@ namespace {
 
 using How = compute::Select::How;
 
-constexpr std::size_t message_bytes = 16 * kib;  // between nodes: from here on a message takes longer than to begin one
+constexpr std::size_t entries_bytes = 16 * kib;  // between nodes: from here on a message takes longer than to begin one
 
 // All in one message inside a node, where blocks are read where they lie.
 std::size_t merge_bytes_of(const Communicator& communicator, const TopKPool::Options& options) {
-  return options.merge_bytes.value_or(communicator.nodes() > 1 ? message_bytes : SIZE_MAX);
+  return options.merge_bytes.value_or(communicator.nodes() > 1 ? entries_bytes : SIZE_MAX);
 }
 
 std::uint64_t mixed(std::uint64_t number) {  // SplitMix64

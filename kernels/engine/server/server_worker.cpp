@@ -12,7 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto between_looks = 50ms;
-constexpr auto last_words = 1s;
+constexpr auto server_has_spoken = 1s;
 constexpr double longest_wait = 1e9;
 
 }  // namespace
@@ -81,7 +81,7 @@ void ServerWorker::check_losses(const std::string& what) {
       continue;
     }
     if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
-      const auto deadline = Clock::now() + last_words;  // of a server, which knows who was the first to leave
+      const auto deadline = Clock::now() + server_has_spoken;  // of a server, which knows who was the first to leave
       for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
         shared_.mailbox->poll();
         std::this_thread::sleep_for(1ms);

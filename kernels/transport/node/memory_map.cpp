@@ -18,7 +18,6 @@
 namespace gradientflow::transport {
 namespace {
 
-constexpr std::size_t page = 4096;
 constexpr std::size_t slice = 8 * huge_page;  // pages provided in one go: at most some tenths of a second
 
 // Constants of Linux 5.14 and 6.1, which older headers lack.

@@ -49,6 +49,7 @@ class MemoryMap {
   int descriptor_ = -1;
 };
 
+inline constexpr std::size_t page = 4096;
 inline constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 }  // namespace gradientflow::transport

@@ -22,7 +22,6 @@ namespace gradientflow::transport {
 namespace {
 
 constexpr std::size_t cache_line = 64;
-constexpr std::size_t page = 4096;
 constexpr long nap_nanoseconds = 5'000'000;  // how often a sleeping rank looks up
 constexpr std::chrono::milliseconds longest_yielding{10};
 
