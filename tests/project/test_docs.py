@@ -235,8 +235,9 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_picture_of_results_is_drawn_from_the_tables(tmp_path: Path) -> None:
+def test_the_figures_of_the_readme_are_those_of_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    script = ROOT / "docs/images/draw_results.py"
-    subprocess.run([sys.executable, script, tmp_path / "results.png"], check=True, timeout=100)
+    command = [sys.executable, ROOT / "docs/images/draw_results.py", tmp_path / "results.png"]
+    done = subprocess.run(command, check=True, timeout=100, capture_output=True, text=True)
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
