@@ -125,10 +125,11 @@ def encode(values: Floats) -> Bytes:
     padded.reshape(-1)[: values.size] = values
     # Equal magnitudes go to the lower place, as everywhere.
     magnitudes = np.abs(padded)
+    magnitudes[np.isnan(magnitudes)] = np.inf  # so that they are sent: NaNs would be sorted behind all else
     order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :_SENT]
     places = np.sort(order, axis=1).astype(np.uint16)
     chosen = np.take_along_axis(padded, places.astype(np.int64), axis=1)
-    scale = magnitudes.max(axis=1, initial=0)  # NaN if one of them is
+    scale = magnitudes.max(axis=1, initial=0)
     scale[np.isinf(scale)] = np.nan
     codes = ((chosen < 0) * 2 + (np.abs(chosen) * 2 >= scale[:, None])).astype(np.uint8)
     sent = np.empty((blocks, BLOCK_BYTES), np.uint8)

@@ -210,16 +210,16 @@ def check_rounded(_: gf.Communicator) -> None:
 
 def check_weights_that_are_not_finite(comm: gf.Communicator) -> None:
     """Where only weights travel, an optimizer's or those that were set: all ranks are told, and can go on."""
-    for words in EXCHANGED:
+    for words, (bad, part, value) in product(EXCHANGED, ((3, (0, 0), np.inf), (4, ..., np.nan))):
         with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], words) as training:
             optimizer = SGD(training, training.weights, lr=0.01)
             train(training, optimizer, 0, 0, np.nan)
             if RANK == CULPRIT:
-                training.weights[3][0, 0] = np.inf
+                training.weights[bad][part] = value
             told: list[str] = []
             for step in range(BAD + 1, STEPS):
                 told_of(told, lambda: train(training, optimizer, step, 0, 1.0), training.abandon)  # noqa: B023
-            expect_told(comm, words, told, "3", alone=False)
+            expect_told(comm, words, told, str(bad), alone=False)
             training.finish()
             expect_clean(comm, words, training.weights, training.synchronizer)
     with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], "psgd") as training:
