@@ -108,7 +108,7 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
 def test_frameworks_on_top_of_pytorch_train(framework: str, launcher: Launcher, shell: Run, tmp_path: Path) -> None:
     """The examples of the documentation, as they stand."""
     if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"needs {framework}, which comes with the extra dev: pip install '.[dev]'")
+        pytest.skip(f"could not import '{framework}', which comes with the extra dev: pip install '.[dev]'")
     script = [sys.executable, str(EXAMPLES / f"train_{framework}.py")]
     command = shlex.join(module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]))
     finished = shell(command, tmp_path, launch_environment(launcher), timeout=100)
