@@ -13,7 +13,7 @@ from tensor_places import PLACE, PLACED, on_host
 
 import gradientflow as gf
 import gradientflow.torch as gft
-from gradientflow.errors import ArgumentError, ClosedError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 
 torch.set_num_threads(1)
 
@@ -174,7 +174,7 @@ def check_hpsgd_loses_nothing(comm: gf.Communicator) -> None:
 
 
 def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
-    """Too early, it changes nothing; where the strategy does not take it, the optimizer ends."""
+    """Too early, or with a dtype without a step, it changes nothing; what binding refuses ends the optimizer."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(PLACED)
     model[0].requires_grad_(False)
     optimizer = gft.DistributedOptimizer(torch.optim.SGD(model[1].parameters(), lr=0.1), model, comm, strategy="hpsgd")
@@ -190,7 +190,18 @@ def check_a_group_that_cannot_be_added(comm: gf.Communicator) -> None:
     same_everywhere(comm, model)
     wide = torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=PLACED))
     model.register_parameter("wide", wide)
-    with raises(ArgumentError, "float64"):
+    with raises(ArgumentTypeError, "wide is torch.float64"):
+        optimizer.add_param_group({"params": [wide]})
+    del model.wide
+    optimizer.zero_grad()
+    model(torch.ones(4, 4, device=PLACED)).square().mean().backward()
+    optimizer.step()
+    optimizer.finish()
+    optimizer.close()
+    inner = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    optimizer = gft.DistributedOptimizer(inner, model, comm, strategy="top_k(ratio=4)")
+    model.register_parameter("wide", wide)
+    with raises(ArgumentTypeError, "selection of entries is for gradients of", "float64"):
         optimizer.add_param_group({"params": [wide]})
     with raises(ClosedError, ""):
         optimizer.step()
