@@ -34,6 +34,7 @@ from types import TracebackType
 
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import cores
+from gradientflow.mpi_start import is_chosen
 
 MOST_HOSTS = 250
 
@@ -189,7 +190,7 @@ class Netlab:
             names["hostfile"]: self._host_file.path,
             names["interface"]: f"{_control_address(0)}/24",
             names["folder"]: "/dev/shm",
-            **{name: value for name, value in settings.items() if name not in os.environ},
+            **{name: value for name, value in settings.items() if not is_chosen(name)},
         }
 
     def take_link_down(self, host: int, seconds: float) -> None:

@@ -36,12 +36,17 @@ def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
         ``OMPI_MCA_btl=^ofi``; nothing where this machine has an RDMA device, or where the user has said which
         transports Open MPI is to use, in the environment or in a file of its parameters.
     """
-    if TRANSPORTS in os.environ or any(_has_entries(folder) for folder in _DEVICES):
+    if is_chosen(TRANSPORTS) or any(_has_entries(folder) for folder in _DEVICES):
         return {}
     site = Path(prefix if prefix is not None else sysconfig.get_path("data")) / _SITE_FILE
     files = [Path(os.path.expanduser("~")) / _USERS_FILE, site, _DISTRIBUTIONS_FILE]
     files += [Path(name) for name in os.environ.get(_FILES, "").split(",") if name]
     return {} if any(_says_transports(file) for file in files) else {TRANSPORTS: _LEFT_OUT}
+
+
+def is_chosen(name: str) -> bool:
+    """Tell whether the environment has a variable of Open MPI that was not put there by `prepare_start`."""
+    return name in os.environ and (name, os.environ[name]) != (TRANSPORTS, _LEFT_OUT)
 
 
 def prepare_start() -> None:

@@ -61,7 +61,13 @@ def start(*arguments: str, env: dict[str, str] | None = None, **options: object)
         **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     )
+
+
+def _heed_ctrl_c() -> None:
+    """Undo what a shell does to a job in the background, such as the one that these tests may run in."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def gradientflow(
