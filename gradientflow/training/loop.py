@@ -466,7 +466,13 @@ class Loop:
         self._has_batches = False
         while True:
             self.zero(forget=True)
-            self.synchronize()
+            try:
+                self.synchronize()
+            except (AbandonedError, MismatchError, NonFiniteError) as error:
+                is_dropped = self._must_zero or isinstance(error, NonFiniteError)
+                if is_dropped and self.synchronizer.numbers[len(self.layout) + 1]:
+                    continue  # on all ranks: those that have batches are told, and may go on
+                raise
             if not self._any_has_batches:
                 break
             self.stepped()

@@ -237,6 +237,22 @@ def check_weights_that_are_not_finite(comm: gf.Communicator) -> None:
         expect_clean(comm, "psgd", training.weights, training.synchronizer)
 
 
+def check_uneven_batches(comm: gf.Communicator) -> None:
+    """Ranks that are out of batches take part in what comes after an iteration that all have dropped."""
+    for words in ("csc(density=0.5, chunk_size=64, momentum=1.0)", "top_k(ratio=4)", "powersgd(rank=1, warmup=0)"):
+        with ArrayLoop(comm, [np.ones(shape, np.float32) for shape in SHAPES], words) as training:
+            optimizer = SGD(training, training.weights, lr=0.01)
+            told: list[str] = []
+            with training.join():
+                for step in range(STEPS if RANK == CULPRIT else 1):
+                    if step == BAD + 1 and not words.startswith("powersgd"):
+                        training.ready(0)
+                        training.abandon()
+                    told_of(told, lambda: train(training, optimizer, step, 3, np.nan), training.abandon)  # noqa: B023
+            assert len(told) == (RANK == CULPRIT), (words, told)
+            expect_clean(comm, words, training.weights, training.synchronizer)
+
+
 def check_without_memory(comm: gf.Communicator) -> None:
     """What keeps nothing leaves gradients to the optimizer, as PyTorch's DistributedDataParallel does."""
     for words in ("dense", "auto"):
