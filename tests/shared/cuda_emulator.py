@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests" / "emulators" / "cuda"
 NAME = "libgradientflow_cuda_emulated.so"
 
-FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-w", f"-I{EMULATOR}"]
+FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE", f"-I{EMULATOR}"]
 
 
 def build(folder: Path, core: Path) -> Path:

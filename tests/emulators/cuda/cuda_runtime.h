@@ -28,7 +28,7 @@
 
 struct dim3 {
   unsigned x, y, z;
-  dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}  // NOLINT: as CUDA's
+  constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}  // NOLINT: as CUDA's
 };
 
 using cudaStream_t = struct EmulatedStream*;
@@ -134,10 +134,10 @@ void exchange(const void* mine, void* other, std::size_t bytes, unsigned distanc
 
 }  // namespace cuda_emulator
 
-extern thread_local dim3 threadIdx;
-extern thread_local dim3 blockIdx;
-extern thread_local dim3 blockDim;
-extern thread_local dim3 gridDim;
+extern constinit thread_local dim3 threadIdx;
+extern constinit thread_local dim3 blockIdx;
+extern constinit thread_local dim3 blockDim;
+extern constinit thread_local dim3 gridDim;
 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

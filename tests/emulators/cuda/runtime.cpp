@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 #include <fcntl.h>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -20,10 +21,10 @@
 #include <utility>
 #include <vector>
 
-thread_local dim3 threadIdx;
-thread_local dim3 blockIdx;
-thread_local dim3 blockDim;
-thread_local dim3 gridDim;
+constinit thread_local dim3 threadIdx;
+constinit thread_local dim3 blockIdx;
+constinit thread_local dim3 blockDim;
+constinit thread_local dim3 gridDim;
 
 namespace {
 
@@ -132,9 +133,13 @@ int device_count() { return static_cast<int>(setting("CUDA_EMULATOR_DEVICES", 1)
 // ---------------------------------------------------------------------------------------------------------
 
 struct EmulatedStream {
+  struct Work {
+    std::function<void()> function;
+    bool on_memory;  // neither waiting for an event nor recording one is
+  };
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::function<void()>> work;
+  std::deque<Work> work;
   bool busy = false;
   bool ends = false;
   int device = current_device;
@@ -143,22 +148,31 @@ struct EmulatedStream {
   void run() {
     std::minstd_rand random(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) >> 4U));
     const long delay = setting("CUDA_EMULATOR_DELAY", 0);
+    bool on_memory = false;  // from one work on memory to the next that follows at once: protecting it is slow
     std::unique_lock lock(mutex);
     while (true) {
       changed.wait(lock, [&] { return !work.empty() || ends; });
       if (work.empty()) {
         return;
       }
-      auto next = std::move(work.front());
+      Work next = std::move(work.front());
       work.pop_front();
       busy = true;
       lock.unlock();
       if (delay > 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(static_cast<long>(random()) % (delay + 1)));
       }
-      next();
-      next = nullptr;
+      if (next.on_memory && !on_memory) {
+        memory().begin();
+      }
+      on_memory = next.on_memory;
+      next.function();
+      next.function = nullptr;
       lock.lock();
+      if (on_memory && (work.empty() || !work.front().on_memory)) {
+        memory().end();
+        on_memory = false;
+      }
       busy = false;
       changed.notify_all();
     }
@@ -179,8 +193,10 @@ struct EmulatedEvent {
   std::atomic<int> users{1};          // the owner, and what is under way in streams
 
   static void wait(const State& state, std::uint64_t target) {
-    while (state.happened.load(std::memory_order_acquire) < target) {
-      std::this_thread::sleep_for(std::chrono::microseconds(10));
+    constexpr std::chrono::microseconds longest(320);
+    for (std::chrono::microseconds pause(10); state.happened.load(std::memory_order_acquire) < target;) {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, longest);
     }
   }
   void leave() {
@@ -239,10 +255,9 @@ FileHandle unpack(const Handle& from) {
 
 namespace cuda_emulator {
 
-// Neither waiting for an event nor recording one is work on memory.
-static void put(cudaStream_t stream, std::function<void()> work) {
+static void put(cudaStream_t stream, std::function<void()> function, bool on_memory = false) {
   const std::lock_guard lock(stream->mutex);
-  stream->work.push_back(std::move(work));
+  stream->work.push_back({std::move(function), on_memory});
   stream->changed.notify_all();
 }
 
@@ -250,12 +265,13 @@ bool is_of_current_device(cudaStream_t stream) { return resolve(stream)->device 
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
   ++memory().queued;
-  put(resolve(stream), [work = std::move(work)] {
-    memory().begin();
-    work();
-    memory().end();
-    --memory().queued;
-  });
+  put(
+      resolve(stream),
+      [work = std::move(work)] {
+        work();
+        --memory().queued;
+      },
+      true);
 }
 
 // ---- kernels
@@ -264,17 +280,22 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
 namespace {
 
 constexpr unsigned warp = 32;
+constexpr std::size_t stack_bytes = 65536;
 
+// Threads of a block, one after another, until one has to wait for others, which then get a fiber of their own.
 struct Fiber {
-  ucontext_t context{};
-  std::vector<char> stack = std::vector<char>(65536);
+  jmp_buf place{};
+  std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+  unsigned thread = 0;
   bool done = false;
 };
 
+// Fibers are left and entered with _longjmp: swapcontext calls the system each time.
 struct Executor {
   std::vector<std::unique_ptr<Fiber>> fibers;
-  ucontext_t scheduler{};
-  unsigned current = 0;
+  jmp_buf scheduler{};
+  Fiber* current = nullptr;
+  unsigned started = 0;  // threads of the block
   const std::function<void()>* body = nullptr;
   std::vector<std::array<std::byte, 16>> slots;
   std::vector<unsigned> arrived;     // by warp; and one more for the block
@@ -284,8 +305,18 @@ struct Executor {
 thread_local Executor executor;
 
 void yield() {
-  const unsigned me = executor.current;
-  swapcontext(&executor.fibers[me]->context, &executor.scheduler);
+  Fiber& me = *executor.current;
+  if (_setjmp(me.place) == 0) {
+    _longjmp(executor.scheduler, 1);
+  }
+  threadIdx = dim3(me.thread);
+}
+
+void resume(Fiber& fiber) {
+  executor.current = &fiber;
+  if (_setjmp(executor.scheduler) == 0) {
+    _longjmp(fiber.place, 1);
+  }
 }
 
 void meet(std::size_t place, unsigned number) {
@@ -305,9 +336,30 @@ void meet(std::size_t place, unsigned number) {
 }
 
 void enter() {
-  (*executor.body)();
-  executor.fibers[executor.current]->done = true;
   yield();
+  Fiber& me = *executor.current;
+  while (true) {
+    while (executor.started < blockDim.x) {
+      me.thread = executor.started++;
+      threadIdx = dim3(me.thread);
+      (*executor.body)();
+    }
+    me.done = true;
+    yield();
+  }
+}
+
+void add_fiber() {
+  Fiber& fiber = *executor.fibers.emplace_back(std::make_unique<Fiber>());
+  ucontext_t context{};
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_size = stack_bytes;
+  makecontext(&context, enter, 0);
+  executor.current = &fiber;
+  if (_setjmp(executor.scheduler) == 0) {
+    setcontext(&context);
+  }
 }
 
 }  // namespace
@@ -316,31 +368,26 @@ void run_blocks(dim3 grid, dim3 block, const std::function<void()>& body) {
   executor.body = &body;
   blockDim = block;
   gridDim = grid;
-  while (executor.fibers.size() < block.x) {
-    executor.fibers.push_back(std::make_unique<Fiber>());
-  }
   executor.slots.resize(block.x);
   for (unsigned b = 0; b < grid.x; ++b) {
     blockIdx = dim3(b);
+    executor.started = 0;
     executor.arrived.assign(block.x / warp + 1, 0);
     executor.generation.assign(block.x / warp + 1, 0);
-    for (unsigned t = 0; t < block.x; ++t) {
-      Fiber& fiber = *executor.fibers[t];
-      fiber.done = false;
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, enter, 0);
+    std::size_t used = 0;
+    while (executor.started < block.x) {
+      if (used == executor.fibers.size()) {
+        add_fiber();
+      }
+      executor.fibers[used]->done = false;
+      resume(*executor.fibers[used++]);
     }
     for (bool left = true; left;) {
       left = false;
-      for (unsigned t = 0; t < block.x; ++t) {
-        if (!executor.fibers[t]->done) {
+      for (std::size_t f = 0; f < used; ++f) {
+        if (!executor.fibers[f]->done) {
           left = true;
-          executor.current = t;
-          threadIdx = dim3(t);
-          swapcontext(&executor.scheduler, &executor.fibers[t]->context);
+          resume(*executor.fibers[f]);
         }
       }
     }
@@ -350,7 +397,7 @@ void run_blocks(dim3 grid, dim3 block, const std::function<void()>& body) {
 void synchronize_block() { meet(executor.arrived.size() - 1, blockDim.x); }
 
 void exchange(const void* mine, void* other, std::size_t bytes, unsigned distance) {
-  const unsigned me = executor.current;
+  const unsigned me = threadIdx.x;
   std::memcpy(executor.slots[me].data(), mine, bytes);
   meet(me / warp, warp);
   std::memcpy(other, executor.slots[me ^ distance].data(), bytes);
