@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,18 +14,39 @@ import cuda_emulator
 import nccl_emulator
 import pytest
 from checks import CheckedJob, checks_of, job_of
-from jobs import Finished, Job, begin, rank_command
+from jobs import Finished, Job, begin, python_command, rank_command
+from pace import PACE, measure, scaled
+from rank_servers import RankServers
 from xdist.scheduler import LoadScopeScheduling
 
 from gradientflow._location import PACKAGE
 from gradientflow.launch import Launcher, find_launcher, launch_environment, module_command
 
-# ---- checks: what a program of several ranks checks, each an item of pytest ------------------------------------------
+# ---- limits of time --------------------------------------------------------------------------------------------------
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin for timeouts reads its options
 def pytest_configure(config: pytest.Config) -> None:
+    """Measure the machine, and have the limit of a test, unless it is the user's, follow."""
+    if PACE not in os.environ:
+        os.environ[PACE] = f"{measure():.2f}"
+    if config.option.timeout is None:
+        config.option.timeout = scaled(float(config.getini("timeout")))
     line = "checks(program, *only, without=()): run the test for each function check_* of tests/programs/<program>.py"
     config.addinivalue_line("markers", line)
+
+
+def pytest_report_header() -> str:
+    return f"limits of time: {scaled(1):.2f} times those of a quiet machine"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if mark := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
+
+
+# ---- checks: what a program of several ranks checks, each an item of pytest ------------------------------------------
 
 
 @pytest.hookimpl(trylast=True)  # so that the check is the last part of the test's name
@@ -56,7 +78,10 @@ def _checked_jobs() -> Iterator[dict[str, CheckedJob]]:
 
 @pytest.fixture
 def check(
-    request: pytest.FixtureRequest, launcher: Launcher, _checked_jobs: dict[str, CheckedJob]
+    request: pytest.FixtureRequest,
+    launcher: Launcher,
+    rank_servers: RankServers,
+    _checked_jobs: dict[str, CheckedJob],
 ) -> Callable[..., Finished | None]:
     """Give ``check(n, *args, env=None, timeout=60)``, which waits for the outcome of one check of a program.
 
@@ -71,7 +96,8 @@ def check(
         if job not in _checked_jobs:
             names = [each.callspec.params["check"] for each in request.session.items if job_of(each.nodeid) == job]
             program = request.node.get_closest_marker("checks").args[0]
-            command = rank_command(launcher, ranks, program, arguments, recover=False)
+            python = rank_servers.command(program, env or {})
+            command = rank_command(launcher, ranks, python, arguments, recover=False)
             _checked_jobs[job] = CheckedJob(command, names, {**launch_environment(launcher), **(env or {})}, timeout)
         return _checked_jobs[job].wait_for(name)
 
@@ -85,6 +111,14 @@ def check(
 def launcher() -> Launcher:
     """Find the launcher that belongs to the MPI library in use."""
     return find_launcher()
+
+
+@pytest.fixture(scope="session")
+def rank_servers() -> Iterator[RankServers]:
+    """Keep the servers from which ranks are forked."""
+    servers = RankServers()
+    yield servers
+    servers.close()
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +166,7 @@ def device_env(cuda_devices: int, request: pytest.FixtureRequest) -> dict[str, s
 
 
 @pytest.fixture
-def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
+def start_job(launcher: Launcher, rank_servers: RankServers) -> Iterator[Callable[..., Job]]:
     """Give ``start_job(n, program, *args, env=None, timeout=60, recover=False)``.
 
     It starts tests/programs/<program>.py. With `recover` the launcher lets the other ranks go on after one has died;
@@ -148,7 +182,7 @@ def start_job(launcher: Launcher) -> Iterator[Callable[..., Job]]:
         timeout: float = 60,
         recover: bool | str = False,
     ) -> Job:
-        command = rank_command(launcher, ranks, program, arguments, recover)
+        command = rank_command(launcher, ranks, rank_servers.command(program, env or {}), arguments, recover)
         jobs.append(begin(command, {**launch_environment(launcher), **(env or {})}, timeout, recover=recover))
         return jobs[-1]
 
@@ -241,7 +275,7 @@ def netlab_run(launcher: Launcher, start_netlab: Callable[..., Job]) -> Callable
         ranks = hosts * ranks_per_host
         options = ["--hosts", str(hosts), "--ranks-per-host", str(ranks_per_host), "--rate", rate, "--shell"]
         options += ["--link-down", link_down] if link_down is not None else []
-        command = rank_command(launcher, ranks, program, arguments, recover)
+        command = rank_command(launcher, ranks, python_command(program), arguments, recover)
         finished = start_netlab(*options, "--", *command, env=env, timeout=timeout).finish()
         if check and finished.returncode != 0:
             pytest.fail(f"{program} on {ranks} ranks of {hosts} hosts failed: {finished.output}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import RANK, SIZE, WORLD, raises, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, CommunicationTimeoutError, MismatchError
@@ -26,7 +26,7 @@ def mine(count: int, factor: int = 1) -> np.ndarray:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while not condition():
         assert time.monotonic() < deadline, f"this has not happened: {what}"
         time.sleep(0.001)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from support import OPS, RANK, SIZE, WORLD, Array, difference, expected, raises, run, same_bits, say
+from support import OPS, RANK, SIZE, WORLD, Array, difference, expected, raises, run, same_bits, say, scaled
 
 import gradientflow as gf
 from gradientflow import _core, _core_testing
@@ -26,7 +26,7 @@ REDUCING = ["allreduce", "reduce", "reduce_scatter"]
 IN_PLACE = ["allreduce", "reduce", "broadcast"]
 MOVING = ["broadcast", "allgather", "allgatherv", "alltoall", "gather", "scatter"]
 FAULTY = 1
-SOON = 10.0  # seconds within which everybody must know of a death
+SOON = scaled(10.0)  # seconds within which everybody must know of a death
 
 
 def small_numbers(count: int, seed: int, rank: int) -> Array:

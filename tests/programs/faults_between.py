@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from support import RANK, SIZE, WORLD, run, say
+from support import RANK, SIZE, WORLD, run, say, scaled
 
 import gradientflow as gf
 from gradientflow.errors import CommunicationError, CommunicationTimeoutError, PeerError
@@ -25,7 +25,7 @@ HOW = sys.argv[1]
 FAULTY = [int(text) for text in sys.argv[2].split(",")]
 TIMEOUT = 1.0  # seconds that a rank waits
 ROLL_CALL = 1.0  # and then, for the others to say that they are there
-SLACK = 2.0  # of a machine that does other things, too
+SLACK = scaled(2.0)  # of a machine that does other things, too
 LARGE = 300_000  # elements that take many messages
 FIRST = FAULTY[0]
 

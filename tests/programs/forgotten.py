@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from support import RANK, WORLD, raises, run, run_checks
+from support import RANK, WORLD, raises, run, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowWarning, MismatchError
@@ -22,7 +22,7 @@ def failing(comm: gf.Communicator, extra: int = 0) -> gf.Handle:
 
 
 def done(handle: gf.Handle) -> gf.Handle:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while not handle.done:
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, raises, run, run_checks
+from support import RANK, SIZE, WORLD, raises, run, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -34,7 +34,7 @@ from gradientflow.mailbox import Letter, Mailbox, Tags, make_mailbox
 
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 SIZES = [0, 1, 7, 4096, 70_000, 1_000_003]
-LATE = 30.0  # seconds after which something hangs
+LATE = scaled(30.0)  # seconds after which something hangs
 
 
 class Box:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from support import RANK, SIZE, WORLD, run, say
+from support import RANK, SIZE, WORLD, run, say, scaled
 
 import gradientflow as gf
 from gradientflow.device import DeviceArray, asarray
 from gradientflow.errors import ClosedError, CommunicationError, CommunicationTimeoutError, PeerError, SystemCallError
 
 FAULTY = 1
-SOON = 6.0  # seconds within which everybody must know; a timeout is 2
+SOON = scaled(6.0)  # seconds within which everybody must know; a timeout is 2
 NCCL = {"algorithm": "nccl"}
 
 

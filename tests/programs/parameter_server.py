@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, narrow, raises, run, run_checks, widen
+from support import RANK, SIZE, WORLD, narrow, raises, run, run_checks, scaled, widen
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -33,7 +33,7 @@ from gradientflow.errors import (
 from gradientflow.strategies import Settings
 
 SHAPES: list[Any] = [(3, 5), (1,), (0,), (700,), (40, 9), (0, 3), (33,)]
-LATE = 30.0 if SIZE <= 8 else 120.0  # seconds after which something hangs
+LATE = scaled(30.0 if SIZE <= 8 else 120.0)  # seconds after which something hangs
 
 Arrays = list[np.ndarray]
 
@@ -1202,7 +1202,7 @@ def die(how: str) -> None:
     with raises(PeerError, "rank 1"):
         while time.monotonic() < begin + LATE:
             server.push(Settings(1.0)).wait(LATE)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < scaled(10)
     print(f"rank {RANK} knows", flush=True)
     os._exit(0)
 

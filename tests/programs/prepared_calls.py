@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, WORLD, raises, run_checks
+from support import RANK, SIZE, WORLD, raises, run_checks, scaled
 
 import gradientflow as gf
 from gradientflow.errors import (
@@ -169,7 +169,7 @@ def check_timeouts(comm: gf.Communicator) -> None:
             WORLD.Barrier()
             if RANK == LAST:
                 request.start()
-            deadline = time.monotonic() + 50
+            deadline = time.monotonic() + scaled(50)
             while not request.done:
                 assert time.monotonic() < deadline
             assert request.wait(timeout=0) is x

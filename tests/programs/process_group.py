@@ -21,7 +21,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 import torch.distributed as dist
-from support import RANK, SIZE, Array, raises, run_checks
+from support import RANK, SIZE, Array, raises, run_checks, scaled
 from tensor_places import DEVICE, PLACE
 
 from gradientflow.errors import (
@@ -412,7 +412,7 @@ def check_async() -> None:
         same(value[0], reduced((1000,), torch.float32, Op.SUM, i))
     same(doubled.wait()[0], 2 * tensors[7])
     work: Any = dist.barrier(async_op=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while not work.is_completed():
         assert time.monotonic() < deadline
     assert work.get_future() is work.get_future()
@@ -695,7 +695,7 @@ def check_monitored_barrier() -> None:
             start = time.monotonic()
             with raises(CommunicationTimeoutError, f"{begin}{names} {failed}{then}"):
                 group.monitored_barrier(timedelta(0), together)
-            assert time.monotonic() - start < 10  # not the group's timeout
+            assert time.monotonic() - start < scaled(10)  # not the group's timeout
     dist.barrier()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import SkipTest, mock
 
 import numpy as np
-from support import RANK, SIZE, raises, require_same_state, run_checks
+from support import RANK, SIZE, raises, require_same_state, run_checks, scaled
 from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 
 import gradientflow as gf
@@ -138,7 +138,7 @@ def check_a_pull_that_comes_while_a_gradient_is_computed(comm: gf.Communicator) 
         for step, wanted in enumerate(local):
             before = training.weights
             if step >= 2 and step % 2 == 0 and step > 2:
-                until = time.monotonic() + 30
+                until = time.monotonic() + scaled(30)
                 training.loop.gradients[0][...] = parts_of(gradient_of(RANK, step, before))[0]
                 training.loop.ready(0)
                 while not training.synchronizer._pull.done:

@@ -10,7 +10,7 @@ from threading import Timer
 from typing import Any
 
 import numpy as np
-from support import RANK, SIZE, raises, run
+from support import RANK, SIZE, raises, run, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, GradientFlowError, PeerError
@@ -20,7 +20,7 @@ from gradientflow.strategies import Settings
 SERVERS = int(sys.argv[1])
 HOW = sys.argv[2]
 WORKERS = SIZE - SERVERS
-LATE = 30.0
+LATE = scaled(30.0)
 DEAD = {"worker-dies": WORKERS - 1, "server-dies": WORKERS}.get(HOW)
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gradientflow import Communicator, Config, init
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))  # what ranks share with pytest
+from pace import scaled  # noqa: F401
 
 Array = NDArray[Any]
 

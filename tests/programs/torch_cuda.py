@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support import RANK, SIZE, WORLD, communicator, raises, run_checks, say
+from support import RANK, SIZE, WORLD, communicator, raises, run_checks, say, scaled
 from tensor_places import DEVICE, PLACE, PLACED, address_of, left_on_host, on_host
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -309,7 +309,7 @@ def check_futures(comm: gf.Communicator) -> None:
         assert (tripled.wait()[0] == 3 * total).all()
         assert work.wait()
         assert (x == total).all()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + scaled(30)
         while not work.is_completed():
             assert time.monotonic() < deadline
         bits = torch.full((count,), 1 << (RANK % 8), dtype=torch.int32, device=PLACED)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from checks import CheckedJob, checks_of, job_of
-from jobs import begin, rank_command
+from jobs import Finished, begin, python_command, rank_command
+from rank_servers import RankServers
 
 from gradientflow.launch import Launcher, launch_environment
 
 ALL = ["check_passing", "check_failing_on_one_rank", "check_skipped", "check_ending", "check_behind"]
 
 
-@pytest.fixture
-def start(launcher: Launcher) -> Iterator[Callable[..., CheckedJob]]:
+@pytest.fixture(params=["forked", "by themselves"])
+def start(
+    request: pytest.FixtureRequest, launcher: Launcher, rank_servers: RankServers
+) -> Iterator[Callable[..., CheckedJob]]:
     jobs = []
+    python = rank_servers.command("outcomes", {}) if request.param == "forked" else python_command("outcomes")
 
     def run(*names: str) -> CheckedJob:
-        command = rank_command(launcher, 2, "outcomes", (), recover=False)
+        command = rank_command(launcher, 2, python, (), recover=False)
         jobs.append(CheckedJob(command, names, launch_environment(launcher), timeout=30))
         return jobs[-1]
 
@@ -75,6 +81,39 @@ def test_only_what_was_selected_is_run_and_the_last_waits_for_the_end(start: Cal
     finished = start(ALL[0], ALL[4]).wait_for(ALL[4])
     assert finished is not None
     assert finished.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["plain", "exit", "raises", "killed"])
+def test_a_forked_rank_is_what_python_would_have_been(
+    how: str, launcher: Launcher, rank_servers: RankServers, tmp_path: Path
+) -> None:
+    def ended(python: list[str]) -> Finished:
+        env = {**launch_environment(launcher), "SAID": "in its environment"}
+        return begin(["taskset", "-c", "0", *python, how, "x y"], env, 30, cwd=tmp_path).finish()
+
+    forked, plain = ended(rank_servers.command("ending", {})), ended(python_command("ending"))
+    assert (forked.returncode, forked.stdout) == (plain.returncode, plain.stdout)
+    assert f"['{how}', 'x y'] __main__ {tmp_path} [0] in its environment" in forked.stdout or how == "raises"
+    assert ("at exit\nfinalised\n" in forked.stdout) == (how != "killed")
+    assert ("ValueError: raises" in forked.stderr) == (how == "raises")
+
+
+def test_no_forked_rank_is_left_of_a_job_that_is_late(launcher: Launcher, rank_servers: RankServers) -> None:
+    python = rank_servers.command("ending", {})
+    env = {**launch_environment(launcher), "SAID": ""}
+    job = begin(rank_command(launcher, 2, python, ("sleeps",), recover=False), env, 5)
+    while len(job.processes()) < 5:  # mpirun, and for each of two ranks what it has started and the fork
+        assert job.process.poll() is None
+        time.sleep(0.02)
+    with pytest.raises(pytest.fail.Exception, match="the job had not ended"):
+        job.finish()
+    assert job.processes() == []
+
+
+def test_what_is_read_as_a_process_begins_is_not_left_to_the_server(rank_servers: RankServers) -> None:
+    assert rank_servers.command("ending", {"SAID": "x"})[1] == "-I"
+    assert rank_servers.command("ending", {"LD_PRELOAD": "libc.so.6"}) == python_command("ending")
+    assert rank_servers.command("lifetime", {}) == python_command("lifetime")
 
 
 def test_a_launcher_has_time_to_pass_on_what_ranks_have_said() -> None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from forked_ranks import TAG
+from pace import scaled
 
 from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, mpirun_command
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
-TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
 ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
 
 
@@ -78,12 +79,12 @@ class Job:
                 now = time.monotonic()
                 is_alone = self.recover and set(self.processes()) <= {self.process.pid}
                 alone_since = min(alone_since, now) if is_alone else math.inf
-                launcher_hangs = now > alone_since + ENDING_SECONDS
+                launcher_hangs = now > alone_since + scaled(ENDING_SECONDS)
                 late = not launcher_hangs and now > self.started + self.timeout
                 if late or launcher_hangs:
                     self.kill()
         finished = Finished(self.process.returncode, stdout, stderr)
-        deadline = time.monotonic() + ENDING_SECONDS
+        deadline = time.monotonic() + scaled(ENDING_SECONDS)
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
         commands = [_command_of(pid) for pid in left]
@@ -110,6 +111,12 @@ class Job:
         self.folder.cleanup()
 
 
+def outside_environment() -> dict[str, str]:
+    """Give the environment that all jobs have: this process's, without settings of the library."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
+    return {**outside, "OMP_NUM_THREADS": "1"}
+
+
 def begin(
     command: list[str],
     env: dict[str, str] | None,
@@ -118,14 +125,16 @@ def begin(
     recover: bool | str = False,
     cwd: Path | None = None,
 ) -> Job:
-    """Start a command under a tag of its own, without settings of the library from outside."""
+    """Start a command under a tag of its own, without settings of the library from outside.
+
+    `timeout` is in seconds of a quiet machine.
+    """
     tag = uuid.uuid4().hex
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
     folder = tempfile.TemporaryDirectory(prefix="gradientflow-test-", ignore_cleanup_errors=True)
     process = subprocess.Popen(
         command,
         cwd=cwd,
-        env={SESSION_FOLDER: folder.name, **outside, "OMP_NUM_THREADS": "1", **(env or {}), TAG: tag},
+        env={SESSION_FOLDER: folder.name, **outside_environment(), **(env or {}), TAG: tag},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -133,14 +142,19 @@ def begin(
         errors="replace",
         start_new_session=True,
     )
-    return Job(process, tag, timeout, folder, recover)
+    return Job(process, tag, scaled(timeout), folder, recover)
+
+
+def python_command(program: str) -> list[str]:
+    """Write what runs tests/programs/<program>.py."""
+    return [sys.executable, str(PROGRAMS / f"{program}.py")]
 
 
 def rank_command(
-    launcher: Launcher, ranks: int, program: str, arguments: tuple[object, ...], recover: bool | str
+    launcher: Launcher, ranks: int, program: list[str], arguments: tuple[object, ...], recover: bool | str
 ) -> list[str]:
-    """Write the command line that starts tests/programs/<program>.py; `recover` as of `start_job`."""
-    command = mpirun_command(launcher, ranks, [sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, arguments)])
+    """Write the command line that starts ranks of a program; `recover` as of `start_job`."""
+    command = mpirun_command(launcher, ranks, [*program, *map(str, arguments)])
     if recover:
         if launcher.library != OPEN_MPI:
             pytest.skip(f"{launcher.library}'s launcher ends all ranks when one dies")
