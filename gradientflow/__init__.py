@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from ._location import build_info, use_installed_package
 
 if not use_installed_package():
-    from . import errors, optimizers, policies, strategies, training
-    from .communicator import Communicator
-    from .config import Config
-    from .handle import Handle
-    from .job import init
-    from .parameter_server import ParameterServer
-    from .pool import GradientPool
-    from .request import Request
-    from .sparse_pool import SparseGradientPool
-    from .top_k_pool import TopKGradientPool
-
     __version__: str = build_info()["version"]
     __all__ = [
         "Communicator",
@@ -34,3 +26,40 @@ if not use_installed_package():
         "strategies",
         "training",
     ]
+
+    if TYPE_CHECKING:
+        from . import errors, optimizers, policies, strategies, training
+        from .communicator import Communicator
+        from .config import Config
+        from .handle import Handle
+        from .job import init
+        from .parameter_server import ParameterServer
+        from .pool import GradientPool
+        from .request import Request
+        from .sparse_pool import SparseGradientPool
+        from .top_k_pool import TopKGradientPool
+    else:
+        _MODULES = {
+            "Communicator": "communicator",
+            "Config": "config",
+            "GradientPool": "pool",
+            "Handle": "handle",
+            "ParameterServer": "parameter_server",
+            "Request": "request",
+            "SparseGradientPool": "sparse_pool",
+            "TopKGradientPool": "top_k_pool",
+            "init": "job",
+        }
+
+        def __getattr__(name: str) -> object:
+            """Import a name when it is first used: a program waits for no more than it needs (PEP 562)."""
+            if name not in __all__:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+            value = getattr(module, name) if name in _MODULES else module
+            globals()[name] = value
+            return value
+
+        def __dir__() -> list[str]:
+            """List the names that have not been used, too."""
+            return sorted({*globals(), *__all__})

@@ -14,15 +14,9 @@ import time
 
 import click
 
-from gradientflow.cli.bench import bench
-from gradientflow.cli.config import config
-from gradientflow.cli.doctor import doctor
+import gradientflow as gf
 from gradientflow.cli.job import tell_end
-from gradientflow.cli.library import own_version
-from gradientflow.cli.netlab import netlab
-from gradientflow.cli.replay import replay
-from gradientflow.cli.run import run
-from gradientflow.cli.timeline import timeline
+from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import rank_of_this_process
 
@@ -30,13 +24,21 @@ __all__ = ["main"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(own_version(), prog_name="gradientflow", message="%(prog)s %(version)s")
+@click.version_option(gf.__version__, prog_name="gradientflow", message="%(prog)s %(version)s")
 def commands() -> None:
     """Gradient exchange for distributed training: start jobs, check this machine, measure."""
 
 
-for _command in (run, doctor, bench, netlab, timeline, replay, config):
-    commands.add_command(_command)
+for _name, _summary in {
+    "run": "Start a program as an MPI job.",
+    "doctor": "Check this machine and installation.",
+    "bench": "Measure ours and other libraries side by side in one run.",
+    "netlab": "Run a job across hosts that are made on this machine for it.",
+    "timeline": "Join the timelines of a job's ranks, and read them.",
+    "replay": "Ask policies again what a recorded run asked one.",
+    "config": "Print how to compile against the library, and its settings.",
+}.items():
+    commands.add_command(LazyCommand(_name, f"gradientflow.cli.{_name}:{_name}", _summary))
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gradientflow import _location
@@ -25,14 +24,6 @@ def built_with() -> str | None:
     if name is None:
         return None
     return OPEN_MPI if name == OPEN_MPI else MPICH  # all others descend from MPICH and have its launcher
-
-
-def own_version() -> str:
-    """Give the version of the installed package."""
-    try:
-        return version("gradientflow")
-    except PackageNotFoundError:
-        return str(build_info().get("version", "unknown"))
 
 
 def keep_mpi_unstarted() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from gradientflow import _core, launch, mpi_start
+from gradientflow import _core, cli, launch, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import checks, job
 from gradientflow.cli.hosts import check_hosts
@@ -852,3 +852,20 @@ def test_the_commands_are_listed() -> None:
         assert ended.returncode == 0
         assert all(name in ended.stdout for name in ("run", "doctor", "bench", "config"))
     assert gradientflow("--version").stdout.startswith("gradientflow ")
+
+
+def test_every_command_that_is_listed_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.commands.commands
+    for name, command in cli.commands.commands.items():
+        assert command.main(["--help"], prog_name=name, standalone_mode=False) == 0
+        assert f"Usage: {name} " in capsys.readouterr().out
+
+
+def test_a_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from gradientflow.cli import commands; commands.main(['--help'], standalone_mode=False); "
+        "print(*{'numpy', 'rich', 'gradientflow.bench', 'gradientflow.cli.run'} & set(sys.modules), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "run" in ended.stdout
+    assert ended.stderr.strip() == ""

@@ -177,6 +177,11 @@ def test_import_has_no_side_effects() -> None:
 import os, sys, threading
 before = dict(os.environ), sorted(os.listdir("."))
 import gradientflow
+assert not {"numpy", "gradientflow.communicator", "gradientflow.strategies"} & set(sys.modules)  # until they are used
+assert set(gradientflow.__all__) <= set(dir(gradientflow))
+assert not hasattr(gradientflow, "communicators")
+from gradientflow import *
+assert strategies.CSC and Communicator is gradientflow.communicator.Communicator
 assert (dict(os.environ), sorted(os.listdir("."))) == before
 assert threading.active_count() == 1
 unwanted = {"mpi4py.MPI", "gradientflow._core", "torch", "jax", "cupy", "matplotlib"} & set(sys.modules)
@@ -190,6 +195,7 @@ import sys
 import gradientflow.config
 import gradientflow
 import gradientflow.bench
+from gradientflow import *
 from gradientflow import _location
 for name, module in sorted(sys.modules.items()):
     if name.partition(".")[0] == "gradientflow":
