@@ -544,7 +544,18 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
-  cuda_emulator::enqueue(stream, [=] { std::memset(to, value, bytes); });
+  cuda_emulator::enqueue(stream, [=] {
+    constexpr std::uintptr_t page = 4096;
+    const auto begin = (reinterpret_cast<std::uintptr_t>(to) + page - 1) / page * page;
+    const auto end = (reinterpret_cast<std::uintptr_t>(to) + bytes) / page * page;
+    // Zeros are no pages: protecting a mapping takes time for each page it has.
+    if (value != 0 || begin >= end || madvise(reinterpret_cast<void*>(begin), end - begin, MADV_REMOVE) != 0) {
+      std::memset(to, value, bytes);
+      return;
+    }
+    std::memset(to, 0, begin - reinterpret_cast<std::uintptr_t>(to));
+    std::memset(reinterpret_cast<void*>(end), 0, reinterpret_cast<std::uintptr_t>(to) + bytes - end);
+  });
   return cudaSuccess;
 }
 
