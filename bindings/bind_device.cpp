@@ -68,6 +68,17 @@ void write(int device, std::uintptr_t address, const py::buffer& host, std::size
   cuda::runtime().synchronize(pointer(stream));
 }
 
+// Waits only where memory of the host is not pinned.
+void copy(int device, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes, std::uintptr_t stream) {
+  const cuda::UseDevice use(device);
+  cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(stream));
+}
+
+void synchronize(int device, std::uintptr_t stream) {
+  const cuda::UseDevice use(device);
+  cuda::runtime().synchronize(pointer(stream));
+}
+
 // What is put into `later` from now on sees what is in `earlier` now.
 void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   const cuda::UseDevice use(device);
@@ -114,11 +125,9 @@ class CopyStream {
   // What is put into `stream` from now on is behind what has been copied until now.
   void hold(std::uintptr_t stream) const { order(device_, own(), stream); }
 
-  // Waits only where memory of the host is not pinned.
   void copy(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) const {
     if (bytes > 0) {
-      const cuda::UseDevice use(device_);
-      cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream_->get());
+      bindings::copy(device_, destination, source, bytes, own());
     }
   }
 
@@ -131,9 +140,9 @@ class CopyStream {
 
   void wait() const { cuda::runtime().synchronize(stream_->get()); }
 
- private:
   [[nodiscard]] std::uintptr_t own() const { return reinterpret_cast<std::uintptr_t>(stream_->get()); }
 
+ private:
   int device_;
   std::unique_ptr<cuda::OwnedStream> stream_;
 };
@@ -235,10 +244,18 @@ void bind_device(py::module_& module) {
                 py::arg("stream"));
   submodule.def("write", &write, py::arg("device"), py::arg("address"), py::arg("host"), py::arg("bytes"),
                 py::arg("stream"));
+  submodule.def("copy", &copy, py::arg("device"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
+                py::arg("stream"), py::call_guard<WithoutGil>(),
+                "Put a copy into a stream: between host and device in either direction, or on the device.");
+  submodule.def("synchronize", &synchronize, py::arg("device"), py::arg("stream"), py::call_guard<WithoutGil>(),
+                "Wait for all that was put into a stream.");
   submodule.def("order", &order, py::arg("device"), py::arg("earlier"), py::arg("later"));
   submodule.def(
       "of", [](std::uintptr_t address) { return cuda::runtime().facts(pointer(address)).device; }, py::arg("address"),
       "The device that has this memory.");
+  submodule.def(
+      "use", [](int device) { cuda::runtime().use(device); }, py::arg("device"),
+      "Make a device the calling thread's current one.");
   submodule.def("current", [] { return cuda::runtime().device(); }, "The calling thread's device.");
   submodule.def("place_of", &place_of, py::arg("array"), "Address and dtype of an array on a device.");
   submodule.def(
@@ -256,6 +273,7 @@ void bind_device(py::module_& module) {
       .def("wait", &Mark::wait, py::call_guard<WithoutGil>());
   py::class_<CopyStream>(submodule, "CopyStream")
       .def(py::init<int>(), py::arg("device"))
+      .def_property_readonly("address", &CopyStream::own)
       .def("follow", &CopyStream::follow, py::arg("stream"))
       .def("hold", &CopyStream::hold, py::arg("stream"))
       .def("copy", &CopyStream::copy, py::arg("destination"), py::arg("source"), py::arg("bytes"),

@@ -79,8 +79,10 @@ void refuse_argument(const char* name, const char* what, py::handle given, bool 
               std::string(name) + " is " + what + ", not " + shown(given));
 }
 
-void bind_errors(py::module_& /*module*/) {
+void bind_errors(py::module_& module) {
   errors();
+  // For modules that are compiled elsewhere: see bench/native/native.hpp.
+  module.attr("raise_error") = py::capsule(reinterpret_cast<void*>(&raise));  // NOLINT(*-reinterpret-cast)
   py::register_exception_translator(
       [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 says so
         try {

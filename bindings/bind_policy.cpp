@@ -1,7 +1,9 @@
-// gradientflow._core.RunningPolicy: policies of parameter servers. See gradientflow/policies/.
+// gradientflow._core.RunningPolicy: policies of parameter servers. See gradientflow/policies/. And what the benchmark
+// of the searches for barriers calls.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +15,7 @@
 #include "../kernels/base/error.hpp"
 #include "../kernels/policy/account.hpp"
 #include "../kernels/policy/asp.hpp"
+#include "../kernels/policy/barrier_search.hpp"
 #include "../kernels/policy/bsp.hpp"
 #include "../kernels/policy/checked.hpp"
 #include "../kernels/policy/dssp.hpp"
@@ -132,6 +135,37 @@ py::dict simulate(const py::object& running, const std::vector<py::buffer>& leng
   return result;
 }
 
+// (spread, time, pushes of each worker) for times of shape (workers, lookahead): a contiguous array of float64.
+py::tuple find_barrier(const py::buffer& times, const std::string& algorithm) {
+  const auto search = policy::search_of(algorithm);
+  if (!search) {
+    throw Error(ErrorKind::value, "there is no search '" + algorithm + "'");
+  }
+  const py::buffer_info view = times.request();
+  const std::span<const double> all(static_cast<const double*>(view.ptr), static_cast<std::size_t>(view.size));
+  const std::size_t workers = view.ndim == 2 ? static_cast<std::size_t>(view.shape[0]) : 0;
+  policy::Barrier barrier{};
+  {
+    const WithoutGil release;
+    barrier = policy::find_barrier(policy::Predictions(all, workers), *search);
+  }
+  return py::make_tuple(barrier.spread, barrier.time, barrier.pushes);
+}
+
+// Nanoseconds in which a policy decides about each push, of a worker at a time.
+std::vector<double> time_decisions(Checked& policy, const std::vector<int>& workers,
+                                   const std::vector<double>& seconds) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> taken;
+  taken.reserve(workers.size());
+  for (std::size_t push = 0; push < workers.size(); ++push) {
+    const auto begin = Clock::now();
+    static_cast<void>(policy.pushed(workers[push], seconds.at(push)));
+    taken.push_back(std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
+  }
+  return taken;
+}
+
 }  // namespace
 
 std::shared_ptr<policy::Policy> policy_of(const py::object& running, int workers) {
@@ -224,6 +258,8 @@ void bind_policy(py::module_& module) {
 
   module.def("simulate_policy", &simulate, py::arg("running"), py::arg("lengths"), py::arg("until"),
              py::arg("keep_events"));
+  module.def("find_barrier", &find_barrier, py::arg("times"), py::arg("algorithm"));
+  module.def("time_decisions", &time_decisions, py::arg("policy"), py::arg("workers"), py::arg("seconds"));
 }
 
 }  // namespace gradientflow::bindings

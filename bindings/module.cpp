@@ -17,4 +17,5 @@ PYBIND11_MODULE(_core, module) {
   bind_server(module);
   bind_policy(module);
   bind_local_updates(module);
+  bind_limit(module);
 }

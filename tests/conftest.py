@@ -122,6 +122,12 @@ def rank_servers() -> Iterator[RankServers]:
 
 
 @pytest.fixture(scope="session")
+def native() -> None:
+    """Compile what a program takes from native.py before its time runs."""
+    import native  # noqa: F401
+
+
+@pytest.fixture(scope="session")
 def cuda_devices() -> int:
     """Count this machine's CUDA devices, in another process: one has real devices or emulated ones, not both."""
     program = "from gradientflow._location import load_core; print(load_core().device.count())"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradientflow._location import load_core
+
 from ..core.case import Case
 from ..core.data import Values
-from ..core.native import load_kernels
 from ..core.peers import Contestant, NotServedError
 from .plan import LIMIT
 
@@ -34,7 +35,7 @@ class LimitPeer:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._line: Any = comm._native.allocate(64)
-        self._kernels = load_kernels().limit
+        self._limit: Any = load_core().limit
 
     def round_trip(self) -> float | None:
         """Measure how long a cache line takes from rank 0 to rank 1 and back, in seconds; all ranks together.
@@ -49,7 +50,7 @@ class LimitPeer:
             comm.barrier()
             if comm.rank < 2:
                 mine, theirs = (self._line.parts[rank].ctypes.data for rank in (comm.rank, 1 - comm.rank))
-                seconds = self._kernels.round_trip(mine, theirs, comm.rank == 0)
+                seconds = self._limit.round_trip(mine, theirs, comm.rank == 0)
             comm.barrier()
         return seconds
 
@@ -62,7 +63,7 @@ class LimitPeer:
         array = np.frombuffer(segment, case.dtype, case.count)
         parts = [part.ctypes.data for part in segment.parts]
         workers = min(comm.size, len(os.sched_getaffinity(0)))
-        call = self._kernels.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)
+        call = self._limit.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)
         return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, settles=False)
 
     def close(self) -> None:

@@ -14,13 +14,13 @@ from gradientflow.device import asarray
 from .case import Case
 from .data import Values
 from .measure import FreshValues
-from .native import load_kernels
 from .plan import PlanError
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
 _ALIGNED = 64  # elements
+_STREAM = 0  # the default one
 _DISTINCT = 61  # places are used in turn; a prime, so as not to fall in step with anything
 
 
@@ -50,7 +50,7 @@ def take_device(comm: Communicator) -> int:
         The device's number.
     """
     number: int = comm.local_rank % load_core().device.count()
-    load_kernels().cuda.use(number)
+    load_core().device.use(number)
     return number
 
 
@@ -146,9 +146,9 @@ class DeviceFreshValues(FreshValues):
         """
         if self._repeated is None:
             return lambda start: None
-        put, target, size = load_kernels().cuda.copy, address(mirror.source), mirror.source_image.nbytes
+        target, size = address(mirror.source), mirror.source_image.nbytes
         source, item = address(self._repeated), mirror.source_image.itemsize
-        return lambda start: put(target, source + start * item, size)
+        return lambda start: copy(target, source + start * item, size)
 
     def _blocks(self, rank: int) -> list[Values]:
         base = super()._blocks(rank)[0]
@@ -166,14 +166,16 @@ def address(array: Any) -> int:
 
 def copy(target: int, source: int, size: int) -> None:
     """Put a copy into the default stream: between host and device in either direction, or on the device."""
-    load_kernels().cuda.copy(target, source, size)
+    device = load_core().device
+    device.copy(device.current(), target, source, size, _STREAM)
 
 
 def synchronize() -> None:
     """Wait for all that was put into the default stream."""
-    load_kernels().cuda.synchronize()
+    device = load_core().device
+    device.synchronize(device.current(), _STREAM)
 
 
 def pinned(values: Values) -> Any:
-    """Pin memory of the host for as long as what this gives is there; None where there is nothing to pin."""
-    return load_kernels().cuda.Pinned(address(values), values.nbytes) if values.nbytes else None
+    """Pin memory of the host for as long as what this gives is there; None where that cannot be."""
+    return load_core().device.pin(address(values), values.nbytes)

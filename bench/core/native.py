@@ -1,14 +1,159 @@
-"""The compiled kernels one by one, as the benchmarks and the tests call them."""
+"""Native code of benchmarks and tests: modules that are compiled, with pybind11, when they are first used.
+
+Each is one C++ file against the installed headers and library of the core. What has been compiled lies in the user's
+cache, under a name that changes with all that goes into it.
+"""
 
 from __future__ import annotations
 
-import importlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 
-from gradientflow._location import load_core
+from gradientflow._location import PACKAGE, build_info, load_core
+from gradientflow.errors import GradientFlowError
+
+SOURCES = Path(__file__).resolve().parents[1] / "native"
+
+_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
-def load_kernels() -> ModuleType:
-    """Load the module ``gradientflow._core_testing``, whose kernels the package itself uses through its core."""
+def load_kernels(device: str) -> ModuleType:
+    """Load the kernels of "cpu" or "cuda", one by one.
+
+    Parameters
+    ----------
+    device : str
+        Where they work.
+
+    Returns
+    -------
+    ModuleType
+        The module.
+    """
+    compute = load_native(SOURCES / "compute.cpp")  # those of the device take types of it
+    return compute if device == "cpu" else load_native(SOURCES / "cuda.cpp")
+
+
+@functools.cache
+def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> ModuleType:
+    """Load the module that a C++ file defines, which has the name of the file.
+
+    Parameters
+    ----------
+    source : Path
+        The file.
+    flags : callable
+        Gives compiler flags that it needs beside the usual ones; called only where it has to be compiled.
+
+    Returns
+    -------
+    ModuleType
+        The module.
+    """
     load_core()  # or says what is wrong with MPI
-    return importlib.import_module("gradientflow._core_testing")
+    spec = importlib.util.spec_from_file_location(source.stem, build_native(source, flags))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source.stem} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Path:
+    """Compile the module that a C++ file defines, unless this has been done.
+
+    Parameters
+    ----------
+    source : Path
+        The file.
+    flags : callable
+        As of `load_native`.
+
+    Returns
+    -------
+    Path
+        The compiled module.
+
+    Raises
+    ------
+    gradientflow.errors.GradientFlowError
+        If there is no compiler or no pybind11, or the compiler fails.
+    """
+    command = [*_compiler(), *_flags(), f"-I{SOURCES}"]
+    headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
+    key = hashlib.sha256(repr([command, build_info(), _SUFFIX]).encode())
+    for path in (source, *headers):
+        key.update(path.read_bytes())
+    module = _cache() / f"{source.stem}-{key.hexdigest()[:20]}{_SUFFIX}"
+    with module.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
+        if not module.exists():
+            _compile([*command, *flags(), str(source)], source, module)
+    return module
+
+
+def _compile(command: list[str], source: Path, module: Path) -> None:
+    print(f"gradientflow: compiling {source.name}, once, in {module.parent}", file=sys.stderr, flush=True)
+    made = module.with_suffix(".new")  # in its place all at once
+    command = [*command, "-shared", "-o", str(made), f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
+    command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined"]
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
+    done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise GradientFlowError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
+    made.rename(module)
+
+
+def _compiler() -> list[str]:
+    """Name the compiler, as the build of the package finds it."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for name in named[:1] or ["c++", "g++", "clang++"]:
+        if found := shutil.which(name):
+            return [os.path.realpath(found), *named[1:]]
+    raise GradientFlowError(
+        f"this is compiled when it is first used, and there is no C++ compiler ({' '.join(named) or 'c++'}): "
+        "install one, or name it in CXX"
+    )
+
+
+def _flags() -> list[str]:
+    try:
+        import pybind11
+    except ImportError:
+        raise GradientFlowError(
+            "this is compiled when it is first used, which needs pybind11: pip install pybind11"
+        ) from None
+    includes = [PACKAGE / "include", pybind11.get_include(), sysconfig.get_path("include")]
+    # Most of what pybind11 makes only hands a call on.
+    flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in includes)]
+    if sanitizers := build_info()["sanitize"]:
+        return [*flags, f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g1"]
+    return [*flags, "-s"]
+
+
+def _cache() -> Path:
+    """Give a folder for what is compiled: the user's cache, or a temporary one where that cannot be written."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "gradientflow")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return cache
+    except (OSError, RuntimeError):
+        pass
+    cache = Path(tempfile.gettempdir(), f"gradientflow-{os.getuid()}")
+    cache.mkdir(mode=0o700, exist_ok=True)
+    if cache.stat().st_uid != os.getuid():
+        raise GradientFlowError(f"{cache} belongs to somebody else: name another folder in XDG_CACHE_HOME")
+    return cache

@@ -133,12 +133,12 @@ def plain_copy(level: str, destination: int, source: int, size: int) -> None:
 
 @cache
 def _compute() -> Any:
-    return load_kernels().compute
+    return load_kernels("cpu")
 
 
 @cache
 def _prepared() -> Any:
-    return load_kernels().cuda.prepared
+    return load_kernels("cuda").prepared
 
 
 def _reduce(dtype: str, number: int = 2) -> Kernel:

@@ -32,7 +32,7 @@ class DeviceKernelBench:
     """
 
     def __init__(self, plan: KernelsPlan, size: int) -> None:
-        self._cuda: Any = load_kernels().cuda
+        self._cuda: Any = load_kernels("cuda")
         self.size = size
         self._count = count_of(size)
         self._arrays = [self._cuda.Memory(size) for _ in range(max(len(kernel.arrays) for kernel in plan.kernels))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.device import check_device
+from ..core.native import load_kernels
 from ..core.plan import DEVICES, Plan, PlanError, check_choices, check_memory, check_time, format_size
 from .contestants import DEVICE_KERNELS, KERNELS, Kernel
 from .selection import GROUP, SELECTIONS, Selection
@@ -63,8 +64,9 @@ class KernelsPlan(Plan):
         return [(size, kernel) for size in self.sizes for kernel in self.kernels]
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse a device that is not there."""
+        """Refuse a device that is not there, and kernels that cannot be compiled."""
         check_device(self.device)
+        load_kernels(self.device)
 
     @property
     def kernels(self) -> list[Kernel | Selection]:

@@ -96,7 +96,7 @@ def _values_at(address: int, count: int) -> Values:
 
 @cache
 def _block(count: int, k: int) -> Any:
-    return load_kernels().compute.block_of(count, k, "float32")
+    return load_kernels("cpu").block_of(count, k, "float32")
 
 
 def _ours(how: str, words: str, text: str, share: float) -> Selection:
@@ -104,7 +104,7 @@ def _ours(how: str, words: str, text: str, share: float) -> Selection:
         gradient, residual, next_residual, entries = at
         block = _block(count, _number(share, count))
         places = gradient, "float32", residual, next_residual, 0, 0, block, entries
-        return int(load_kernels().compute.select(level, (*places, how, 1.0, 0.0, True, 0, 0.0))[0])
+        return int(load_kernels("cpu").select(level, (*places, how, 1.0, 0.0, True, 0, 0.0))[0])
 
     arrays = dict.fromkeys(("gradient", "residual", "next residual", "entries"), "float32")
     return Selection(f"select {text} {words}", share, arrays, 4 * item_size("float32"), call, how == "exact")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..core.native import load_kernels
 from ..core.plan import (
     PEERS,
     WIRES,
@@ -79,7 +80,8 @@ class SparsePlan(Plan):
         return [(model, chunk_size) for model in self.models for chunk_size in self.chunk_sizes]
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what needs too much memory."""
+        """Refuse what needs too much memory, and kernels that cannot be compiled."""
+        load_kernels("cpu")
         largest = max(self.models, key=lambda model: model.parameters)
         # Gradients, twice the residuals, and the buffer of the first iteration, which is dense; and for the check.
         copies = len(self.wires) * (1 + 4 * len(self.densities)) + len(self.peers) + 6

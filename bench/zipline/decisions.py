@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from gradientflow._location import load_core
 from gradientflow.policies import Policy, simulate
 
 from ..core.table import Column, Layout, figure, name
@@ -45,7 +45,7 @@ class DecisionResult:
     wrong: int = 0
 
 
-def measure_decisions(policy: Policy, workers: int, seed: int, decide: Callable[..., Any]) -> DecisionResult:
+def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult:
     """Time the decisions about workers with intervals like the thesis', which vary by a tenth.
 
     Parameters
@@ -56,14 +56,13 @@ def measure_decisions(policy: Policy, workers: int, seed: int, decide: Callable[
         How many.
     seed : int
         Of their intervals.
-    decide : callable
-        Told a running policy, workers and times of pushes, gives the nanoseconds of each decision.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
     events = simulate(policy, list(lengths), until=float(_PUSHES), keep_events=True).events
     pushes = [event for event in events if event.kind == "push"]
-    who, when = np.array([event.worker for event in pushes]), np.array([event.seconds for event in pushes])
+    who, when = [event.worker for event in pushes], [event.seconds for event in pushes]
+    decide = load_core().time_decisions  # in nanoseconds, each
     runs = [decide(policy.start(workers), who, when) for _ in range(_REPEATS)]
     taken = np.min(runs, axis=0) / 1e3  # what others on the machine do to one of them is not the policy's
     return DecisionResult(

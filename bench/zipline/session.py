@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.native import load_kernels
+from gradientflow._location import load_core
+
 from ..core.peers import Peer
 from ..core.session import Session
 from .columns import ZiplineResult, summarise_search
@@ -57,8 +58,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 
     def __init__(self, comm: Communicator, plan: ZiplinePlan, *observers: Any) -> None:
         super().__init__(comm, plan, *observers)
-        self._find = load_kernels().policy.find_barrier
-        self._decide = load_kernels().policy.decide
+        self._find = load_core().find_barrier
 
     def place(self, block: Block) -> str:
         """Name a size."""
@@ -84,7 +84,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
         plan = self.plan
         if plan.policies:
             self.outcome.others["decisions"] = [
-                measure_decisions(policy, plan.deciding, self.next_seed(), self._decide) for policy in plan.policies
+                measure_decisions(policy, plan.deciding, self.next_seed()) for policy in plan.policies
             ]
 
     def _try(self, algorithm: str, times: Times, best: tuple[float, float], trial: Trials) -> None:

@@ -35,7 +35,7 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: b
         flags.append("-std=c++20")
     if cflags or cxxflags:
         # the headers include mpi.h
-        flags += [f"-I{_present(_INCLUDE)}", *_mpi_flags("-I")]
+        flags += [f"-I{_present(_INCLUDE)}", *mpi_flags("-I")]
     if libs:
         flags += _linker_flags(_present(_LIBRARIES))
     if flags:
@@ -51,12 +51,12 @@ def _linker_flags(folder: Path) -> list[str]:
     environment = Path(sysconfig.get_path("data")) / "lib"
     return [
         *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),
-        *_mpi_flags("-L", "-l", "-Wl,"),
+        *mpi_flags("-L", "-l", "-Wl,"),
         f"-Wl,-rpath,{environment}",
     ]
 
 
-def _mpi_flags(*kinds: str) -> list[str]:
+def mpi_flags(*kinds: str) -> list[str]:
     """Ask the MPI library's compiler wrapper for its flags of these kinds; none where there is no wrapper."""
     wrapper = shutil.which("mpicxx", path=str(Path(sys.executable).parent)) or shutil.which("mpicxx")
     if wrapper is None:

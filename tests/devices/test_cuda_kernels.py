@@ -56,12 +56,12 @@ from kernel_references import (
     sent_as,
     stepped,
 )
+from native import cuda
 
 import gradientflow
-from gradientflow import _core, _core_testing
+from gradientflow import _core
 from gradientflow._location import build_info
 
-cuda: Any = _core_testing.cuda
 LEVEL = LEVELS[-1]  # others have tests of their own
 
 # Around rows, blocks, and what a thread block of the device does at once.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from native import collective
 
-from gradientflow import _core_testing
 from gradientflow._location import build_info
 from gradientflow.errors import ArgumentError
 
@@ -109,7 +109,7 @@ def select(kind: str = "allreduce", algorithm: str = "auto", nodes: tuple[int, .
         "no_peers": "",
         **facts,
     }
-    return str(_core_testing.collective.select_on_device(kind, algorithm, node_sizes=list(nodes), **given))
+    return str(collective.select_on_device(kind, algorithm, node_sizes=list(nodes), **given))
 
 
 KINDS = [

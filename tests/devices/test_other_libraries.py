@@ -25,7 +25,8 @@ others = [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:]]
 assert all(library[name]() == 46 for library, name in zip(others, ["cudaGetDeviceCount", "ncclCommDestroy"]))
 
 import mpi4py.MPI, numpy, gradientflow as gf
-from gradientflow import _core, _core_testing
+from gradientflow import _core
+from gradientflow.bench.core.native import load_kernels
 from gradientflow.bench.core.nccl import NcclPeer
 from gradientflow.device import asarray
 
@@ -38,7 +39,7 @@ peer = NcclPeer(mpi4py.MPI.COMM_WORLD)  # whose calls wait, by the calls that do
 print(peer._trouble)
 peer.close()
 address = x.__cuda_array_interface__["data"][0]
-_core_testing.cuda.reduce([address], [address, address], 1000, "float32", "sum", 1)
+load_kernels("cuda").reduce([address], [address, address], 1000, "float32", "sum", 1)
 print(x.get().sum())
 """
 
@@ -51,6 +52,7 @@ def build_other(folder: Path, name: str, functions: set[str]) -> Path:
     return library
 
 
+@pytest.mark.usefixtures("native")
 def test_the_emulators_find_their_own_functions(
     tmp_path: Path, cuda_devices: int, emulated_cuda: Path, emulated_nccl: Path
 ) -> None:

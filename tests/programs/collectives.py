@@ -83,7 +83,7 @@ LARGE_BETWEEN_NODES: list[dict[str, Any]] = [
     {"node_size": 2, "stretch_bytes": 1 << 18},
     {"node_size": 3, "segment_bytes": 4096, "window": 3},
 ]
-SIZES_EACH = 2  # between nodes so many sizes are drawn for each kind, dtype and op
+SIZES_EACH = 4  # between nodes so many sizes are drawn for each kind, dtype and op
 
 
 def serves(algorithm: str, kind: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from support import RANK, SIZE, WORLD, expected, raises, run_checks, same_bits
 
 import gradientflow as gf
-from gradientflow import _core, _core_testing, device
+from gradientflow import _core, device
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -351,21 +351,20 @@ def check_wire(comm: gf.Communicator) -> None:
 
 def check_streams(comm: gf.Communicator) -> None:
     """Gradients that are written in several streams: the pool waits for each of them, and only for those."""
-    streams = [_core_testing.cuda.make_stream(DEVICE) for _ in range(3)]
+    made = [_core.device.CopyStream(DEVICE) for _ in range(3)]
+    streams = [stream.address for stream in made]
     pool = gf.GradientPool(comm, [40_000] * 6, fusion_threshold=400_000, device=DEVICE)
     source = device.asarray(np.full(40_000, RANK + 1, np.float32), DEVICE)
     for _ in range(3):
         for index, view in enumerate(pool.views):
             stream = streams[index % 3]
-            _core_testing.cuda.copy_in(DEVICE, view._address, source._address, view.nbytes, stream)
+            _core.device.copy(DEVICE, view._address, source._address, view.nbytes, stream)
             pool.ready(index, stream)
         pool.wait(stream=streams[0])
         for view in pool.views:
             host = np.zeros(40_000, np.float32)
             _core.device.read(DEVICE, view._address, host, host.nbytes, streams[0])
             assert (host == np.float32(TOTAL) / np.float32(SIZE)).all()
-    for stream in streams:
-        _core_testing.cuda.destroy_stream(stream)
 
 
 def check_timeout(comm: gf.Communicator) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from support import OPS, RANK, SIZE, WORLD, Array, difference, expected, raises, run, same_bits, say, scaled
 
 import gradientflow as gf
-from gradientflow import _core, _core_testing
+from gradientflow import _core
 from gradientflow.device import DeviceArray, asarray
 from gradientflow.errors import NodeMemoryError, PeerError
 
@@ -174,11 +174,10 @@ class InStream:
 @contextmanager
 def streams_of_a_user(number: int) -> Iterator[list[int]]:
     """Make streams, and wait for what is in them at the end."""
-    streams = [_core_testing.cuda.make_stream(DEVICE) for _ in range(number)]
-    yield streams
+    streams = [_core.device.CopyStream(DEVICE) for _ in range(number)]
+    yield [stream.address for stream in streams]
     for stream in streams:
-        synchronize(stream)
-        _core_testing.cuda.destroy_stream(stream)
+        stream.wait()
 
 
 def synchronize(stream: int) -> None:

@@ -13,7 +13,7 @@ from support import RANK, SIZE, raises, run_checks
 from twins import DEVICE, Twins
 
 import gradientflow as gf
-from gradientflow import _core, _core_testing, device
+from gradientflow import _core, device
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, MismatchError, NonFiniteError
 from gradientflow.strategies import Layout, parse_strategy
 from gradientflow.strategies.link import Link
@@ -172,7 +172,7 @@ def check_times_are_those_of_the_device(comm: gf.Communicator) -> None:
             synchronizer.begin()
             synchronizer.ready(0)
             for _ in range(50):
-                _core_testing.cuda.copy_in(DEVICE, busy[0]._address, busy[1]._address, busy[0].nbytes, 0)
+                _core.device.copy(DEVICE, busy[0]._address, busy[1]._address, busy[0].nbytes, 0)
             synchronizer.ready(1)
             synchronizer.ready(2)
             said = time.monotonic()

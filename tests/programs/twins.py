@@ -10,7 +10,7 @@ import numpy as np
 from support import RANK, BFloat16, narrow
 
 import gradientflow as gf
-from gradientflow import _core, _core_testing, device
+from gradientflow import _core, device
 
 DEVICES = _core.device.count()
 DEVICE = RANK % DEVICES
@@ -65,25 +65,22 @@ class Twins:
         self.optimizers = [make(each, its, **optimizer) for each, its in zip(self.pools, taken, strict=True)]
         self.source = device.empty(self.pools[0].nbytes, "uint8", DEVICE)
         self.elsewhere = device.empty(1, device=DEVICE)
-        self.streams = [0, *(_core_testing.cuda.make_stream(DEVICE) for _ in range(STREAMS - 1))]
+        self._streams = [_core.device.CopyStream(DEVICE) for _ in range(STREAMS - 1)]
+        self.streams = [0, *(stream.address for stream in self._streams)]
 
     def close(self) -> None:
         for pool in self.pools:
             pool.close()
-        for stream in self.streams[1:]:
-            _core_testing.cuda.destroy_stream(stream)
 
     def keep_busy(self, stream: int) -> None:
         for _ in range(100):
-            _core_testing.cuda.copy_in(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
+            _core.device.copy(DEVICE, self.elsewhere._address, self.source._address, 4, stream)
 
     def put(self, index: int, stream: int) -> None:
         """Write a tensor of the device as it was drawn."""
         host, on_device = self.pools
         begin, size = host.offsets[index], math.prod(host.shapes[index]) * (4 if self.dtype == "float32" else 2)
-        _core_testing.cuda.copy_in(
-            DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream
-        )
+        _core.device.copy(DEVICE, on_device.memory._address + begin, self.source._address + begin, size, stream)
 
     def write(self, seed: Sequence[int], factor: float = 1.0, bad: float | None = None) -> list[tuple[int, int]]:
         """Draw gradients of this rank; on the device they are written in several streams, which come back by tensor."""

@@ -38,7 +38,6 @@ CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["policy"] = {"base"}
 CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}
 CPP_LAYERS["c"] = CPP_LAYERS["bindings"] = CPP_LAYERS["engine/server"] | {"engine/server"}
-CPP_LAYERS["bindings/testing"] = CPP_LAYERS["bindings"] | {"bindings", "compute/cpu"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
@@ -335,12 +334,6 @@ def test_there_is_no_import_cycle() -> None:
     graph = inner_imports(ROOT)
     assert {"gradientflow", "gradientflow.communicator", "gradientflow.bench"} <= set(graph)
     assert find_cycle(graph) == []
-
-
-def test_the_package_does_without_the_testing_module() -> None:
-    for module, path in python_modules(ROOT).items():
-        if module != "gradientflow.bench.core.native":
-            assert "_core_testing" not in path.read_text(encoding="utf-8"), module
 
 
 def test_only_the_command_line_imports_the_benchmarks() -> None:

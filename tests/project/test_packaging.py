@@ -226,6 +226,9 @@ def test_packages_hold_every_bench_and_nothing_that_needs_a_checkout(uncompiled:
     modules = {path.relative_to(source) for path in source.rglob("*.py")}
     assert {path.relative_to(built) for path in built.rglob("*.py")} == modules - {Path("gpu_check.py")}
     assert Path("fusion", "command.py") in modules
+    sources = {path.relative_to(source) for path in source.rglob("*.[ch]pp")}
+    assert {path.relative_to(built) for path in built.rglob("*.[ch]pp")} == sources
+    assert Path("native", "compute.cpp") in sources
 
 
 # In an editable installation gradientflow.bench comes from the repository's bench folder.

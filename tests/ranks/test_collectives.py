@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from native import collective
 
-from gradientflow import _core_testing
 from gradientflow.errors import ArgumentError
 
 Run = Callable[..., Any]
@@ -63,7 +63,7 @@ def choice(
 ) -> tuple[str, str]:
     """Return the path for nodes of so many ranks, and what goes on between them where there are two levels."""
     facts = {"bytes": 1 << 20, "in_node_memory": False, "direct_read_allowed": True, **situation}
-    path, between = _core_testing.collective.select(kind, algorithm, node_sizes=list(nodes), **facts)
+    path, between = collective.select(kind, algorithm, node_sizes=list(nodes), **facts)
     return path, BETWEEN[between]
 
 

@@ -113,6 +113,7 @@ def test_closing_being_late_and_patience_of_two_ranks(check: Run) -> None:
 
 
 @pytest.mark.checks("faults", *OF_THREE)
+@pytest.mark.usefixtures("native")
 def test_ranks_that_leave_are_stopped_or_interrupted(check: Run) -> None:
     check(3)
 

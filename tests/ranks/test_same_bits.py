@@ -6,12 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from gradientflow import _core_testing
+from kernel_data import LEVELS
 
 Run = Callable[..., Any]
-
-LEVELS: list[str] = _core_testing.compute.levels()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

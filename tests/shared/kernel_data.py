@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from native import compute
 from numpy.typing import NDArray
-
-from gradientflow import _core_testing
 
 Array = NDArray[Any]
 
-compute: Any = _core_testing.compute
 LEVELS: list[str] = compute.levels()
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 CASTABLE = ["float16", "bfloat16", "float32"]

@@ -19,7 +19,7 @@ _READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MAL
 
 _BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
 
-_MODULES = ("numpy", "gradientflow.job", "gradientflow.optimizers")  # with all that these need: the whole package
+_MODULES = ("numpy", "gradientflow")
 _TORCH_MODULES = (*_MODULES, "torch", "torch.distributed", "gradientflow.torch")
 _TAKES_TORCH = re.compile(r"^(import|from) (torch|gradientflow\.torch)\b", re.MULTILINE)
 

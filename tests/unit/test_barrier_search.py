@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradientflow import _core_testing
+from gradientflow import _core
 from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT
 from gradientflow.bench.zipline.session import draw_times, smallest_spread
 from gradientflow.errors import ArgumentError
 
-find: Any = _core_testing.policy.find_barrier
+find: Any = _core.find_barrier
 
 
 def brute_force(times: Any) -> tuple[float, float]:
@@ -85,4 +85,4 @@ def test_the_reference_of_the_benchmark_is_right(times: Any) -> None:
 @pytest.mark.parametrize("times", [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(3), [[1.0, 0.0]], [[0.0, np.nan]]])
 def test_what_is_no_prediction_is_refused(algorithm: str, times: Any) -> None:
     with pytest.raises(ArgumentError, match="predicted times"):
-        find(times, algorithm)
+        find(np.array(times), algorithm)

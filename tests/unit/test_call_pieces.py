@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from native import collective
 
-from gradientflow import _core_testing
 from gradientflow.errors import InternalError
-
-collective: Any = _core_testing.collective
 
 IN_PLACE = ("allreduce", "broadcast", "reduce")
 KINDS = (*IN_PLACE, "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "allgatherv")

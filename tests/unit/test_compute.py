@@ -439,7 +439,7 @@ def test_count_nonfinite_finds_each_place(places: set[int], length: int) -> None
 
 def active_level(wanted: str) -> subprocess.CompletedProcess[str]:
     """The level that a fresh process chooses with GRADIENTFLOW_SIMD set."""
-    program = "from gradientflow import _core_testing; print(_core_testing.compute.active_level())"
+    program = "from gradientflow.bench.core.native import load_kernels; print(load_kernels('cpu').active_level())"
     environment = {**os.environ, "GRADIENTFLOW_SIMD": wanted}
     return subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=60

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gradientflow import _core_testing
-
-partition: Any = _core_testing.collective
+from native import collective as partition
 
 COUNTS = st.one_of(st.integers(0, 300), st.integers(0, 2**48))
 PARTS = st.integers(1, 40)

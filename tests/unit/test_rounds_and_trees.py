@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gradientflow import _core_testing
-
-functions: Any = _core_testing.collective
+from native import collective as functions
 
 SIZES = st.integers(1, 70)
 ROOM_FOR_ALL = 2000

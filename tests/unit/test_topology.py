@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from native import collective
 
-from gradientflow import _core_testing
-
-group_ranks: Callable[[list[int], int], list[list[int]]] = _core_testing.collective.group_ranks
+group_ranks: Callable[[list[int], int], list[list[int]]] = collective.group_ranks
 
 
 @pytest.mark.parametrize(

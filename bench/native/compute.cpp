@@ -1,28 +1,27 @@
-// gradientflow._core_testing.compute: the kernels on raw addresses, at a chosen SIMD level. For the tests and the
-// benchmark of the kernels; whoever calls it keeps the memory alive and the addresses right.
+// The kernels of the processor on raw addresses, at a chosen SIMD level, for their benchmark and for tests. Whoever
+// calls them keeps the memory alive and the addresses right.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
 #include <cstdint>
+#include <gradientflow/base/dtype.hpp>
+#include <gradientflow/compute/adam_step.hpp>
+#include <gradientflow/compute/chunks.hpp>
+#include <gradientflow/compute/kernels.hpp>
+#include <gradientflow/compute/local_updates.hpp>
+#include <gradientflow/compute/optimizer_steps.hpp>
+#include <gradientflow/compute/replica_steps.hpp>
+#include <gradientflow/compute/simd.hpp>
+#include <gradientflow/compute/top_k.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "../../kernels/base/dtype.hpp"
-#include "../../kernels/compute/adam_step.hpp"
-#include "../../kernels/compute/chunks.hpp"
-#include "../../kernels/compute/kernels.hpp"
-#include "../../kernels/compute/local_updates.hpp"
-#include "../../kernels/compute/optimizer_steps.hpp"
-#include "../../kernels/compute/replica_steps.hpp"
-#include "../../kernels/compute/simd.hpp"
-#include "../../kernels/compute/top_k.hpp"
-#include "../gil.hpp"
-#include "testing.hpp"
+#include "native.hpp"
 #include "top_k_calls.hpp"
 
-namespace gradientflow::bindings {
+namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
@@ -238,11 +237,7 @@ std::vector<std::string> levels() {
   return names;
 }
 
-}  // namespace
-
-void bind_compute(py::module_& module) {
-  py::module_ compute = module.def_submodule("compute", "The CPU kernels on raw addresses, for tests and benchmarks.");
-  const py::call_guard<WithoutGil> without_gil;
+void bind(py::module_& compute) {
   compute.def("reduce", &reduce, py::arg("level"), py::arg("destinations"), py::arg("sources"), py::arg("count"),
               py::arg("dtype"), py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false, without_gil);
   compute.def("cast", &cast, py::arg("level"), py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
@@ -311,4 +306,10 @@ void bind_compute(py::module_& module) {
       "The SIMD level that the library uses.");
 }
 
-}  // namespace gradientflow::bindings
+}  // namespace
+}  // namespace gradientflow::native
+
+PYBIND11_MODULE(compute, module) {
+  gradientflow::native::translate_errors();
+  gradientflow::native::bind(module);
+}

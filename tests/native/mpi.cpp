@@ -1,39 +1,39 @@
-// gradientflow._core_testing.mpi: what a communicator does with the MPI library, without the agreement of the ranks
+// What a communicator does with the MPI library, without the agreement of the ranks
 // that comes before it.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <gradientflow/transport/mpi/mpi.hpp>
 #include <memory>
 
-#include "../../kernels/transport/mpi/mpi.hpp"
-#include "../gil.hpp"
-#include "testing.hpp"
+#include "native.hpp"
 
-namespace gradientflow::bindings {
+namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
 using transport::MpiCommunicator;
 
 std::unique_ptr<MpiCommunicator> make(std::uintptr_t address, double timeout) {
-  const WithoutGil release;
+  const py::gil_scoped_release released;
   return std::make_unique<MpiCommunicator>(*reinterpret_cast<MPI_Comm*>(address),  // NOLINT(*-no-int-to-ptr)
                                            timeout);
 }
 
 // The part is given back at once.
 void split(const MpiCommunicator& whole, int color, int key) {
-  const WithoutGil release;
+  const py::gil_scoped_release released;
   transport::free(whole.split(color, key, {}));
 }
 
 }  // namespace
+}  // namespace gradientflow::native
 
-void bind_mpi(py::module_& module) {
-  py::module_ mpi = module.def_submodule("mpi", "The MPI library, waited for.");
-  py::class_<MpiCommunicator>(mpi, "Communicator")
+PYBIND11_MODULE(mpi, module) {
+  namespace py = pybind11;
+  using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
+  translate_errors();
+  py::class_<MpiCommunicator>(module, "Communicator")
       .def(py::init(&make), py::arg("address"), py::arg("timeout"))
       .def("split", &split, py::arg("color"), py::arg("key"));
 }
-
-}  // namespace gradientflow::bindings

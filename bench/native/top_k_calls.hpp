@@ -3,14 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <gradientflow/base/dtype.hpp>
+#include <gradientflow/compute/top_k.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "../../kernels/base/dtype.hpp"
-#include "../../kernels/compute/top_k.hpp"
-
-namespace gradientflow::bindings {
+namespace gradientflow::native {
 
 // gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, momentum, masking, seed,
 // threshold
@@ -51,4 +50,4 @@ inline std::vector<const std::byte*> blocks_at(const std::vector<std::uintptr_t>
   return blocks;
 }
 
-}  // namespace gradientflow::bindings
+}  // namespace gradientflow::native

@@ -1,4 +1,4 @@
-// gradientflow._core_testing.limit: what the memory of a node allows, for the benchmarks: the traffic of an allreduce
+// gradientflow._core.limit: what the memory of a node allows, for the benchmarks: the traffic of an allreduce
 // with no word between ranks, and the round trip of a cache line. On raw addresses; whoever calls it keeps the memory
 // alive and the addresses right.
 #include <pybind11/pybind11.h>
@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include "../../kernels/base/dtype.hpp"
-#include "../../kernels/collective/call/partition.hpp"
-#include "../../kernels/compute/kernels.hpp"
-#include "../gil.hpp"
-#include "testing.hpp"
+#include "../kernels/base/dtype.hpp"
+#include "../kernels/collective/call/partition.hpp"
+#include "../kernels/compute/kernels.hpp"
+#include "bindings.hpp"
+#include "gil.hpp"
 
 namespace gradientflow::bindings {
 namespace {

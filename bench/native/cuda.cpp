@@ -1,6 +1,5 @@
-// gradientflow._core_testing.cuda: whether there are CUDA kernels and devices; and the kernels on raw addresses of the
-// device, for the tests and the benchmarks. All work is put into the default stream of the thread's current device;
-// whoever calls keeps the memory alive and the addresses right.
+// The CUDA kernels on raw addresses of the device, for their benchmark and for tests. All work is put into the default
+// stream of the thread's current device; whoever calls them keeps the memory alive and the addresses right.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,6 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <gradientflow/base/dtype.hpp>
+#include <gradientflow/base/error.hpp>
+#include <gradientflow/compute/cuda/owned.hpp>
+#include <gradientflow/compute/cuda/runtime.hpp>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,15 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "../../kernels/base/dtype.hpp"
-#include "../../kernels/base/error.hpp"
-#include "../../kernels/compute/cuda/owned.hpp"
-#include "../../kernels/compute/cuda/runtime.hpp"
-#include "../gil.hpp"
-#include "testing.hpp"
+#include "native.hpp"
 #include "top_k_calls.hpp"
 
-namespace gradientflow::bindings {
+namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
@@ -400,7 +398,6 @@ Launch copy(Address destination, Address source, std::size_t bytes) {
 
 // Each kernel twice: `prepared` gives a Launch, `module` runs it.
 void bind_kernels(py::module_& module, py::module_& prepared) {
-  const py::call_guard<WithoutGil> without_gil;
   py::class_<Launch>(prepared, "Launch", "A kernel with all that it needs on the device.")
       .def("run", &Launch::run, without_gil, "Start it, and wait for the numbers that it works out.")
       .def("microseconds", &Launch::microseconds, py::arg("repeats"), without_gil,
@@ -471,7 +468,7 @@ void* bytes_of(const py::buffer_info& buffer, const DeviceMemory& memory) {
 }
 
 void copy_and_wait(void* destination, const void* source, std::size_t bytes) {
-  const WithoutGil without_gil;
+  const py::gil_scoped_release released;
   cuda::runtime().copy(destination, source, bytes, stream);
   cuda::runtime().synchronize(stream);
 }
@@ -499,57 +496,15 @@ void bind_memory(py::module_& module) {
       .def("write", &write, py::arg("values"), "Fill it from a contiguous buffer of as many bytes.")
       .def("read", &read)
       .def("read_into", &read_into, py::arg("values"), "Copy it to a contiguous buffer of as many bytes.");
-  py::class_<cuda::Pinned>(module, "Pinned", py::module_local(),
-                           "Pins memory of the host for as long as this is there.")
-      .def(py::init([](Address address, std::size_t bytes) {
-             return std::make_unique<cuda::Pinned>(pointer(address), bytes);
-           }),
-           py::arg("address"), py::arg("bytes"));
-  const py::call_guard<WithoutGil> without_gil;
-  module.def(
-      "copy",
-      [](Address destination, Address source, std::size_t bytes) {
-        cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream);
-      },
-      py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil,
-      "Put a copy into the default stream: between host and device in either direction, or on the device.");
-  module.def(
-      "synchronize", [] { cuda::runtime().synchronize(stream); }, without_gil,
-      "Wait for all that was put into the default stream.");
-}
-
-// Streams of the tests' own.
-void bind_streams(py::module_& module) {
-  const py::call_guard<WithoutGil> without_gil;
-  module.def(
-      "make_stream",
-      [](int device) {
-        const cuda::UseDevice use(device);
-        return reinterpret_cast<Address>(cuda::runtime().make_stream());
-      },
-      py::arg("device"));
-  module.def(
-      "destroy_stream", [](Address own) { cuda::runtime().destroy(pointer(own)); }, py::arg("stream"), without_gil);
-  module.def(
-      "copy_in",
-      [](int device, Address destination, Address source, std::size_t bytes, Address own) {
-        const cuda::UseDevice use(device);
-        cuda::runtime().copy(pointer(destination), pointer(source), bytes, pointer(own));
-      },
-      py::arg("device"), py::arg("destination"), py::arg("source"), py::arg("bytes"), py::arg("stream"));
 }
 
 }  // namespace
+}  // namespace gradientflow::native
 
-void bind_cuda(py::module_& module) {
-  py::module_ submodule = module.def_submodule("cuda", "The CUDA kernels on raw addresses, for tests and benchmarks.");
-  submodule.def(
-      "use", [](int device) { cuda::runtime().use(device); }, py::arg("device"),
-      "Make a device the calling thread's current one.");
-  bind_memory(submodule);
-  bind_streams(submodule);
-  py::module_ prepared = submodule.def_submodule("prepared", "The kernels, ready to be started again and again.");
-  bind_kernels(submodule, prepared);
+PYBIND11_MODULE(cuda, module) {
+  using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
+  translate_errors();
+  bind_memory(module);
+  pybind11::module_ prepared = module.def_submodule("prepared", "The kernels, ready to be started again and again.");
+  bind_kernels(module, prepared);
 }
-
-}  // namespace gradientflow::bindings

@@ -1,8 +1,16 @@
-// gradientflow._core_testing.collective: the pure functions behind the collectives (index arithmetic, the choice of a
-// path, the grouping of ranks), for the tests.
+// The pure functions behind the collectives: index arithmetic, the choice of a path, the grouping of ranks.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <gradientflow/base/config.hpp>
+#include <gradientflow/base/dtype.hpp>
+#include <gradientflow/collective/between/recursive_doubling.hpp>
+#include <gradientflow/collective/between/tree.hpp>
+#include <gradientflow/collective/call/call_pieces.hpp>
+#include <gradientflow/collective/call/partition.hpp>
+#include <gradientflow/collective/select/device_selector.hpp>
+#include <gradientflow/collective/select/selector.hpp>
+#include <gradientflow/transport/topology.hpp>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -11,18 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "../../kernels/base/config.hpp"
-#include "../../kernels/base/dtype.hpp"
-#include "../../kernels/collective/between/recursive_doubling.hpp"
-#include "../../kernels/collective/between/tree.hpp"
-#include "../../kernels/collective/call/call_pieces.hpp"
-#include "../../kernels/collective/call/partition.hpp"
-#include "../../kernels/collective/select/device_selector.hpp"
-#include "../../kernels/collective/select/selector.hpp"
-#include "../../kernels/transport/topology.hpp"
-#include "testing.hpp"
+#include "native.hpp"
 
-namespace gradientflow::bindings {
+namespace gradientflow::native {
 namespace {
 
 namespace py = pybind11;
@@ -131,10 +130,7 @@ std::vector<std::vector<int>> group_ranks(const std::vector<std::size_t>& host_k
   return transport::group_ranks(host_keys, 0, node_size).members;
 }
 
-}  // namespace
-
-void bind_collective(py::module_& module) {
-  py::module_ functions = module.def_submodule("collective", "The pure functions behind the collectives, for tests.");
+void bind(py::module_& functions) {
   functions.def("block", &block, py::arg("count"), py::arg("parts"), py::arg("index"));
   functions.def("slice", &slice, py::arg("count"), py::arg("parts"), py::arg("index"), py::arg("grain"));
   functions.def("piece", &piece, py::arg("range"), py::arg("length"), py::arg("index"));
@@ -158,4 +154,10 @@ void bind_collective(py::module_& module) {
                 "The ranks of each node, for one host key a rank.");
 }
 
-}  // namespace gradientflow::bindings
+}  // namespace
+}  // namespace gradientflow::native
+
+PYBIND11_MODULE(collective, module) {
+  gradientflow::native::translate_errors();
+  gradientflow::native::bind(module);
+}

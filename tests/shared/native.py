@@ -1,0 +1,30 @@
+"""Functions of the core that Python's interface does not have, one module for each C++ file that makes them callable.
+
+The first to import this compiles them, side by side: see bench/core/native.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gradientflow.bench.core.native import SOURCES, build_native, load_native
+from gradientflow.cli.config import mpi_flags
+
+OWN = Path(__file__).resolve().parents[1] / "native"
+
+
+def flags() -> Sequence[str]:
+    """Give what is needed for mpi.h."""
+    return mpi_flags("-I")
+
+
+FILES = [SOURCES / "compute.cpp", SOURCES / "cuda.cpp", OWN / "collective.cpp", OWN / "mpi.cpp"]
+
+with ThreadPoolExecutor() as pool:
+    list(pool.map(lambda file: build_native(file, flags), FILES))
+
+modules: list[Any] = [load_native(file, flags) for file in FILES]
+compute, cuda, collective, mpi = modules
