@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.mark.checks("lags")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_lags(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=200)
