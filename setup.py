@@ -6,12 +6,14 @@ GRADIENTFLOW_SANITIZE ("address,undefined"), and CXX as usual.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -79,6 +81,38 @@ def mpi_options(*, in_place: bool) -> dict[str, str]:
     }
 
 
+class Progress:
+    """Shows on the terminal how far a build is, since pip hides what is printed.
+
+    It is written behind the cursor, where pip's spinner is, and wiped away at the end. Without a terminal, or in the
+    background of one, nothing is shown.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._terminal = -1
+        with contextlib.suppress(OSError):
+            terminal = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY)
+            if os.tcgetpgrp(terminal) == os.getpgrp() and os.environ.get("TERM", "dumb") != "dumb":
+                self._terminal = terminal
+
+    def tell(self, line: str) -> None:
+        """Take the state from a line of Ninja, if it says one."""
+        found = re.match(r"\[(\d+)/(\d+)\] ", line)
+        if found:
+            done, total = map(int, found.groups())
+            left = (time.monotonic() - self._began) * (total - done) / max(done, 1)
+            self._show(f" {100 * done // total} %, {left:.0f} s left")
+
+    def close(self) -> None:
+        """Wipe it away."""
+        self._show("")
+
+    def _show(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # as where there is no terminal
+            os.write(self._terminal, f"\x1b7{text}\x1b[K\x1b8".encode())  # the cursor stays
+
+
 class CleanBuild(build):
     """A build that leaves out modules which an earlier build of the same tree still had."""
 
@@ -125,7 +159,7 @@ class CMakeBuild(build_ext):
 
         definitions = [f"-D{name}={value}" for name, value in variables.items()]
         self.call(cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", *definitions)
-        self.call(cmake, "--build", str(folder))
+        self.compile(cmake, "--build", str(folder))
         shutil.rmtree(target / "include", ignore_errors=True)  # headers that are gone
         self.call(cmake, "--install", str(folder), "--prefix", str(target))
         if in_place:  # for clang-tidy and editors
@@ -133,10 +167,26 @@ class CMakeBuild(build_ext):
             link.unlink(missing_ok=True)
             link.symlink_to((folder / link.name).relative_to(ROOT))
 
+    def compile(self, *command: str) -> None:
+        """Run Ninja, and show the user how far it is."""
+        environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+        with (
+            contextlib.closing(Progress()) as progress,
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace") as ninja,
+        ):
+            for line in ninja.stdout or ():
+                print(line, end="", flush=True)
+                progress.tell(line)
+        self.check(ninja.returncode)
+
+    def call(self, *command: str) -> None:
+        """Run a command."""
+        self.check(subprocess.run(command, check=False).returncode)
+
     @staticmethod
-    def call(*command: str) -> None:
-        """Run a command, whose output says why if it fails."""
-        if subprocess.run(command, check=False).returncode != 0:
+    def check(status: int) -> None:
+        """Fail as a command did, whose output says why."""
+        if status != 0:
             raise ExecError("building the C++ core of GradientFlow failed; the reason stands above.")
 
 

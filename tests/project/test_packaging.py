@@ -231,6 +231,26 @@ def test_packages_hold_every_bench_and_nothing_that_needs_a_checkout(uncompiled:
     assert Path("native", "compute.cpp") in sources
 
 
+PROGRESS = """
+import runpy, setuptools
+setuptools.setup = lambda **_: None
+progress = runpy.run_path("setup.py")["Progress"]()
+progress.tell("[1/4] Building CXX object")
+progress.tell("a warning")
+progress.close()
+"""
+
+
+def test_a_build_shows_on_the_terminal_how_far_it_is() -> None:
+    on_a_terminal = "import pty, sys; pty.spawn(sys.argv[1:])"
+    shown = run(sys.executable, "-c", on_a_terminal, sys.executable, "-c", PROGRESS, cwd=ROOT, TERM="xterm")
+    assert shown == "\x1b7 25 %, 0 s left\x1b[K\x1b8\x1b7\x1b[K\x1b8"
+    without = subprocess.run(
+        [sys.executable, "-c", PROGRESS], cwd=ROOT, start_new_session=True, capture_output=True, check=True
+    )
+    assert without.stdout + without.stderr == b""
+
+
 # In an editable installation gradientflow.bench comes from the repository's bench folder.
 BENCH = {ROOT / "bench"} if PACKAGE.parent == ROOT else set()
 
