@@ -104,7 +104,7 @@ def check_bits_of_the_step_without_sharing(comm: gf.Communicator) -> None:
             models = [Net().to(dtype) for _ in range(2)]
             one = gft.DistributedOptimizer(make(models[0]), models[0], comm, fused=True)
             other = gft.DistributedOptimizer(make(models[1]), models[1], comm, share="node")
-            for step in range(7):
+            for step in range(4):
                 train(one, models[0], 1, step)
                 train(other, models[1], 1, step)
                 assert_same(*models)
