@@ -138,7 +138,7 @@ def _compute() -> Any:
 
 @cache
 def _prepared() -> Any:
-    return load_kernels("cuda").prepared
+    return load_kernels("cuda")
 
 
 def _reduce(dtype: str, number: int = 2) -> Kernel:

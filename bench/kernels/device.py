@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..core.data import Values
-from ..core.device import address
+from ..core.device import address, copy, synchronize
 from ..core.measure import Samples, fitting_iterations
 from ..core.native import load_kernels
 from .check import Trial
@@ -58,8 +58,8 @@ class DeviceKernelBench:
         launch = kernel.prepare(addresses, self._count)
         wrong = self._check(kernel, addresses, launch)
         target, source = (memory.address for memory in self._copies)
-        copy = self._cuda.prepared.copy(target, source, kernel.moved * self._count // 2)
-        times = np.zeros((2, 0), np.int64) if wrong else take_device_times((launch, copy), seconds)
+        plain = self._cuda.copy(target, source, kernel.moved * self._count // 2)
+        times = np.zeros((2, 0), np.int64) if wrong else take_device_times((launch, plain), seconds)
         return summarise_kernel(kernel, "none", self.size, self._count, wrong, times, "cuda")
 
     def _check(self, kernel: Kernel, addresses: Sequence[int], launch: Launch) -> int:
@@ -81,8 +81,8 @@ class DeviceKernelBench:
         return np.empty(self._count, stored(np.zeros(1, np.float32), dtype).dtype)
 
     def _copy(self, target: int, source: int, size: int) -> None:
-        self._cuda.copy(target, source, size)
-        self._cuda.synchronize()
+        copy(target, source, size)
+        synchronize()
 
 
 def take_device_times(launches: Sequence[Launch], seconds: float) -> Samples:

@@ -396,57 +396,47 @@ Launch copy(Address destination, Address source, std::size_t bytes) {
   return Launch([=] { cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream); });
 }
 
-// Each kernel twice: `prepared` gives a Launch, `module` runs it.
-void bind_kernels(py::module_& module, py::module_& prepared) {
-  py::class_<Launch>(prepared, "Launch", "A kernel with all that it needs on the device.")
+void bind_kernels(py::module_& module) {
+  py::class_<Launch>(module, "Launch", "A kernel with all that it needs on the device, to be started again and again.")
       .def("run", &Launch::run, without_gil, "Start it, and wait for the numbers that it works out.")
       .def("microseconds", &Launch::microseconds, py::arg("repeats"), without_gil,
            "Time so many in a row by the clock of the device, and give that of one.");
 
-  const auto define = [&]<class... Given, class... Names>(const char* name, Launch (*prepare)(Given...), auto give,
-                                                          const Names&... names) {
-    prepared.def(name, prepare, names..., without_gil);
-    module.def(name, [=](Given... given) { return give(prepare(given...).run()); }, names..., without_gil);
+  module.def("reduce", &reduce, py::arg("destinations"), py::arg("sources"), py::arg("count"), py::arg("dtype"),
+             py::arg("op"), py::arg("divisor") = 1, without_gil);
+  module.def("cast", &cast, py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
+             py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
+  module.def("count_nonfinite", &count_nonfinite, py::arg("source"), py::arg("dtype"), py::arg("count"), without_gil);
+  const auto define_list = [&](const char* name, auto prepare, const char* fields) {
+    module.def(name, prepare, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, without_gil, fields);
   };
-  const auto numbers = [](Launch::Numbers found) { return found; };
-  const auto number = [](const Launch::Numbers& found) { return static_cast<std::uint64_t>(found.front()); };
-  const auto nothing = [](const Launch::Numbers&) {};
-
-  define("reduce", &reduce, nothing, py::arg("destinations"), py::arg("sources"), py::arg("count"), py::arg("dtype"),
-         py::arg("op"), py::arg("divisor") = 1);
-  define("cast", &cast, nothing, py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
-         py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F);
-  define("count_nonfinite", &count_nonfinite, number, py::arg("source"), py::arg("dtype"), py::arg("count"));
-  const auto define_list = [&](const char* name, auto prepare, auto give, const char* fields) {
-    define(name, prepare, give, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, fields);
-  };
-  define_list("update_residual", &update_residual, numbers,
+  define_list("update_residual", &update_residual,
               "Of each call: gradient, residual, next_residual, count, scale, momentum. Gives norms.");
-  define_list("gather", &gather, numbers, "Of each call: gradient, residual, buffer, count, scale. Gives norms.");
-  define_list("scatter", &scatter, numbers, "Of each call: gradient, buffer, count, scale. Gives norms.");
-  define_list("sum_of_squares", &sum_of_squares, numbers, "Of each call: source, count, scale. Gives sums.");
-  define_list("momentum_step", &momentum_step, nothing,
+  define_list("gather", &gather, "Of each call: gradient, residual, buffer, count, scale. Gives norms.");
+  define_list("scatter", &scatter, "Of each call: gradient, buffer, count, scale. Gives norms.");
+  define_list("sum_of_squares", &sum_of_squares, "Of each call: source, count, scale. Gives sums.");
+  define_list("momentum_step", &momentum_step,
               "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
               "weight_decay, factor, inner_rate, outer_rate.");
-  define_list("adam_step", &adam_step, nothing,
+  define_list("adam_step", &adam_step,
               "Of each call: weight, parameter, parameter_dtype, gradient, mean, mean_square, count, and a list of "
               "gradient_scale, weight_decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon.");
   define_list(
-      "glu_step", &glu_step, nothing,
+      "glu_step", &glu_step,
       "Of each call: weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, "
       "beta, global_scale.");
   define_list(
-      "dc_step", &dc_step, nothing,
+      "dc_step", &dc_step,
       "Of each call: weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, "
       "lambda_0, decay, epsilon.");
-  define_list("replica_step", &replica_step, nothing,
+  define_list("replica_step", &replica_step,
               "Of each call: weight, before, sum, gradient, count, rate, gradient_scale, weight_decay.");
-  define_list("round_step", &round_step, nothing,
+  define_list("round_step", &round_step,
               "Of each call: weight, before, mean, sum, gradient, count, rate, gradient_scale, weight_decay.");
-  define("select", &select, numbers, py::arg("call"));
-  define("combine", &combine, numbers, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
-         py::arg("blocks"));
-  prepared.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
+  module.def("select", &select, py::arg("call"), without_gil);
+  module.def("combine", &combine, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
+             py::arg("blocks"), without_gil);
+  module.def("copy", &copy, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
@@ -505,6 +495,5 @@ PYBIND11_MODULE(cuda, module) {
   using namespace gradientflow::native;  // NOLINT(google-build-using-namespace)
   translate_errors();
   bind_memory(module);
-  pybind11::module_ prepared = module.def_submodule("prepared", "The kernels, ready to be started again and again.");
-  bind_kernels(module, prepared);
+  bind_kernels(module);
 }

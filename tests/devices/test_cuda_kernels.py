@@ -186,6 +186,19 @@ class Processor:
             return [0, 1 + int(str(error).split()[1])]  # block 7 is not one ...
 
 
+class Device:
+    """The kernels of the device, each prepared and run at once."""
+
+    def __getattr__(self, name: str) -> Callable[..., list[float]]:
+        """Give a kernel."""
+        return lambda *arguments, **options: getattr(cuda, name)(*arguments, **options).run()
+
+    @staticmethod
+    def count_nonfinite(*arguments: Any) -> int:
+        (found,) = cuda.count_nonfinite(*arguments).run()
+        return int(found)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the kernels run, and how elements get there."""
@@ -215,7 +228,7 @@ def device(request: pytest.FixtureRequest) -> Place:
             pytest.skip("there is a CUDA device")
         os.environ["GRADIENTFLOW_CUDA_LIBRARY"] = str(request.getfixturevalue("emulated_cuda"))
     assert _core.device.count() > 0
-    return Place(cuda, OnDevice)
+    return Place(Device(), OnDevice)
 
 
 @pytest.fixture(autouse=True)

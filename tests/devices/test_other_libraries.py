@@ -39,7 +39,7 @@ peer = NcclPeer(mpi4py.MPI.COMM_WORLD)  # whose calls wait, by the calls that do
 print(peer._trouble)
 peer.close()
 address = x.__cuda_array_interface__["data"][0]
-load_kernels("cuda").reduce([address], [address, address], 1000, "float32", "sum", 1)
+load_kernels("cuda").reduce([address], [address, address], 1000, "float32", "sum", 1).run()
 print(x.get().sum())
 """
 
