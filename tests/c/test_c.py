@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def tool(name: str) -> str:
     return found
 
 
+@cache
 def flags(*options: str) -> list[str]:
     """Ask ``gradientflow config`` for them."""
     return shlex.split(run(*module_command("gradientflow.cli", ["config", *options])))
