@@ -8,6 +8,7 @@
 #include <gradientflow/base/dtype.hpp>
 #include <gradientflow/compute/adam_step.hpp>
 #include <gradientflow/compute/chunks.hpp>
+#include <gradientflow/compute/cpu/string_copy.hpp>
 #include <gradientflow/compute/kernels.hpp>
 #include <gradientflow/compute/local_updates.hpp>
 #include <gradientflow/compute/optimizer_steps.hpp>
@@ -61,6 +62,10 @@ void cast(const std::string& level, std::uintptr_t destination, const std::strin
 void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t source, std::size_t bytes,
           bool streaming) {
   compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
+}
+
+void copy_string(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) {
+  compute::copy_string(pointer(destination), pointer(source), bytes);
 }
 
 std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, const std::string& dtype,
@@ -244,6 +249,7 @@ void bind(py::module_& compute) {
               py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
               py::arg("streaming") = false, without_gil);
+  compute.def("copy_string", &copy_string, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
   compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("dtype"),
               py::arg("count"), without_gil);
   compute.def("update_residual", &update_residual, py::arg("level"), py::arg("gradient"), py::arg("dtype"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -351,18 +355,79 @@ def test_cast_refuses_other_dtypes() -> None:
             compute.cast("baseline", 0, to, 0, of, 0, 1.0)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_copy(streaming: bool) -> None:
-    """Every short length at every alignment of the destination, and a long one."""
+def ways_to_copy() -> list[Callable[[int, int, int], None]]:
+    """Each takes the addresses of destination and source, and the number of bytes."""
+
+    def in_vectors(level: str, streaming: bool, destination: int, source: int, size: int) -> None:
+        compute.copy(level, destination, source, size, streaming)
+
+    return [
+        compute.copy_string,
+        *(partial(in_vectors, level, streaming) for level, streaming in itertools.product(LEVELS, (False, True))),
+    ]
+
+
+def check_copies(values: Array, offset: int, source_offset: int) -> None:
+    """One copy in every way, between memory at these distances from a cache line."""
+    for copy in ways_to_copy():
+        source = Guarded(values, source_offset)
+        destination = Guarded(np.zeros_like(values), offset)
+        copy(destination.address, source.address, values.nbytes)
+        destination.check_guards()
+        source.check_guards()
+        np.testing.assert_array_equal(destination.bytes, values)
+        np.testing.assert_array_equal(source.bytes, values)
+
+
+def test_copy() -> None:
+    """Every short length, none at all too, at every alignment of the destination, and a long one."""
     rng = np.random.default_rng(8)
-    for length in [*range(300), 1 << 20]:
-        values = np.frombuffer(rng.bytes(length), np.uint8)
-        for level in LEVELS:
-            source = Guarded(values, length * 5 % LINE)
-            destination = Guarded(np.zeros_like(values), length % LINE)
-            compute.copy(level, destination.address, source.address, length, streaming)
-            destination.check_guards()
-            np.testing.assert_array_equal(destination.bytes, values)
+    for length in [*range(600), 1 << 20]:
+        check_copies(np.frombuffer(rng.bytes(length), np.uint8), length % LINE, length * 5 % LINE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 20000), st.integers(0, LINE - 1), st.integers(0, LINE - 1))
+def test_copy_property(length: int, offset: int, source_offset: int) -> None:
+    """Whatever the length and the alignments, everything arrives, and nothing else is written."""
+    check_copies(np.frombuffer(np.random.default_rng(length).bytes(length), np.uint8), offset, source_offset)
+
+
+TILE = 1 << 20
+
+
+@contextmanager
+def tiled(length: int) -> Iterator[Array]:
+    """So many bytes of addresses: the same TILE bytes of memory over and over."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    size, number = ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, size]
+    whole = -(-length // TILE) * TILE
+    file = os.memfd_create("tile")
+    os.ftruncate(file, TILE)
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | 0x10  # MAP_FIXED
+    start = libc.mmap(None, whole, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    try:
+        for at in range(start, start + whole, TILE):
+            mapped = libc.mmap(at, TILE, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
+            assert mapped == at
+        yield np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(start))
+    finally:
+        libc.munmap(start, whole)
+        os.close(file)
+
+
+def test_copy_beyond_32_bits() -> None:
+    """A length that no integer of 32 bits holds: all of the memory behind the destination is written."""
+    length = (1 << 32) + 12345
+    with tiled(length) as source, tiled(3 + length) as destination:
+        source[:TILE] = np.frombuffer(np.random.default_rng(9).bytes(TILE), np.uint8)
+        for copy in ways_to_copy():
+            destination[:TILE] = 0
+            copy(destination.ctypes.data + 3, source.ctypes.data, length)
+            np.testing.assert_array_equal(np.roll(destination[:TILE], -3), source[:TILE])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,6 @@ void staged_reduce(const Context& c) {
   const bool receives = everybody || c.rank == c.root;
   const compute::Reduction how = reduction(c.call.signature, c.node.size(), compute::Store::cached);
   std::vector<const void*> sources(c.ranks);
-  std::vector<void*> targets;
 
   const auto in = [&](std::size_t k) {
     for (std::size_t i = 1; i < c.ranks; ++i) {
@@ -83,14 +82,11 @@ void staged_reduce(const Context& c) {
     for (std::size_t p = 0; p < c.ranks; ++p) {
       sources[p] = p == c.rank ? c.call.input + mine.begin * c.element : slots.at(p, k, c.rank);
     }
-    targets.clear();
-    if (receives) {
-      targets.push_back(c.call.output + mine.begin * c.element);
+    void* const result = receives ? c.call.output + mine.begin * c.element : slots.at(c.rank, k, c.rank);
+    compute::reduce({&result, 1}, sources, mine.size(), how);
+    if (everybody) {  // sooner than by a second destination: a copy need not fetch lines that the others have read
+      copy_bytes(slots.at(c.rank, k, c.rank), c.call.output + mine.begin * c.element, mine.size() * c.element);
     }
-    if (everybody || c.rank != c.root) {
-      targets.push_back(slots.at(c.rank, k, c.rank));
-    }
-    compute::reduce(targets, sources, mine.size(), how);
   };
   const auto out = [&](std::size_t k) {
     for (std::size_t i = 1; receives && i < c.ranks; ++i) {

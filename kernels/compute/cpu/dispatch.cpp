@@ -1,12 +1,12 @@
 // The entry points of kernels.hpp: they check the arguments and call the kernel of the right level.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "../../base/error.hpp"
 #include "../kernels.hpp"
 #include "select.hpp"
+#include "string_copy.hpp"
 
 namespace gradientflow::compute {
 namespace {
@@ -21,6 +21,7 @@ static_assert(static_cast<int>(DType::float16) == 0 && static_cast<int>(DType::b
 static_assert(static_cast<int>(ReduceOp::sum) == 0 && static_cast<int>(ReduceOp::mean) == 1 &&
               static_cast<int>(ReduceOp::max) == 2 && static_cast<int>(ReduceOp::min) == 3 &&
               static_cast<int>(ReduceOp::prod) == 4);
+static_assert(static_cast<int>(Store::cached) == 0 && static_cast<int>(Store::streaming) == 1);
 
 void check_divisor(const Reduction& reduction) {
   if (reduction.divisor < 1) {
@@ -69,14 +70,7 @@ void cast_with(const KernelTable& table, void* destination, DType destination_dt
 }
 
 void copy_with(const KernelTable& table, void* destination, const void* source, std::size_t bytes, Store store) {
-  if (bytes == 0) {
-    return;
-  }
-  if (store == Store::streaming) {
-    table.copy_streaming(destination, source, bytes);
-  } else {
-    std::memcpy(destination, source, bytes);
-  }
+  table.copy[static_cast<std::size_t>(store)](destination, source, bytes);
 }
 
 std::size_t count_with(const KernelTable& table, const void* source, DType dtype, std::size_t count) {
@@ -102,7 +96,11 @@ std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) 
 }
 
 void copy(void* destination, const void* source, std::size_t bytes, Store store) {
-  copy_with(active_table(), destination, source, bytes, store);
+  if (store == Store::cached && bytes >= string_copy_bytes && string_copy_is_fast()) {
+    copy_string(destination, source, bytes);
+  } else {
+    copy_with(active_table(), destination, source, bytes, store);
+  }
 }
 
 void reduce_at(SimdLevel level, std::span<void* const> destinations, std::span<const void* const> sources,

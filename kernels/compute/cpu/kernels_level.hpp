@@ -48,7 +48,7 @@ const KernelTable kernels = {
         },
     .count_nonfinite = {count_nonfinite<std::uint16_t, 0x7c00u>, count_nonfinite<std::uint16_t, 0x7f80u>,
                         count_nonfinite<std::uint32_t, 0x7f800000u>},
-    .copy_streaming = copy_streaming,
+    .copy = {copy<false>, copy<true>},
     .update_residual = {update_residual<Float16>, update_residual<BFloat16>, update_residual<Float32>},
     .gather = {gather<Float16>, gather<BFloat16>, gather<Float32>},
     .scatter = {scatter<Float16>, scatter<BFloat16>, scatter<Float32>},

@@ -72,7 +72,7 @@ struct KernelTable {
   ReduceKernel reduce[9][5];
   CastKernel cast[3][3];  // [destination][source]
   CountKernel count_nonfinite[3];
-  CopyKernel copy_streaming;
+  CopyKernel copy[2];  // cached, streaming
   UpdateResidualKernel update_residual[3];
   GatherKernel gather[3];
   ScatterKernel scatter[3];
