@@ -40,7 +40,7 @@ def _options(name: str) -> list[Any]:
 def _bench(name: str) -> Bench:
     fixed: dict[str, Any] = {"sizes": (0,)} if name == "barrier" else {}
     plan = partial(CollectivePlan, name, **fixed)
-    return Bench(name, f"Measure {name}.", _options(name), plan, CollectiveSession, LAYOUT, draw)
+    return Bench(name, _options(name), plan, CollectiveSession, LAYOUT, draw)
 
 
-BENCHES = [_bench(name) for name in COLLECTIVES]
+BENCHES = tuple(_bench(name) for name in COLLECTIVES)

@@ -26,8 +26,8 @@ class Bench:
 
     Attributes
     ----------
-    name, help : str
-        As the command line shows them.
+    name : str
+        As the command line has it, which also has what it measures.
     options : sequence of click.Option
         Besides those that all benches have.
     plan : callable
@@ -47,7 +47,6 @@ class Bench:
     """
 
     name: str
-    help: str
     options: Sequence[click.Option]
     plan: Callable[..., Any]
     session: Callable[[Communicator, Any, Observer | None], Session[Any, Any, Any]]

@@ -10,9 +10,8 @@ from .plan import DEFAULT_BUFFER, DEFAULT_THRESHOLDS, FusionPlan, parse_buffer
 from .plot import draw
 from .session import FusionSession
 
-FUSION = Bench(
+_FUSION = Bench(
     name="fusion",
-    help="Measure one allreduce a tensor, fusion by copying and the gradient pool on the gradients of whole models.",
     options=(
         option("--models", ",".join(MODELS), "whose gradients"),
         option(
@@ -32,3 +31,5 @@ FUSION = Bench(
     layout=LAYOUT,
     draw=draw,
 )
+
+BENCHES = (_FUSION,)

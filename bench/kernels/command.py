@@ -20,9 +20,8 @@ def _plan(device: str, sizes: str | None = None, **options: Any) -> KernelsPlan:
     return KernelsPlan(parse_sizes(DEFAULT_SIZES[device] if sizes is None else sizes), device=device, **options)
 
 
-KERNELS = Bench(
+_KERNELS = Bench(
     name="kernels",
-    help="Measure the compute kernels, on one core or on a CUDA device, beside plain copies of as many bytes.",
     options=(
         option("--device", "cpu", f"of {', '.join(DEVICES)}", None, metavar="NAME"),
         option("--sizes", None, f"bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]", None),
@@ -36,3 +35,5 @@ KERNELS = Bench(
     draw=draw,
     in_job=False,
 )
+
+BENCHES = (_KERNELS,)

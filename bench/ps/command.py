@@ -9,9 +9,8 @@ from .plan import DEFAULT_SIZES, MEMORIES, PEERS, ServerPlan
 from .plot import draw
 from .session import ServerSession
 
-PS = Bench(
+_PS = Bench(
     name="ps",
-    help="Measure pushing gradients to parameter servers and pulling weights, beside MPI and torch.distributed.rpc.",
     options=(
         option("--sizes", DEFAULT_SIZES, "bytes of gradients; K, M and G allowed", parse_sizes),
         option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
@@ -26,3 +25,5 @@ PS = Bench(
     layout=LAYOUT,
     draw=draw,
 )
+
+BENCHES = (_PS,)

@@ -18,9 +18,8 @@ def _plan(models: str, elements: str | None = None, **options: Any) -> SparsePla
     return SparsePlan(parse_models(models, elements), **options)
 
 
-SPARSE = Bench(
+_SPARSE = Bench(
     name="sparse",
-    help="Measure coarse-grained sparse communication beside dense exchanges of the same gradients.",
     options=(
         option("--model models", "mlp", f"whose gradients, of {', '.join(MODELS)}", None),
         option("--elements", None, "so many gradients in place of a model's; K and M allowed", None),
@@ -38,3 +37,5 @@ SPARSE = Bench(
     draw=draw,
     others={"kernels": KERNELS_LAYOUT},
 )
+
+BENCHES = (_SPARSE,)

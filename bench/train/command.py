@@ -46,9 +46,8 @@ def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
     return TrainSession(comm, plan, observe)
 
 
-TRAIN = Bench(
+_TRAIN = Bench(
     name="train",
-    help="Train a perceptron, convolutional networks and a character LSTM on real data, beside DDP.",
     options=(
         option("--model models", ",".join(MODELS), "what to train"),
         option("--contestants", ",".join(CONTESTANTS), "how to synchronise; training without it is always there"),
@@ -136,3 +135,5 @@ TRAIN = Bench(
     page=_page,
     others={"ladder": LADDER},
 )
+
+BENCHES = (_TRAIN,)

@@ -12,9 +12,8 @@ from .plan import ALGORITHMS, ZiplinePlan
 from .plot import draw
 from .session import ZiplineSession
 
-ZIPLINE = Bench(
+_ZIPLINE = Bench(
     name="zipline",
-    help="Compare the searches for the next barrier of ElasticBSP: what they find, and how long they take.",
     options=(
         option("--workers", "10,50,100,500,1000", "how many", parse_counts),
         option("--lookahead", "15,150", "pushes of each that are predicted", parse_counts),
@@ -38,3 +37,5 @@ ZIPLINE = Bench(
     others={"decisions": DECISIONS},
     in_job=False,
 )
+
+BENCHES = (_ZIPLINE,)

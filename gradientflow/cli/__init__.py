@@ -7,10 +7,12 @@ anything is started, 1 for what went wrong afterwards.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import time
+from functools import partial
 
 import click
 
@@ -29,6 +31,11 @@ def commands() -> None:
     """Gradient exchange for distributed training: start jobs, check this machine, measure."""
 
 
+def _load(name: str) -> click.Command:
+    command: click.Command = getattr(importlib.import_module(f"gradientflow.cli.{name}"), name)
+    return command
+
+
 for _name, _summary in {
     "run": "Start a program as an MPI job.",
     "doctor": "Check this machine and installation.",
@@ -38,7 +45,7 @@ for _name, _summary in {
     "replay": "Ask policies again what a recorded run asked one.",
     "config": "Print how to compile against the library, and its settings.",
 }.items():
-    commands.add_command(LazyCommand(_name, f"gradientflow.cli.{_name}:{_name}", _summary))
+    commands.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
 
 
 def main() -> None:

@@ -6,30 +6,27 @@ passes on what the ranks cannot see for themselves: whether its own output goes 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 import gradientflow as gf
-from gradientflow.bench.collective.command import BENCHES as COLLECTIVES
+from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
 from gradientflow.bench.core.plan import PlanError, check_installed
 from gradientflow.bench.core.report import Output, progress, report
-from gradientflow.bench.fusion.command import FUSION
-from gradientflow.bench.kernels.command import KERNELS
-from gradientflow.bench.ps.command import PS
-from gradientflow.bench.sparse.command import SPARSE
-from gradientflow.bench.train.command import TRAIN
-from gradientflow.bench.zipline.command import ZIPLINE
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.cli.job import Job, die_with_parent, run_job
+from gradientflow.cli.lazy import LazyCommand
 from gradientflow.cli.library import built_with, keep_mpi_unstarted
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import find_launcher, launch_environment, module_command, mpirun_command, ranks_of_this_job
@@ -45,6 +42,19 @@ _RANKS = (
 _JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figures and environment here")
 _CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
+
+# What each bench does. Those of collectives are in one folder of gradientflow.bench, the others in one of their name.
+_BENCHES = {
+    **{name: f"Measure {name}." for name in COLLECTIVES},
+    "fusion": (
+        "Measure one allreduce a tensor, fusion by copying and the gradient pool on the gradients of whole models."
+    ),
+    "kernels": "Measure the compute kernels, on one core or on a CUDA device, beside plain copies of as many bytes.",
+    "ps": "Measure pushing gradients to parameter servers and pulling weights, beside MPI and torch.distributed.rpc.",
+    "sparse": "Measure coarse-grained sparse communication beside dense exchanges of the same gradients.",
+    "train": "Train a perceptron, convolutional networks and a character LSTM on real data, beside DDP.",
+    "zipline": "Compare the searches for the next barrier of ElasticBSP: what they find, and how long they take.",
+}
 
 
 @click.group()
@@ -62,12 +72,14 @@ class BenchCommand(click.Command):
     ----------
     what : Bench
         What to make it of.
+    summary : str
+        What it does.
     """
 
-    def __init__(self, what: Bench) -> None:
+    def __init__(self, what: Bench, summary: str) -> None:
         self._bench = what
         params = [*what.options, *(_RANKS if what.in_job else ()), _JSON, _CSV, _COLUMNS]
-        super().__init__(what.name, params=params, help=what.help)
+        super().__init__(what.name, params=params, help=summary)
 
     def invoke(self, ctx: click.Context) -> int:
         """Measure as one rank inside an MPI job, or as one process that needs none; otherwise start a job."""
@@ -116,8 +128,14 @@ class BenchCommand(click.Command):
             raise
 
 
-for _bench in (*COLLECTIVES, FUSION, KERNELS, PS, SPARSE, TRAIN, ZIPLINE):
-    bench.add_command(BenchCommand(_bench))
+def _load(name: str) -> BenchCommand:
+    folder = "collective" if name in COLLECTIVES else name
+    benches: tuple[Bench, ...] = importlib.import_module(f"gradientflow.bench.{folder}.command").BENCHES
+    return BenchCommand(next(what for what in benches if what.name == name), _BENCHES[name])
+
+
+for _name, _summary in _BENCHES.items():
+    bench.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:

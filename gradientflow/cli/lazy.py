@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,20 +15,18 @@ class LazyCommand(click.Command):
     ----------
     name : str
         What it is called by.
-    place : str
-        Where it is, as ``module:attribute``.
     summary : str
         What the list of commands says of it.
+    load : callable
+        Imports it.
     """
 
-    def __init__(self, name: str, place: str, summary: str) -> None:
+    def __init__(self, name: str, summary: str, load: Callable[[], click.Command]) -> None:
         super().__init__(name, short_help=summary)
-        self._place = place
+        self._load = load
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Make the context of the command itself, which click then asks for all the rest."""
-        module, _, attribute = self._place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command.make_context(info_name, args, parent, **extra)
+        return self._load().make_context(info_name, args, parent, **extra)

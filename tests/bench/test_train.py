@@ -933,7 +933,7 @@ def test_wrong_strategies_are_refused_before_anything_is_started(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text(BAD_STRATEGIES)
     with pytest.raises(GradientFlowError) as caught:
-        bench.commands["train"].main(["-n", "2", *options], standalone_mode=False)
+        bench.main(["train", "-n", "2", *options], standalone_mode=False)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

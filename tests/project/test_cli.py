@@ -22,11 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from gradientflow import _core, cli, launch, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
-from gradientflow.cli import checks, job
+from gradientflow.cli import bench, checks, job
 from gradientflow.cli.hosts import check_hosts
 from gradientflow.launch import (
     MPICH,
@@ -863,9 +864,10 @@ def test_the_commands_are_listed() -> None:
     assert gradientflow("--version").stdout.startswith("gradientflow ")
 
 
-def test_every_command_that_is_listed_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.commands.commands
-    for name, command in cli.commands.commands.items():
+@pytest.mark.parametrize("group", [cli.commands, bench.bench], ids=["gradientflow", "bench"])
+def test_every_command_that_is_listed_is_there(group: click.Group, capsys: pytest.CaptureFixture[str]) -> None:
+    assert group.commands
+    for name, command in group.commands.items():
         assert command.main(["--help"], prog_name=name, standalone_mode=False) == 0
         assert f"Usage: {name} " in capsys.readouterr().out
 
