@@ -80,7 +80,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 # (ranks, GRADIENTFLOW_NODE_SIZE)
-LAYOUTS = [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1), (4, 2), (3, 2)]
+LAYOUTS = [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 2), (3, 2)]
+LAYOUTS += [pytest.param(4, node_size, marks=pytest.mark.slow) for node_size in (0, 1)]
 
 
 @pytest.mark.parametrize(("ranks", "node_size"), LAYOUTS)
