@@ -162,7 +162,7 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return std::to_string(c.staging_bytes); },
        [](Config& c, const std::string& t) { c.staging_bytes = parse_slot(t); }},
       {{"direct_read_bytes", "GRADIENTFLOW_DIRECT_READ_BYTES", "bytes",
-        "Ordinary arrays of this size and above are read directly instead of staged."},
+        "Ordinary arrays of this size and above are read directly instead of staged, except in allreduce and reduce."},
        [](const Config& c) { return std::to_string(c.direct_read_bytes); },
        [](Config& c, const std::string& t) { c.direct_read_bytes = parse_bytes(t); }},
       {{"streaming_bytes", "GRADIENTFLOW_STREAMING_BYTES", "bytes",

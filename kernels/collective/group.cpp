@@ -20,7 +20,6 @@
 #include "between/ring.hpp"
 #include "between/tree.hpp"
 #include "hierarchical.hpp"
-#include "in_node/direct_allreduce.hpp"
 #include "in_node/one_pass.hpp"
 #include "in_node/peer_memory.hpp"
 #include "in_node/read_peers.hpp"
@@ -549,20 +548,15 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
   if (choice.path == Path::staged) {
     staged(*node_, call);
   } else if (pulls) {
-    read_peers(
-        *node_, call,
-        mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_, Tensor::input),
-        store);
+    read_peers(*node_, call,
+               mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_), store);
     node_->synchronize();
-  } else if (mapped) {
+  } else {
     // In a reduce the root's output lies in the segment of the inputs; elsewhere there may be none.
     const transport::Segment& results =
         output_segment != nullptr && call.signature.kind == CallKind::allreduce ? *output_segment : *input_segment;
     one_pass(*node_, call, PeerMemory::mapped(*node_, Tensor::input, *input_segment),
              PeerMemory::mapped(*node_, Tensor::output, results), store);
-  } else {
-    direct_allreduce(*node_, call, PeerMemory::direct(*node_, Tensor::input),
-                     PeerMemory::direct(*node_, Tensor::output));
   }
   node_->check_nobody_failed();
   return choice;

@@ -108,7 +108,7 @@ def test_inside_a_node(kind: str, algorithm: str) -> None:
     assert select(kind, algorithm, bytes=1 << 40, in_node_memory=True) == "node_memory"
     assert select(kind, algorithm, bytes=4097) == "staged"
     assert select(kind, algorithm, bytes=(8 << 20) - 1) == "staged"
-    assert select(kind, algorithm, bytes=8 << 20) == ("staged" if kind == "reduce" else "direct")
+    assert select(kind, algorithm, bytes=8 << 20) == ("staged" if kind in ("allreduce", "reduce") else "direct")
     assert select(kind, algorithm, bytes=8 << 20, direct_read_allowed=False) == "staged"
 
 
@@ -255,9 +255,9 @@ def test_between_nodes_it_does_not_matter_where_the_tensors_lie(
 def test_settings_move_the_borders() -> None:
     assert select(bytes=4096, overrides={"inline_bytes": "0"}) == "staged"
     assert select(bytes=0, overrides={"inline_bytes": "0"}) == "announcement"
-    assert select(bytes=1, overrides={"inline_bytes": "0", "direct_read_bytes": "1"}) == "direct"
+    assert select("broadcast", bytes=1, overrides={"inline_bytes": "0", "direct_read_bytes": "1"}) == "direct"
     assert select(bytes=65536, overrides={"inline_bytes": "64KiB"}) == "announcement"
-    assert select(bytes=64 << 20, overrides={"direct_read_bytes": "1GiB"}) == "staged"
+    assert select("broadcast", bytes=64 << 20, overrides={"direct_read_bytes": "1GiB"}) == "staged"
 
 
 def test_settings_move_the_borders_between_nodes() -> None:

@@ -28,11 +28,11 @@ PeerMemory PeerMemory::mapped(const transport::Node& node, Tensor tensor, const 
   return memory;
 }
 
-PeerMemory PeerMemory::direct(const transport::Node& node, Tensor tensor) {
+PeerMemory PeerMemory::direct(const transport::Node& node) {
   PeerMemory memory(node, false);
   for (int local = 0; local < node.size(); ++local) {
     memory.addresses_[static_cast<std::size_t>(local)] =
-        reinterpret_cast<std::byte*>(announced(node, local, tensor).address);  // NOLINT
+        reinterpret_cast<std::byte*>(node.announcement(local).input.address);  // NOLINT
   }
   return memory;
 }

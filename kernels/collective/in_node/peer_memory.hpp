@@ -23,8 +23,8 @@ class PeerMemory {
   // The tensors of all ranks in `segment`, at the offsets that they announced.
   static PeerMemory mapped(const transport::Node& node, Tensor tensor, const transport::Segment& segment);
 
-  // The tensors of all ranks as ordinary memory of their processes.
-  static PeerMemory direct(const transport::Node& node, Tensor tensor);
+  // The inputs of all ranks as ordinary memory of their processes.
+  static PeerMemory direct(const transport::Node& node);
 
   // Whether at() of another rank may be read and written; with direct reads only view() and fetch() can see it.
   [[nodiscard]] bool is_mapped() const { return mapped_; }

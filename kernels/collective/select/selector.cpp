@@ -23,7 +23,8 @@ Choice choose_inside_node(const Situation& s, const Config& config) {
   if (s.in_node_memory) {
     return in_one_segment;
   }
-  if (s.direct_read_allowed && s.bytes >= config.direct_read_bytes && s.kind != CallKind::reduce) {
+  const bool staged_at_any_size = s.kind == CallKind::allreduce || s.kind == CallKind::reduce;
+  if (s.direct_read_allowed && s.bytes >= config.direct_read_bytes && !staged_at_any_size) {
     return {Path::direct, "ordinary arrays, from direct_read_bytes on"};
   }
   return {Path::staged, "ordinary arrays"};
