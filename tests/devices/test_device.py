@@ -25,7 +25,7 @@ def test_every_collective_in_memory_of_the_devices(
     mpirun: Run, device_env: Env, ranks: int, devices: int, one_of: int
 ) -> None:
     """Ranks that share a device, and ranks that have one each."""
-    env = {**device_env, "CUDA_EMULATOR_DEVICES": str(devices), "GRADIENTFLOW_NCCL_LIBRARY": "off"}
+    env = {**device_env, **LATE, "CUDA_EMULATOR_DEVICES": str(devices), "GRADIENTFLOW_NCCL_LIBRARY": "off"}
     finished = mpirun(ranks, "device_collectives", "peers", one_of, env=env, timeout=100)
     assert int(finished.line("cases ")) > 1000 // one_of
     assert finished.line("paths ") == ("device_staged" if ranks > 1 else "alone")
@@ -34,7 +34,7 @@ def test_every_collective_in_memory_of_the_devices(
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_every_collective_through_the_host(mpirun: Run, device_env: Env, ranks: int) -> None:
     """Where ranks do not map each other's memory: in pieces, through the collectives of nodes of every size."""
-    env = {**device_env, "CUDA_EMULATOR_PEERS": "0", "CUDA_EMULATOR_DEVICES": str(ranks)}
+    env = {**device_env, **LATE, "CUDA_EMULATOR_PEERS": "0", "CUDA_EMULATOR_DEVICES": str(ranks)}
     env["GRADIENTFLOW_NCCL_LIBRARY"] = "off"
     finished = mpirun(ranks, "device_collectives", "host", 16, env=env, timeout=100)
     assert int(finished.line("cases ")) > 80

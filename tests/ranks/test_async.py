@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-
 MORE = [pytest.param(*layout, marks=pytest.mark.slow) for layout in ((4, 0), (4, 1), (5, 3))]
 
 
