@@ -178,17 +178,10 @@ def check_what_is_faster(_: gf.Communicator) -> None:
 
 
 def check_explain(comm: gf.Communicator) -> None:
-    small = {
-        periodic: ("_LARGE",),
-        link: ("_LARGE",),
-        sparsity: ("_LARGE",),
-        speed_model: ("_LARGE",),
-    }
     with ExitStack() as stack:
-        for module, names in small.items():
-            for name in names:
-                stack.enter_context(mock.patch.object(module, name, 1 << 14))
-        stack.enter_context(mock.patch.object(link, "_GATHERED", 1 << 12))
+        for module in (periodic, link, sparsity, speed_model):
+            stack.enter_context(mock.patch.object(module, "_LARGE", 1 << 14))
+        stack.enter_context(mock.patch.multiple(link, _GATHERED=1 << 12, _MOST_TURNS=5))
         stack.enter_context(preferring(is_one_range))
         with trained(comm, words()) as (training, optimizer):
             assert f"which is measured until iteration {WARMUP + 1}" in str(training.explain(compute_seconds=0.01))

@@ -486,7 +486,7 @@ def check_consolidated_states(comm: gf.Communicator) -> None:
 
 
 def check_explain(comm: gf.Communicator) -> None:
-    with mock.patch.object(speed_model, "_LARGE", 1 << 14), mock.patch.object(link, "_LARGE", 1 << 14):
+    with mock.patch.object(speed_model, "_LARGE", 1 << 14), mock.patch.multiple(link, _LARGE=1 << 14, _MOST_TURNS=5):
         for words in ("ssgd", "asgd", "ssd_sgd(k=4, warmup=4)", "ssd_sgd(2, 2, 'none')"):
             found: Any = parse_strategy(words).explain(comm, 100_000, compute_seconds=0.01)
             assert found.strategy in str(found)
