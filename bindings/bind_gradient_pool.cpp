@@ -42,10 +42,10 @@ std::vector<std::pair<std::size_t, std::size_t>> fuse(const std::vector<std::siz
   return found;
 }
 
-std::shared_ptr<GradientPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
-                                   const std::string& dtype, std::optional<std::size_t> fusion_threshold,
-                                   const Wire& wire, const AlgorithmName& algorithm, std::optional<int> device,
-                                   std::size_t extra) {
+std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, const std::vector<std::size_t>& counts,
+                                                 const std::string& dtype, std::optional<std::size_t> fusion_threshold,
+                                                 const Wire& wire, const AlgorithmName& algorithm,
+                                                 std::optional<int> device, std::size_t extra) {
   const DType type = dtype_from_name(dtype);
   const GradientPool::Options options{.fusion_threshold = fusion_threshold,
                                       .wire = dtype_of(wire),
@@ -86,8 +86,8 @@ py::object wait(GradientPool& pool, Given given, py::handle /*self*/) {
 
 void bind_gradient_pool(py::module_& module) {
   py::class_<GradientPool, std::shared_ptr<GradientPool>> cls(module, "GradientPool");
-  cls.def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("fusion_threshold"),
-          py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
+  cls.def(py::init(&make_gradient_pool), py::arg("communicator"), py::arg("counts"), py::arg("dtype"),
+          py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
       .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)

@@ -57,9 +57,9 @@ struct DeviceFloats {
 };
 
 // The optimizer, and the objects in whose memory the weights are.
-class Owner {
+class OptimizerOwner {
  public:
-  Owner(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
+  OptimizerOwner(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
       : engine_(counts, rate_inside, device), owners_(counts.size(), py::none()) {}
 
   void set_parameter(std::size_t tensor, const py::object& array, bool keep_master) {
@@ -157,9 +157,9 @@ BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end
 }
 
 // A NumPy array, or on a device an address, behind which the default stream sees what steps have written.
-template <engine::FloatArray& (Owner::*member)(std::size_t)>
+template <engine::FloatArray& (OptimizerOwner::*member)(std::size_t)>
 py::object array_over(const py::object& self, std::size_t tensor) {
-  auto& owner = self.cast<Owner&>();
+  auto& owner = self.cast<OptimizerOwner&>();
   const engine::FloatArray& memory = (owner.*member)(tensor);
   if (memory.device()) {
     owner.order(0);
@@ -179,19 +179,20 @@ void bind_optimizer(py::module_& module) {
   py::class_<BoundUpdate>(module, "Update")
       .def(py::init(&update_over), py::arg("memory"), py::arg("dtype"), py::arg("offsets"))
       .def("part", &part_of, py::arg("begin"), py::arg("end"), py::arg("of_ranks") = py::list());
-  py::class_<Owner>(module, "Optimizer")
+  py::class_<OptimizerOwner>(module, "Optimizer")
       .def(py::init<const std::vector<std::size_t>&, bool, std::optional<int>>(), py::arg("counts"),
            py::arg("rate_inside"), py::arg("device") = py::none())
-      .def("set_parameter", &Owner::set_parameter, py::arg("tensor"), py::arg("array"), py::arg("keep_master") = false)
-      .def("place", &Owner::place, py::arg("numbers"), py::arg("tensor"), py::arg("memory").noconvert())
-      .def("step", &Owner::step, py::arg("gradients"), py::arg("settings"), py::arg("gradient_scale"),
+      .def("set_parameter", &OptimizerOwner::set_parameter, py::arg("tensor"), py::arg("array"),
+           py::arg("keep_master") = false)
+      .def("place", &OptimizerOwner::place, py::arg("numbers"), py::arg("tensor"), py::arg("memory").noconvert())
+      .def("step", &OptimizerOwner::step, py::arg("gradients"), py::arg("settings"), py::arg("gradient_scale"),
            py::arg("stream") = 0)
-      .def("skip", &Owner::skip, py::arg("gradients"))
-      .def("order", &Owner::order, py::arg("stream"))
-      .def("momentum", &array_over<&Owner::momentum>, py::arg("tensor"))
-      .def("mean_square", &array_over<&Owner::mean_square>, py::arg("tensor"))
-      .def("round_master", &Owner::round_master, py::arg("tensor"))
-      .def("master", &array_over<&Owner::master>, py::arg("tensor"));
+      .def("skip", &OptimizerOwner::skip, py::arg("gradients"))
+      .def("order", &OptimizerOwner::order, py::arg("stream"))
+      .def("momentum", &array_over<&OptimizerOwner::momentum>, py::arg("tensor"))
+      .def("mean_square", &array_over<&OptimizerOwner::mean_square>, py::arg("tensor"))
+      .def("round_master", &OptimizerOwner::round_master, py::arg("tensor"))
+      .def("master", &array_over<&OptimizerOwner::master>, py::arg("tensor"));
 }
 
 }  // namespace gradientflow::bindings

@@ -29,11 +29,11 @@ py::array_t<T> array_of(const std::vector<T>& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
-std::shared_ptr<SparsePool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
-                                 const std::string& dtype, std::size_t chunk_size, float momentum, std::size_t extra,
-                                 bool skip_nonfinite, std::uint64_t first_iteration,
-                                 std::optional<std::size_t> fusion_threshold, const Wire& wire,
-                                 const AlgorithmName& algorithm, std::optional<int> device) {
+std::shared_ptr<SparsePool> make_sparse_pool(Communicator& communicator, const std::vector<std::size_t>& counts,
+                                             const std::string& dtype, std::size_t chunk_size, float momentum,
+                                             std::size_t extra, bool skip_nonfinite, std::uint64_t first_iteration,
+                                             std::optional<std::size_t> fusion_threshold, const Wire& wire,
+                                             const AlgorithmName& algorithm, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   const SparsePool::Options options{.pool = {.fusion_threshold = fusion_threshold,
                                              .wire = dtype_of(wire),
@@ -59,8 +59,8 @@ py::array_t<std::size_t> spans(const SparsePool& pool) {
   return pairs;
 }
 
-void restore(SparsePool& pool, const Floats& residual, const std::vector<std::uint8_t>& important,
-             std::uint64_t iteration) {
+void restore_sparse_pool(SparsePool& pool, const Floats& residual, const std::vector<std::uint8_t>& important,
+                         std::uint64_t iteration) {
   const std::span<const float> numbers = span_of(residual);
   const WithoutGil release;
   pool.restore(numbers, important, iteration);
@@ -76,9 +76,10 @@ void bind_sparse_pool(py::module_& module) {
   py::class_<SparsePool, std::shared_ptr<SparsePool>> pool_class(module, "SparsePool");
   define_residual_pool(pool_class);
   pool_class
-      .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("chunk_size"),
-           py::arg("momentum"), py::arg("extra"), py::arg("skip_nonfinite"), py::arg("first_iteration"),
-           py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"), py::arg("device"))
+      .def(py::init(&make_sparse_pool), py::arg("communicator"), py::arg("counts"), py::arg("dtype"),
+           py::arg("chunk_size"), py::arg("momentum"), py::arg("extra"), py::arg("skip_nonfinite"),
+           py::arg("first_iteration"), py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"),
+           py::arg("device"))
       .def_property_readonly("fusion_threshold", &SparsePool::fusion_threshold)
       .def_property_readonly("chunk_size", &SparsePool::chunk_size)
       .def_property_readonly("chunks", &SparsePool::chunks)
@@ -93,7 +94,7 @@ void bind_sparse_pool(py::module_& module) {
           },
           py::arg("everywhere"))
       .def_property("momentum", &SparsePool::momentum, &SparsePool::set_momentum)
-      .def("restore", &restore, py::arg("residual"), py::arg("important"), py::arg("iteration"))
+      .def("restore", &restore_sparse_pool, py::arg("residual"), py::arg("important"), py::arg("iteration"))
       .def(
           "wait",
           [](SparsePool& pool, const Timeout& timeout, double density, Number stream) {

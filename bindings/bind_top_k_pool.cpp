@@ -38,13 +38,13 @@ How selection_of(std::string_view name) {
   return static_cast<How>(found - names.begin());
 }
 
-std::shared_ptr<TopKPool> make(Communicator& communicator, const std::vector<std::size_t>& counts,
-                               const std::string& dtype, const std::vector<double>& ratios,
-                               const std::vector<std::size_t>& layers, const SelectionName& selection,
-                               std::size_t threshold_reuse, std::optional<float> momentum, bool masking,
-                               std::optional<double> clip, const Wire& wire, const AlgorithmName& algorithm,
-                               std::optional<std::size_t> merge_bytes, bool overlap, std::uint64_t seed,
-                               std::size_t extra, bool skip_nonfinite, std::optional<int> device) {
+std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std::vector<std::size_t>& counts,
+                                          const std::string& dtype, const std::vector<double>& ratios,
+                                          const std::vector<std::size_t>& layers, const SelectionName& selection,
+                                          std::size_t threshold_reuse, std::optional<float> momentum, bool masking,
+                                          std::optional<double> clip, const Wire& wire, const AlgorithmName& algorithm,
+                                          std::optional<std::size_t> merge_bytes, bool overlap, std::uint64_t seed,
+                                          std::size_t extra, bool skip_nonfinite, std::optional<int> device) {
   const DType type = dtype_from_name(dtype);
   const TopKPool::Options options{.ratios = ratios,
                                   .layers = layers,
@@ -85,8 +85,8 @@ py::object velocities(const TopKPool& pool) {
              : py::none();
 }
 
-void restore(TopKPool& pool, const Floats& residual, const Floats& velocity, const Floats& threshold,
-             std::uint64_t iteration) {
+void restore_top_k_pool(TopKPool& pool, const Floats& residual, const Floats& velocity, const Floats& threshold,
+                        std::uint64_t iteration) {
   const TopKPool::State state{span_of(residual), span_of(velocity), span_of(threshold), iteration};
   const WithoutGil release;
   pool.restore(state);
@@ -98,7 +98,7 @@ void bind_top_k_pool(py::module_& module) {
   py::class_<TopKPool, std::shared_ptr<TopKPool>> pool_class(module, "TopKPool");
   define_residual_pool(pool_class);
   pool_class
-      .def(py::init(&make), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("ratios"),
+      .def(py::init(&make_top_k_pool), py::arg("communicator"), py::arg("counts"), py::arg("dtype"), py::arg("ratios"),
            py::arg("layers"), py::arg("selection"), py::arg("threshold_reuse"), py::arg("momentum"), py::arg("masking"),
            py::arg("clip"), py::arg("wire"), py::arg("algorithm"), py::arg("merge_bytes"), py::arg("overlap"),
            py::arg("seed"), py::arg("extra"), py::arg("skip_nonfinite"), py::arg("device"))
@@ -118,7 +118,8 @@ void bind_top_k_pool(py::module_& module) {
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
       .def(
           "take_back", [](TopKPool& pool, Number stream) { pool.take_back(stream_of(stream)); }, py::arg("stream"))
-      .def("restore", &restore, py::arg("residual"), py::arg("velocity"), py::arg("threshold"), py::arg("iteration"))
+      .def("restore", &restore_top_k_pool, py::arg("residual"), py::arg("velocity"), py::arg("threshold"),
+           py::arg("iteration"))
       .def(
           "wait",
           [](TopKPool& pool, const Timeout& timeout, Number stream) { pool.wait(timeout.value, stream_of(stream)); },
