@@ -1,4 +1,4 @@
-"""The policies of the core."""
+"""The built-in policies, which run in the core."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from gradientflow.errors import ArgumentError
 
 from .policy import Policy, RunningPolicy
 
-MOST_AHEAD = 100_000  # pushes: each of them is looked at in a decision
+MOST_AHEAD = 100_000  # pushes; one decision may go through all of them
 
 
 class NativePolicy(Policy):
-    """One that runs in the core: the name and the settings, in their order, are those of its constructor there."""
+    """A policy of the core: `name` is the constructor there, and the settings, in order, are its arguments."""
 
     def start(self, workers: int) -> RunningPolicy:
-        """Return what decides for so many workers, from the beginning."""
+        """Return a new running policy for this number of workers."""
         make: Any = getattr(load_core().RunningPolicy, self.name)
         running: RunningPolicy = make(whole("workers", workers, 1), *self.settings.values())
         return running
 
 
 class BSP(NativePolicy):
-    """Bulk synchronous parallel: one push of every worker is applied together, and all wait for it."""
+    """Bulk synchronous parallel: all workers wait until one push of each has been applied, together, as a mean."""
 
     name = "bsp"
     keeps_step = True
 
 
 class ASP(NativePolicy):
-    """Asynchronous parallel: each push is applied as it comes, and nobody waits."""
+    """Asynchronous parallel: each push is applied on arrival, and no worker waits."""
 
     name = "asp"
     keeps_step = True
@@ -48,7 +48,7 @@ class SSP(NativePolicy):
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is negative.
+        If `staleness` is negative.
     """
 
     name = "ssp"
@@ -61,21 +61,22 @@ class SSP(NativePolicy):
 class DSSP(NativePolicy):
     """Dynamic stale synchronous parallel (elastic synchronization thesis): the fastest stops where it waits least.
 
-    Within `low` pushes ahead of the slowest worker everybody goes on. Further ahead the fastest one is granted
-    iterations, up to `high`: as many as bring its predicted push nearest to one of the slowest worker's.
+    Workers at most `low` pushes ahead of the slowest go on. A fast worker further ahead is granted more iterations, up
+    to `high` ahead: the number after which its predicted push is nearest to a predicted push of the slowest worker.
 
     Parameters
     ----------
     low, high : int
         0 <= low <= high <= 100,000.
     judged : {"fastest", "all"}
-        Who is granted iterations: as in the thesis the fastest worker, at its pushes, which then waits until it is
-        within `low`; or each one that is ahead, and one that waits again each time that the slowest one pushes.
+        Who is granted iterations. "fastest", as in the thesis: only the fastest worker, when it pushes; once it waits,
+        it waits until it is within `low`. "all": every worker, when it pushes and, while it waits, at every push of
+        the slowest.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they are not.
+        If an argument is out of range.
     """
 
     name = "dssp"
@@ -90,7 +91,7 @@ class DSSP(NativePolicy):
         self.judged = judged
 
     def start(self, workers: int) -> RunningPolicy:
-        """Return what decides for so many workers, from the beginning."""
+        """Return a new running policy for this number of workers."""
         make: Any = load_core().RunningPolicy.dssp
         running: RunningPolicy = make(whole("workers", workers, 1), self.low, self.high, self.judged == "all")
         return running
@@ -99,19 +100,19 @@ class DSSP(NativePolicy):
 class ElasticBSP(NativePolicy):
     """Elastic bulk synchronous parallel (same thesis): barriers, placed where the workers wait least for each other.
 
-    After a barrier everybody goes on until each worker has pushed twice. From its last interval the next pushes of
-    each are predicted, and one of each worker is chosen such that the time from the earliest to the latest is
-    smallest. Each runs that far, and waits for the others.
+    After a barrier all workers go on until each has pushed twice. The next pushes of each worker are predicted from its
+    last interval. The barrier takes one predicted push of each, such that the time from the earliest to the latest is
+    smallest. Each worker runs up to its chosen push, and waits there for the others.
 
     Parameters
     ----------
     lookahead : int, default 15
-        Pushes of each worker that are predicted, 1 to 100,000.
+        How many pushes are predicted for each worker, 1 to 100,000.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is another number.
+        If `lookahead` is out of range.
     """
 
     name = "elastic_bsp"

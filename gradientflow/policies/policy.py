@@ -1,4 +1,4 @@
-"""What a policy is: a description, which `start` turns into the thing that decides."""
+"""The interface of policies: a `Policy` holds the settings; its `start` returns a `RunningPolicy` that decides."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gradientflow.description import Description
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy answers to an event.
+    """A policy's answer to an event.
 
     Parameters
     ----------
     apply : sequence of sequences of int
-        Rounds, one after the other: workers, in ascending order, whose oldest pushes that are not applied yet are
-        applied now, together, as one mean.
+        Rounds, applied one after the other. A round is a list of workers in ascending order: the oldest pending push of
+        each is applied now, all together as one mean.
     go_on : sequence of int
-        Workers that may go on once that is done: once for each push.
+        Workers that may go on after these rounds: once for each push.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If they are something else.
+        If an argument is something else.
     """
 
     apply: Sequence[Sequence[int]] = field(default_factory=list)
     go_on: Sequence[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make lists of both."""
+        """Check both, and convert them to lists."""
         rounds = [_workers("a round of apply", each) for each in sequence("apply", self.apply, "rounds")]
         object.__setattr__(self, "apply", rounds)
         object.__setattr__(self, "go_on", _workers("go_on", self.go_on))
@@ -44,39 +44,39 @@ def _workers(name: str, value: Sequence[int]) -> list[int]:
 
 
 class RunningPolicy(Protocol):
-    """What decides: it is told of events and answers them, and looks at nothing else, such as a clock.
+    """A policy at work: it answers events, and depends on nothing else, such as a clock.
 
-    Workers are 0, 1, ..., all of which take part at first. Times are seconds, from any beginning, and do not descend.
-    A worker may push again before it may go on, if it does not wait for that.
+    Workers are 0, 1, ...; all take part at first. Times are seconds from an arbitrary origin, and never decrease. A
+    worker that does not wait for the answer may push again before it is told to go on.
     """
 
     def pushed(self, worker: int, seconds: float) -> Answer:
         """Answer a push of this worker."""
 
     def departed(self, worker: int, seconds: float) -> Answer:
-        """Answer that this worker has left. It pushes no more; what it has pushed is still to be applied."""
+        """Answer the departure of this worker. It pushes no more; its pending pushes are still to be applied."""
 
 
 class Policy(Description, ABC):
-    """Which pushes a parameter server applies together, and which workers may go on. Parameters, and nothing that runs.
+    """Decides which pushes a parameter server applies together, and which workers may go on. It holds settings only.
 
-    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
-    the comparison between ranks, and the words in which a policy is named: ``ssp(staleness=3)``.
+    A subclass stores each argument of its constructor in an attribute of the same name. `settings`, the comparison
+    between ranks and the policy's words, such as ``ssp(staleness=3)``, are made from these.
 
     Attributes
     ----------
     name : str
-        In words; by default the name of the class.
+        The name in these words; by default that of the class.
     keeps_step : bool
-        Whether workers may make their steps all at once, as with a barrier before each: none ever waits until another
-        one is further than itself. Benchmarks have such a barrier only then.
+        Whether the policy allows a barrier before each step: no worker ever waits until another one is further ahead
+        than itself. Benchmarks use such a barrier only then.
     """
 
     keeps_step: bool = False
 
     @abstractmethod
     def start(self, workers: int) -> RunningPolicy:
-        """Return what decides for so many workers, from the beginning.
+        """Return a new running policy for this number of workers.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a policy does with workers of given speeds, without workers: event by event, in the core."""
+"""Discrete-event simulation of a policy with workers of given speeds; it runs in the core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .words import as_policy
 
 
 class Event(NamedTuple):
-    """A push or a departure, and what the policy answered."""
+    """A push or a departure, with the answer of the policy."""
 
     worker: int
     seconds: float
@@ -27,24 +27,24 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened.
+    """The result of a simulation.
 
     Attributes
     ----------
     pushes : list of int
-        Of each worker, as the next two.
+        Number of pushes of each worker.
     computed : list of float
-        Seconds spent in iterations that have ended.
+        Seconds that each worker spent in completed iterations.
     waited : list of float
-        Seconds from a push until the worker went on.
+        Seconds that each worker waited, from a push until it went on.
     staleness : list of int
         How often a worker went on 0, 1, 2, ... pushes ahead of the slowest one that took part.
     barriers : list of float
-        When all workers that took part, at least two, went on together.
+        Times at which all workers that took part, at least two, went on together.
     seconds : float
-        When it ended.
+        The time at which the simulation ended.
     events : list of Event
-        All that the policy was told, if they were asked for.
+        All events, if `keep_events` was set.
     """
 
     pushes: list[int]
@@ -57,30 +57,31 @@ class Simulation:
 
     @property
     def iterations_per_second(self) -> float:
-        """Pushes of all workers in a second."""
+        """Pushes per second, of all workers together."""
         return sum(self.pushes) / self.seconds if self.seconds else math.inf
 
 
 def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, keep_events: bool = False) -> Simulation:
-    """Run workers whose iterations take given times, and nothing else any time.
+    """Simulate workers whose iterations take given times; everything else takes none.
 
-    All begin at 0. Each waits after its push until it may go on, and departs when it may after its last push.
+    All begin at time 0. After a push a worker waits until it may go on; after its last one it departs then.
 
     Parameters
     ----------
     policy : Policy or str
-        As itself, or in words.
+        The policy, or its words.
     lengths : sequence of sequences of float
-        Of each worker, how many seconds its iterations compute.
+        For each worker, the seconds that each of its iterations takes.
     until : float, optional
-        When to end, if some are still at it then.
+        The time at which to end, if workers are still running then.
     keep_events : bool, default False
-        Whether to return what the policy was told, and its answers.
+        Whether to return the events with their answers.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a length is negative or not finite, if a policy answers what cannot be, or lets nobody go on.
+        If a length is negative or not finite, if an answer of the policy is invalid, or if workers wait and none
+        computes.
     """
     rows = [np.ascontiguousarray(row, dtype=np.float64) for row in sequence("lengths", lengths, "sequences")]
     running = as_policy(policy).start(len(rows))
@@ -90,7 +91,7 @@ def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, ke
 
 
 def checked(running: Any, workers: int) -> RunningPolicy:
-    """Return a running policy as a server asks it: events and answers that cannot be are refused."""
+    """Wrap a running policy as a server does: invalid events and answers are refused."""
     policy: RunningPolicy = load_core().checked_policy(running, workers)
     return policy
 

@@ -1,4 +1,4 @@
-"""Workers of mixed speed: how long their iterations take, the same on every rank and in every run by the seed."""
+"""A model of workers of mixed speed: how long their iterations take. A seed gives the same times on every rank."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gradientflow.errors import ArgumentError
 
 
 class Stragglers(Description):
-    """How many times as long as the fastest worker's the iterations of each worker take.
+    """How long the iterations of each worker take, in units of an iteration of the fastest worker.
 
     Parameters
     ----------
     ratios : sequence of float
-        Of each worker, more than 0. More workers than ratios take them in turn.
+        The length for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
     jitter : float, default 0
-        How much they vary from iteration to iteration: a length is its ratio times e to a normal random number with
-        this standard deviation.
+        Variation between iterations: a length is its ratio times e to the power of a normal random number with this
+        standard deviation.
     slows : int, optional
         A worker that slows down in mid-run.
     at : int, default 100
-        From which iteration on.
+        Its first slow iteration.
     by : float, default 3
-        How many times as slow it is then.
+        How many times as long its iterations take from then on.
     seed : int, default 0
-        Of the random numbers.
+        The seed of the random numbers.
 
     Raises
     ------
@@ -61,14 +61,14 @@ class Stragglers(Description):
         self.seed = whole("seed", seed)
 
     def lengths(self, worker: int, iterations: int, *, run: int = 0) -> npt.NDArray[np.float64]:
-        """Return how long the first iterations of a worker take, in those of the fastest.
+        """Return the lengths of the first iterations of a worker, in units of an iteration of the fastest worker.
 
         Parameters
         ----------
         worker, iterations : int
-            Which worker, and how many.
+            The worker, and the number of iterations.
         run : int, default 0
-            Other runs draw other random numbers.
+            The number of the run: each run draws its own random numbers.
         """
         rng = np.random.default_rng((self.seed, run, worker))
         found = self.ratios[worker % len(self.ratios)] * np.exp(self.jitter * rng.standard_normal(iterations))
@@ -89,7 +89,7 @@ _WORDS: Words[Stragglers] = Words(Stragglers, "straggler model", (Stragglers,))
 
 
 def as_stragglers(value: Any) -> Stragglers:
-    """Return a straggler model that is given as one, or in words.
+    """Return the straggler model for an object or words.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ def as_stragglers(value: Any) -> Stragglers:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the words name none.
+        If the words name no straggler model.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If `value` is something else.
     """
     if isinstance(value, str):
         try:

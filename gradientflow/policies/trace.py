@@ -1,4 +1,4 @@
-"""What a policy was told, and what it answered: recorded, checked, and asked of other policies."""
+"""Traces: the recorded events and answers of a policy, to check and to replay with other policies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _KINDS = ("push", "departure")
 
 
 class Difference(NamedTuple):
-    """An event to which a policy gives another answer than was recorded."""
+    """An event to which a policy gives another answer than the recorded one."""
 
     number: int
     event: Event
     answer: Answer
 
     def __str__(self) -> str:
-        """Return both answers in a sentence."""
+        """Return a sentence with the event and both answers."""
         what = f"event {self.number}, a {self.event.kind} of worker {self.event.worker} at {self.event.seconds:.6g} s"
         return f"{what}: recorded was {self.event.answer}, the policy answers {self.answer}"
 
@@ -37,18 +37,18 @@ class Difference(NamedTuple):
 class Trace:
     """The events of a parameter server, in order.
 
-    Where all workers have departed, the policy begins afresh with all of them.
+    Once all workers have departed, the policy starts anew with all of them.
 
     Attributes
     ----------
     workers : int
-        How many.
+        The number of workers.
     policy : str
-        Which one it was, in words; one of the user's own with the path of its file.
+        The recorded policy, in words; for one of the user's own they include the path of its file.
     events : list of Event
-        All that it was told, with its answers.
+        All events, with the answers.
     began : float or None
-        When the workers began, on the clock of the events, if that is known.
+        When the workers began, on the clock of the events; None if unknown.
     """
 
     workers: int
@@ -57,7 +57,7 @@ class Trace:
     began: float | None = None
 
     def __post_init__(self) -> None:
-        """Check all parts."""
+        """Check the attributes, and that no event is of a worker that has departed."""
         whole("workers", self.workers, 1)
         events = enumerate(sequence("events", self.events, "events"))
         object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
@@ -74,12 +74,12 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a file that `save` has written.
+        """Read a file written by `save`.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it cannot be read, or is no trace.
+            If the file cannot be read, or is no trace.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -96,17 +96,17 @@ class Trace:
         Path(path).write_text(f'{head[:-1]}, "events": [\n{lines}\n]}}\n', encoding="utf-8")
 
     def difference(self, policy: Any = None) -> Difference | None:
-        """Ask a policy again, and return the first event to which it gives another answer.
+        """Replay the events with a policy, and return the first one that it answers differently.
 
         Parameters
         ----------
         policy : Policy or str, optional
-            By default the one that was recorded, as its words name it: a file that they name is run.
+            By default the recorded one, from its words; a file that they name is run.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the words name none, or an event or an answer cannot be.
+            If the words name no policy, or an event or an answer is invalid.
         """
         description = as_policy(self.policy if policy is None else policy)
         here: set[int] = set()
@@ -123,17 +123,17 @@ class Trace:
         return None
 
     def lengths(self) -> list[list[float]]:
-        """Return how many seconds each iteration of each worker has computed.
+        """Return the seconds of computation of each iteration of each worker.
 
-        That is the time from when the worker could go on until its next push. When the first one began is known only
-        if `began` is; otherwise it counts as long as the second.
+        That is the time from a worker's last push, or the answer that let it go on if this came later, to its next
+        push. Where `began` is None, the first iteration counts as long as the second.
         """
         before = self._start
         free = [before] * self.workers
         here = set(range(self.workers))
         found: list[list[float]] = [[] for _ in here]
         for event in self.events:
-            if not here:  # all begin afresh
+            if not here:  # all start anew
                 here, free = set(range(self.workers)), [before] * self.workers
             if event.kind == "push":
                 found[event.worker].append(event.seconds - free[event.worker])
@@ -149,7 +149,7 @@ class Trace:
         return found
 
     def happened(self) -> Simulation:
-        """Return what the workers did, as of a simulation."""
+        """Return what the workers did, in the form of a simulation's result."""
         found = load_core().account_of(self.workers, self.events, self._start)
         events = [Event(*event) for event in found.pop("events")]
         return Simulation(computed=[sum(row) for row in self.lengths()], events=events, **found)
@@ -162,7 +162,7 @@ class Trace:
 
 
 def trace_of(simulation: Simulation, policy: Any) -> Trace:
-    """Return the events of a simulation that has kept them as a trace."""
+    """Return a simulation, made with `keep_events`, as a trace."""
     return Trace(len(simulation.pushes), words_of(as_policy(policy)), simulation.events, began=0.0)
 
 

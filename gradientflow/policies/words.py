@@ -1,4 +1,4 @@
-"""Policies by their own words: ``ssp(3)``, or ``path/to/mine.py:Mine(1)``."""
+"""Policies named in words: ``ssp(3)``, or ``path/to/mine.py:Mine(1)``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS: Words[Policy] = Words(Policy, "policy", (ASP, BSP, DSSP, ElasticBSP, SSP
 
 
 def parse_policies(text: str) -> list[Policy]:
-    """Return the policies that a text names, separated by semicolons.
+    """Return the policies named in a text, separated by semicolons.
 
     Parameters
     ----------
@@ -24,26 +24,26 @@ def parse_policies(text: str) -> list[Policy]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it names none, or one that there is not, or gives arguments that it does not take.
+        If the text is empty, a policy is unknown, or it does not take these arguments.
     """
     return _WORDS.parse_all(text)
 
 
 def as_policy(policy: Any) -> Policy:
-    """Return a policy that is given as one, or in words.
+    """Return the policy for an object or words.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the words name none.
+        If the words name no policy.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If `policy` is something else.
     """
     return _WORDS.given(policy)
 
 
 def file_of_policy(text: str) -> Path | None:
-    """Return the Python file that the words for a policy name, which `as_policy` runs; None where they name none."""
+    """Return the Python file in the words for a policy, which `as_policy` runs; None if they have none."""
     return _WORDS.file(text)
 
 
