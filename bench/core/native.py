@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -93,7 +94,8 @@ def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Pa
     """
     command = [*_compiler(), *_flags(), f"-I{SOURCES}"]
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
-    key = hashlib.sha256(repr([command, build_info(), _SUFFIX]).encode())
+    # One module takes types of another: with another version of pybind11 it does not know them.
+    key = hashlib.sha256(repr([command, metadata.version("pybind11"), build_info(), _SUFFIX]).encode())
     for path in (source, *headers):
         key.update(path.read_bytes())
     module = _cache() / f"{source.stem}-{key.hexdigest()[:20]}{_SUFFIX}"

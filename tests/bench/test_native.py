@@ -6,6 +6,7 @@ import ctypes
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,12 @@ def test_it_is_compiled_once_until_something_changes(source: Path, capfd: pytest
     assert capfd.readouterr().err.count("compiling answer.cpp") == 1
     source.write_text(ANSWER.replace("42", "43"))
     assert ctypes.CDLL(str(build_native(source))).answer() == 43
+
+
+def test_it_is_compiled_anew_for_another_version_of_pybind11(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build_native(source)
+    monkeypatch.setattr(metadata, "version", "0.0 of {}".format)
+    assert build_native(source) != first
 
 
 def test_what_does_not_compile_is_shown_as_the_compiler_puts_it(source: Path) -> None:
