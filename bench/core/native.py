@@ -64,7 +64,8 @@ def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Mod
         The module.
     """
     load_core()  # or says what is wrong with MPI
-    spec = importlib.util.spec_from_file_location(source.stem, build_native(source, flags))
+    # Under a name of ours: older versions of pybind11 enter it in sys.modules, where others have a "cuda" of their own.
+    spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source, flags))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source.stem} is no module")
     module = importlib.util.module_from_spec(spec)

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gradientflow.bench.core.native import build_native
+from gradientflow.bench.core.native import build_native, load_native
 from gradientflow.errors import GradientFlowError
 
+MODULE = """
+#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "answer"};
+PyMODINIT_FUNC PyInit_answer() { return PyModule_Create(&definition); }
+"""
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
 
 
@@ -34,6 +39,14 @@ def test_it_is_compiled_once_until_something_changes(source: Path, capfd: pytest
     assert capfd.readouterr().err.count("compiling answer.cpp") == 1
     source.write_text(ANSWER.replace("42", "43"))
     assert ctypes.CDLL(str(build_native(source))).answer() == 43
+
+
+def test_a_module_of_the_same_name_stays(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python enters modules that are made in one step in sys.modules."""
+    monkeypatch.setitem(sys.modules, "answer", sys)
+    source.write_text(MODULE)
+    assert load_native(source) is not sys
+    assert sys.modules["answer"] is sys
 
 
 def test_it_is_compiled_anew_for_another_version_of_pybind11(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
