@@ -1,4 +1,4 @@
-// What servers and workers tell each other beside the data: small messages of one form.
+// Notes: small messages of one form between servers and workers, beside the data.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace gradientflow::engine {
 
-// What an optimizer does with a tensor in a round.
+// The optimizer's settings for a tensor in a round.
 struct ServerSettings {
   float rate = 0.0F;
   float momentum = 0.0F;
@@ -29,42 +29,42 @@ struct ServerSettings {
 // How servers update weights. With "lars" settings may have trust coefficients; with "adam" they have no momentum.
 struct ServerOptimizer {
   std::string name = "sgd";
-  double beta_1 = 0.9;  // these of "adam"
+  double beta_1 = 0.9;  // this and the next two of "adam"
   double beta_2 = 0.999;
   double epsilon = 1e-8;
 
   [[nodiscard]] bool is_adam() const { return name == "adam"; }
 };
 
-// Whether the round of a push changes nothing, and why not. The larger one holds where pushes differ.
+// Whether the round of a push is skipped, and why. Where pushes of a round differ, the largest value holds.
 enum class Skip : std::uint8_t { no, nonfinite, abandoned };
 
-// A push that has changed nothing: why, and by whose push of its round.
+// A skipped push: why, and because of which rank's push of its round.
 struct SkippedPush {
   std::uint64_t push = 0;
   std::uint64_t skip = 0;  // Skip
   std::int64_t rank = -1;
-  std::int64_t tensor = -1;  // whose gradient was not finite there, or -1: that was not told
+  std::int64_t tensor = -1;  // whose gradient was not finite there; -1: not told
 };
 static_assert(std::has_unique_object_representations_v<SkippedPush>);
 
 enum class NoteKind : std::uint32_t {
   // to a server
-  push,      // skip; tensor: see SkippedPush; scale: the loss scale; the settings of each tensor, where they are not
-             // the last ones. Where number is not 0 it is a pull, too
-  pull,      // number; exact; pushes: up to which the worker may have to go on first; round: which end it is to follow
+  push,      // skip; tensor: see SkippedPush; scale: the loss scale; payload: the settings of each tensor, if they have
+             // changed. If number is not 0, it is a pull, too
+  pull,      // number; exact; pushes: the last that must be released first; round: how many ends must come first
   depart,    // the worker pushes no more until the end
   bye,       // the worker has closed
   load,      // number: of the array, which comes as a message of its own
-  state,     // number: of the array, which is to be sent; pushes and round as for a pull
-  decision,  // from server 0
-  report,    // number: of what, is wanted; or, to a worker, its numbers
+  state,     // number: of the array to be sent; pushes and round as for a pull
+  decision,  // from server 0; payload: see Server::decide
+  report,    // number: which one is wanted; to a worker, payload: its numbers
   norms,     // from another server, see ServerShard::norms
   // to a worker
-  release,  // pushes: up to which it may go on; round: the last one; those of its pushes that were skipped, each as
+  release,  // pushes: the last after which it may go on; round: the last one; payload: its skipped pushes, each as
             // SkippedPush; answers: server 0 has answered the pull, too
-  answer,   // number: of the server, which has answered the pull
-  failure,  // number: the kind of error; its text
+  answer,   // number: of the server that has answered the pull
+  failure,  // number: the kind of error; payload: its text
 };
 
 struct Note {
@@ -80,7 +80,7 @@ struct Note {
 };
 static_assert(std::is_trivially_copyable_v<Note>);
 
-// What messages of a parameter server are for.
+// The tags of a parameter server's messages.
 struct ServerTags {
   explicit ServerTags(transport::Mailbox& mailbox)
       : to_server(mailbox.draw(1)), to_worker(mailbox.draw(1)), data(mailbox.draw(4)) {}
@@ -120,7 +120,7 @@ struct ReceivedNote {
   }
 };
 
-// The next one with these tags that has come, if one has.
+// The next note with these tags, if one has arrived.
 [[nodiscard]] inline std::optional<ReceivedNote> take_note(transport::Mailbox& mailbox, const transport::Tags& tags) {
   const auto arrival = mailbox.take(transport::Mailbox::any_source, tags);
   if (arrival == nullptr) {

@@ -48,14 +48,14 @@ ServerRoles roles_of(int size, const std::vector<std::size_t>& counts, std::size
   return roles;
 }
 
-// The parameter servers of this process: those that are not closed, and those that are and still serve others.
+// The parameter servers of this process: the open ones, and closed ones that still serve other ranks.
 struct Ours {
   std::mutex mutex;
   std::set<const ParameterServer*> open;
   std::vector<std::shared_ptr<ParameterServer>> serving;
 };
 
-// Never destroyed: what still serves has threads.
+// Never destroyed: the servers that still serve have threads.
 Ours& ours() {
   static auto* const all = new Ours;  // NOLINT(*-owning-memory)
   return *all;
@@ -149,7 +149,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   ours().open.insert(this);
 }
 
-// In a forked process the thread is not there, and a lock may be held by it for ever.
+// A forked process does not have the server's thread, and locks that the thread held stay locked.
 ParameterServer::~ParameterServer() {
   if (is_forked()) {
     if (thread_.joinable()) {
@@ -186,7 +186,7 @@ void ParameterServer::serve() {
   server_->run(attend_);
 }
 
-// What the server says others have heard already; the worker may have it from there.
+// The server's error comes first: the other ranks have been told it, and the worker's may be a copy.
 std::optional<Error> ParameterServer::failure() const {
   std::optional<Error> found = server_ != nullptr ? server_->failure() : std::nullopt;
   return found || worker_ == nullptr ? found : worker_->failure();
@@ -228,7 +228,7 @@ void ParameterServer::close(bool orderly) noexcept {
   end_what_has_served();
 }
 
-// Those that are closed and serve nobody any more.
+// Ends the parameter servers that are closed and serve nobody any more.
 void ParameterServer::end_what_has_served() noexcept {
   std::vector<std::shared_ptr<ParameterServer>> done;
   {

@@ -1,7 +1,7 @@
 // A parameter server: servers with disjoint shards of the weights, and workers that push gradients and pull weights.
 //
-// Without ranks that serve only, server s of S is a thread of rank s * N / S of the N workers. Otherwise the workers
-// are the first ranks of the communicator, and every other rank is a server, which calls `serve`.
+// If all N ranks are workers, server s of S is a thread of rank s * N / S. Otherwise the workers are the first ranks of
+// the communicator, and every other rank is a server, which calls `serve`.
 #pragma once
 
 #include <atomic>
@@ -23,15 +23,15 @@ namespace gradientflow::engine {
 class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
  public:
   struct Options {
-    std::optional<int> workers = {};          // the first ranks; the others serve. Nothing: all, which serve, too
-    std::optional<std::size_t> servers = {};  // threads in the workers; by default one in each that can have a shard
+    std::optional<int> workers = {};          // the first ranks; the others are servers. By default all are workers
+    std::optional<std::size_t> servers = {};  // threads in the workers; by default as many as can have a shard each
     std::optional<std::size_t> fusion_threshold = {};   // bytes of a range; see `fuse`
     DType wire = DType::float32;                        // in which gradients and weights travel
-    std::vector<std::string> names = {};                // of the tensors, in errors; or none
-    std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; or none
+    std::vector<std::string> names = {};                // of the tensors, for error messages; may be empty
+    std::vector<std::vector<std::size_t>> shapes = {};  // of the tensors, the same on all ranks; may be empty
     ServerOptimizer optimizer = {};
     std::string policy = "bsp";         // its description, the same on all ranks
-    std::function<void()> attend = {};  // called several times a second by threads that wait; it may throw
+    std::function<void()> attend = {};  // called several times a second by waiting threads; it may throw
   };
 
   // `counts`: elements of each tensor, in the order in which gradients become ready. Collective over `everybody`.
@@ -46,7 +46,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   [[nodiscard]] DType wire() const { return shared_->wire; }
   [[nodiscard]] int workers() const { return shared_->roles.workers; }
 
-  // What keeps the memory that ServerWorker::gradient and ServerWorker::weights point into.
+  // The owner of the memory that ServerWorker::gradient and ServerWorker::weights point into.
   [[nodiscard]] std::shared_ptr<const void> memory() const { return shared_->memory.owner(); }
 
   // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
@@ -55,10 +55,10 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   // On a rank that serves only: until all workers have closed.
   void serve();
 
-  // `orderly`: waits until the others have closed, too, where this rank serves them; as long as a call may wait. While
-  // this process has others open it does not wait but serves on: whoever is closed last waits for all, so ranks may
-  // close theirs in different orders. After an error, or not orderly, nobody is waited for, and the others are told
-  // that this rank has given up, and after which error: they raise it.
+  // `orderly`: where this rank serves, waits until all workers have closed, at most as long as a call may wait. While
+  // this process has other parameter servers open, it does not wait but goes on serving; closing the last one waits for
+  // all, so ranks may close theirs in different orders. After an error, or if not orderly, it does not wait: the other
+  // ranks are told that this rank has given up, and the error, which they raise.
   void close(bool orderly) noexcept;
   [[nodiscard]] bool closed() const;
 

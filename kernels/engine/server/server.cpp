@@ -87,8 +87,8 @@ void Server::serve(const std::function<void()>& attend) {
   serves_ = false;
 }
 
-// Does what can be done, with serving_ held. Returns whether there was anything. A policy begins afresh in the server's
-// own thread only, as it may be Python that starts it.
+// Does all work that is possible now, with serving_ held. Returns whether there was any. A new policy is made in the
+// server's own thread only, as that may run Python.
 bool Server::step(bool helps) {
   bool moved = take_notes();
   for (int w = 0; w < shared_.roles.workers; ++w) {
@@ -170,7 +170,7 @@ void Server::take(ReceivedNote received) {
   }
 }
 
-// A worker that has closed in order is missed only where others go on without it.
+// A worker that has closed in order is an error only where others push on.
 void Server::check_farewells() const {
   const bool goes_on = std::any_of(workers_.begin(), workers_.end(), [](const Worker& each) {
     return each.departed || !each.pushes.empty() ||
@@ -190,9 +190,9 @@ void Server::check_losses() {
     if (!loss) {
       continue;
     }
-    take_notes();  // its last words have come before
+    take_notes();  // the notes that it sent before are here
     if (rank >= shared_.roles.workers || (!worker(rank).closed && !says_bye(worker(rank)))) {
-      // Who has given up after an error was told by another server, which knows why: its words come first.
+      // The rank may have given up because of another server's error: give that error time to arrive first.
       shared_.mailbox->until([this] { return stops_.load(); }, Clock::now() + last_words);
       throw Error(*loss);
     }

@@ -1,12 +1,12 @@
-// One server of a parameter server: takes what workers push, applies it in the rounds that the policy says, and answers
-// pulls. One thread runs it, and workers of the same rank while they wait.
+// One server of a parameter server: receives pushes of the workers, applies them in the rounds that the policy decides,
+// and answers pulls. It runs in one thread, and in threads of the same rank's worker while they wait.
 //
-// Server 0 alone asks the policy. What it answers is a list of decisions, which all servers carry out in the same
-// order, each once the pushes are there: so all agree, whatever the timing.
+// Only server 0 asks the policy. The answers become a list of decisions, which all servers carry out in the same order,
+// each as soon as its pushes have arrived: so all servers agree, whatever the timing.
 //
-// A worker's pushes are taken in their order. One from another node is received into memory that the server has for
-// this worker, once the push before it is applied: until then it stays with the worker, which has two slots and then
-// waits. So nobody can fill the server's memory.
+// A worker's pushes are taken in order. The server has memory for one push of each worker of another node, and receives
+// the next once that one is applied. Until then it stays in one of the worker's two slots; when both are full, the
+// worker waits. So no worker can fill the server's memory.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ class Server {
  public:
   using MakePolicy = std::function<std::shared_ptr<policy::Policy>()>;
 
-  // What all servers and workers of a parameter server have in common.
+  // State that the server and the worker of a rank share.
   struct Shared {
     Shared(std::shared_ptr<transport::Mailbox> its_mailbox, const ServerTags& its_tags, ServerLayout its_layout,
            ServerRoles its_roles, DType its_wire, ServerOptimizer its_optimizer, std::vector<std::string> its_names,
@@ -63,20 +63,20 @@ class Server {
     ServerMemory memory;
   };
 
-  // `threads`: that update weights together. `make_policy`: asked by server 0, for each beginning; of policies that
-  // answer as policy::Checked wants it.
+  // `threads`: the number that share an update. `make_policy`: called by server 0, first here and again whenever all
+  // workers have departed; its policies answer as policy::Checked demands.
   Server(Shared& shared, std::size_t number, std::size_t threads, MakePolicy make_policy);
 
   // Serves until all workers have closed, or `stop` is called. `attend` is called several times a second, and may
-  // throw. Throws what it failed with, after it has told the workers.
+  // throw. After an error, tells the workers and throws it.
   void run(const std::function<void()>& attend = {});
-  void stop() noexcept { stops_ = true; }  // for any thread, as what follows
+  void stop() noexcept { stops_ = true; }  // for any thread, as all below
 
-  // What `run` has failed with.
+  // The error that has ended `run`, if one has.
   [[nodiscard]] std::optional<Error> failure() const;
 
-  // A worker of this rank that waits serves meanwhile: that saves a change of threads, and the server's own thread
-  // stays asleep. For any thread, again and again while a Helper lives; what fails ends `run`.
+  // Serves in the thread of a waiting worker of this rank: this saves a thread switch, and the server's own thread
+  // stays asleep. Called repeatedly, from any thread, while a Helper exists; an error here ends `run`.
   void help() noexcept;
   class Helper {
    public:
@@ -106,16 +106,16 @@ class Server {
     Settings settings;
   };
   struct Worker {
-    std::deque<ReceivedNote> notes;    // that have come and are not taken up, in their order
-    std::deque<Push> pushes;           // that are whole and not applied
-    std::uint64_t applied = 0;         // how many pushes
-    std::uint64_t released = 0;        // up to which push it may go on
+    std::deque<ReceivedNote> notes;    // received, not processed yet, in order
+    std::deque<Push> pushes;           // complete, not applied yet
+    std::uint64_t applied = 0;         // number of pushes
+    std::uint64_t released = 0;        // the last push after which it may go on
     std::vector<SkippedPush> skipped;  // since the last release
-    Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // the last ones
-    std::shared_ptr<std::byte[]> received;                                      // of a worker of another node: its push
-    std::vector<std::shared_ptr<transport::Letter>> parts;  // of which these are the pieces, under way
-    std::vector<ReceivedNote> pulls;                        // that wait
-    bool has_weights = false;                               // of another node: sent for the pull that comes due
+    Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // last received
+    std::shared_ptr<std::byte[]> received;                                      // push from another node
+    std::vector<std::shared_ptr<transport::Letter>> parts;                      // its pieces, being received
+    std::vector<ReceivedNote> pulls;                                            // not answered yet
+    bool has_weights = false;  // of another node: already sent for its next pull due
     bool departed = false;
     bool closed = false;
   };
@@ -148,7 +148,7 @@ class Server {
   struct Round {
     std::vector<Contribution> contributions;
     Skip skip = Skip::no;
-    int skipping = -1;  // the worker for which
+    int skipping = -1;  // the worker because of whose push
     float scale = 1.0F;
     Settings settings;
   };
@@ -168,8 +168,8 @@ class Server {
   [[nodiscard]] std::vector<ReceivedNote> pulls_after_round();
   struct Copy {
     std::shared_ptr<std::byte[]> values;
-    std::size_t ranges = 0;     // that are there, the first ones
-    std::uint64_t changes = 0;  // what changes_ was
+    std::size_t ranges = 0;     // number of first ranges copied
+    std::uint64_t changes = 0;  // value of changes_ when it was made
   };
   void send_weights(int number, bool exact, std::size_t range);
   void send_array(int number, std::size_t array);
@@ -187,17 +187,17 @@ class Server {
   std::deque<Decision> decisions_;
   std::uint64_t rounds_ = 0;
   std::map<std::uint64_t, std::map<std::size_t, std::vector<double>>> norms_;  // by round, then by server
-  std::array<Copy, 2> copies_;  // of the weights as they travel and as they are, for workers of other nodes
-  std::uint64_t changes_ = 0;   // of the weights
+  std::array<Copy, 2> copies_;  // of the weights in the wire's dtype and in float32, for workers of other nodes
+  std::uint64_t changes_ = 0;   // number of changes of the weights
   std::uint64_t ends_ = 0;
   ServerLog log_;
   bool has_weights_ = false;
   int losses_ = 0;
   std::atomic<bool> stops_{false};
   std::atomic<int> helpers_{0};
-  std::mutex serving_;  // held by whoever serves
+  std::mutex serving_;  // held by the thread that serves
   bool serves_ = false;
-  std::exception_ptr trouble_;  // of a helper
+  std::exception_ptr trouble_;  // error of a helper
   mutable std::mutex failing_;
   std::optional<Error> failure_;
 };

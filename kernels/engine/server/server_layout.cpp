@@ -11,7 +11,7 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t unit = 32;  // elements: a multiple of 64 bytes, of 16 bits each or of 32
+constexpr std::size_t unit = 32;  // elements: a multiple of 64 bytes in every wire dtype
 constexpr std::size_t most_elements = std::size_t{1} << 38;
 
 }  // namespace
@@ -59,7 +59,7 @@ std::size_t ServerLayout::servers_for(const std::vector<std::size_t>& counts, st
   return 1;
 }
 
-// Which server has the larger pieces of a range, where they are not equal, changes from range to range.
+// Where the pieces of a range are not equal, which servers have the larger ones changes from range to range.
 void ServerLayout::cut() {
   shard_sizes_.assign(servers_, 0);
   of_server_.resize(servers_);

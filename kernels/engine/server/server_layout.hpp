@@ -1,9 +1,9 @@
 // Where the tensors of a parameter server lie, and which server has which part of them.
 //
-// The tensors lie one after the other in one flat vector. It is cut into ranges, of whole tensors that are put together
-// (see `fuse`) or of parts of a large one, and every range into one piece for each server, of nearly equal size: so all
-// servers are busy all the time, whatever the sizes of the tensors.
-// The shard of a server is all of its pieces, one after the other.
+// The tensors lie one after the other in one flat vector. The vector is cut into ranges: several whole tensors fused
+// (see `fuse`), or a part of a large one. Every range is cut into one piece per server, of nearly equal size, so all
+// servers are busy all the time, whatever the sizes of the tensors. The shard of a server is all of its pieces, one
+// after the other.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Piece {
   std::size_t count;
 };
 
-// What a piece has of one tensor.
+// The intersection of a piece and a tensor.
 struct TensorPart {
   std::size_t tensor;
   std::size_t server;
@@ -37,10 +37,10 @@ struct TensorPart {
 
 class ServerLayout {
  public:
-  // `threshold`: bytes of a range, at `wire`. Throws Error(value) where one of several servers has no shard.
+  // `threshold`: bytes of a range, in the dtype `wire`. Throws Error(value) where one of several servers has no shard.
   ServerLayout(std::vector<std::size_t> counts, std::size_t servers, std::size_t threshold, DType wire);
 
-  // As many servers as can have a shard each, and no more than `most`.
+  // The largest number of servers, up to `most`, that can have a shard each.
   [[nodiscard]] static std::size_t servers_for(const std::vector<std::size_t>& counts, std::size_t most,
                                                std::size_t threshold, DType wire);
 
@@ -50,7 +50,7 @@ class ServerLayout {
   [[nodiscard]] std::size_t size() const { return offsets_.back(); }
   [[nodiscard]] std::size_t servers() const { return servers_; }
   [[nodiscard]] const std::vector<FlatRange>& ranges() const { return ranges_; }
-  [[nodiscard]] std::size_t elements_of(std::size_t range) const { return elements_[range]; }  // of tensors
+  [[nodiscard]] std::size_t elements_of(std::size_t range) const { return elements_[range]; }  // without padding
   [[nodiscard]] const Piece& piece(std::size_t range, std::size_t server) const {
     return pieces_[range * servers_ + server];
   }

@@ -1,4 +1,4 @@
-// What server 0 writes down: how long workers waited, how stale they were, and what the policy was asked and answered.
+// The log of server 0: how long workers waited, their staleness, and the questions to the policy with its answers.
 #pragma once
 
 #include <chrono>
@@ -22,11 +22,11 @@ class ServerLog {
   void pushed(int worker);
   void departed(int worker) { of(worker).departed = true; }
   void went_on(int worker);
-  void ended();  // all have departed, and begin afresh
+  void ended();  // all workers have departed: a new epoch begins
   void answered(int worker, double seconds, bool departed, const policy::Answer& answer);
 
-  // Barriers, at which all workers that are left could go on; then of each worker: pushes, seconds waited, and its
-  // staleness, as a number of pairs.
+  // The number of barriers: answers that let all remaining workers go on. Then of each worker: pushes, seconds waited,
+  // and the histogram of its staleness: the number of pairs, then each pair of staleness and count.
   [[nodiscard]] std::vector<double> statistics() const;
 
   // Events one after the other: worker, seconds, whether it departed, and the answer with the lengths of its lists.
@@ -36,9 +36,9 @@ class ServerLog {
   using Clock = std::chrono::steady_clock;
   struct Worker {
     bool departed = false;
-    std::uint64_t pushed = 0;         // since all began afresh
-    std::uint64_t pushed_before = 0;  // until then
-    std::deque<double> since;         // when the pushes came after which it may not go on yet
+    std::uint64_t pushed = 0;         // in this epoch
+    std::uint64_t pushed_before = 0;  // in earlier epochs
+    std::deque<double> since;         // times of the pushes after which it may not go on yet
     double waited = 0.0;
     std::map<std::uint64_t, std::uint64_t> staleness;
   };

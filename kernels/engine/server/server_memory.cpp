@@ -27,7 +27,7 @@ void ServerMemory::provide_place(int worker) const {
   }
 }
 
-// What each rank needs lies in the node's memory one after the other, across the equal parts of the ranks.
+// The memory of the ranks is one after the other in the node's segment, across the borders of its equal parts.
 ServerMemory::ServerMemory(Communicator& communicator, const ServerLayout& layout, const ServerRoles& roles, DType wire)
     : wire_(wire),
       slot_bytes_(layout.size() * size_of(wire)),

@@ -1,12 +1,12 @@
-// The memory of a parameter server inside a node: what its workers push and pull, the weights of its servers, and the
-// words by which they hand memory to each other. All ranks of a node map all of it.
+// The shared memory of a parameter server on a node: gradients pushed and weights pulled by its workers, the weights of
+// its servers, and atomic words by which they hand memory to each other. All ranks of a node map all of it.
 //
-// A worker has two slots for what it pushes, used in turn, and one place, laid out as the tensors are, for weights that
-// do not lie together in the memory of a server of this node. A server has two more versions of its weights than there
-// are workers in the node. A worker that pulls reads a version in place, and holds it meanwhile by a lease. It holds
-// one at a time, so a server always finds a version to write to that is neither the present one nor held. The first
-// three versions have their pages from the beginning, which is all that workers in step ever need; further ones, and
-// places that may never be used, get them as they are used.
+// A worker has two slots for its pushes, used in turn, and one place, laid out as the flat vector, for pulled tensors
+// that are not contiguous in the memory of a server of this node. A server has two more versions of its weights than
+// the node has workers. A worker that pulls reads a version in place and holds a lease on it, one per server at a time.
+// So a server always finds a version to write to that is neither the present one nor leased. The first three versions
+// have pages from the beginning, which is all that workers in step ever need; further ones, and places that may never
+// be used, get pages on first use.
 #pragma once
 
 #include <atomic>
@@ -20,16 +20,16 @@
 
 namespace gradientflow::engine {
 
-// Who is who among the ranks of a parameter server: workers are ranks 0, 1, ...
+// The roles of the ranks of a parameter server: workers are ranks 0, 1, ...
 struct ServerRoles {
   int workers = 0;
   std::vector<int> servers;                     // the rank of each
   [[nodiscard]] int server_at(int rank) const;  // -1: none
 };
 
-// Of one worker at one server.
+// The words between one worker and one server.
 struct alignas(64) ServerWord {
-  std::atomic<std::uint64_t> applied;  // how many of the worker's pushes the server needs no more
+  std::atomic<std::uint64_t> applied;  // number of the worker's pushes that the server has applied or skipped
   std::atomic<std::uint64_t> lease;    // the version that the worker holds, plus 1; 0: none
 };
 
@@ -41,15 +41,15 @@ class ServerMemory {
   [[nodiscard]] bool is_here(int rank) const { return here_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] std::size_t versions() const { return versions_; }
 
-  // What keeps all of it.
+  // The owner of all of it.
   [[nodiscard]] std::shared_ptr<const void> owner() const { return owner_; }
 
-  // All of ranks of this node.
+  // What follows is for ranks of this node only.
   [[nodiscard]] std::byte* slot(int worker, std::uint64_t push) const {
     return slots_[static_cast<std::size_t>(worker)] + (push % 2) * slot_bytes_;
   }
   [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
-  // Of what a worker has pulled.
+  // For the weights that a worker pulls.
   [[nodiscard]] std::byte* place(int worker) const { return places_[static_cast<std::size_t>(worker)]; }
   [[nodiscard]] ServerWord& word(std::size_t server, int worker) const {
     return reinterpret_cast<ServerWord*>(words_[server])[worker];
@@ -60,13 +60,13 @@ class ServerMemory {
                               : further_versions_[server] + (version - ready_versions) * version_bytes(server);
     return reinterpret_cast<float*>(at);
   }
-  // The weights as they travel: the same, unless they are rounded.
+  // The weights in the dtype of the wire: the same memory where that is float32.
   [[nodiscard]] std::byte* travelling(std::size_t server, std::size_t version) const {
     std::byte* const exact = reinterpret_cast<std::byte*>(weights(server, version));
     return wire_ == DType::float32 ? exact : exact + shard_sizes_[server] * sizeof(float);
   }
 
-  // Have the pages of a version, or of a worker's place, which is used for the first time. Throw Error(memory).
+  // Allocate the pages of a version, or of a worker's place, before its first use. Throw Error(memory).
   void provide_version(std::size_t server, std::size_t version) const;
   void provide_place(int worker) const;
 
@@ -86,7 +86,7 @@ class ServerMemory {
   std::shared_ptr<const void> owner_;
   std::vector<std::byte*> slots_;
   std::vector<std::byte*> places_;
-  std::vector<std::byte*> words_;  // then the first versions
+  std::vector<std::byte*> words_;  // followed by the first versions
   std::vector<std::byte*> further_versions_;
 };
 

@@ -17,7 +17,7 @@ void Server::answer_pulls(int number) {
   }
 }
 
-// Returns whether the worker is to be told that weights are there.
+// Answers the pulls that are due. Returns whether the worker is to be told that its weights are there.
 bool Server::answer_due(int number) {
   Worker& of = worker(number);
   bool has_weights = false;
@@ -36,8 +36,8 @@ void Server::tell_answer(int number) {
   send_note(*shared_.mailbox, number, shared_.tags.to_worker, {.kind = NoteKind::answer, .number = number_});
 }
 
-// Pulls of workers of other nodes that come next after the round about to be applied, before anything else changes:
-// weights are sent to them range by range, while later ranges are still updated.
+// Pulls of workers of other nodes that are due right after the round about to be applied, before the weights change
+// again: they are sent range by range, while later ranges are still being updated.
 std::vector<ReceivedNote> Server::pulls_after_round() {
   std::vector<ReceivedNote> pulls;
   for (auto next = decisions_.begin(); next != decisions_.end() && next->kind == Decision::Kind::go_on; ++next) {
@@ -65,8 +65,8 @@ void Server::answer(int number, const ReceivedNote& pull) {
   }
 }
 
-// From a copy for all workers that pull the same weights, made range by range. What is still on its way is not written
-// to.
+// Sends a range from a copy that all pulls of the same weights share, made range by range. A copy that is still being
+// sent is not overwritten.
 void Server::send_weights(int number, bool exact, std::size_t range) {
   Copy& copy = copies_[exact ? 1 : 0];
   const std::size_t item = exact ? sizeof(float) : size_of(shared_.wire);

@@ -8,7 +8,7 @@
 
 namespace gradientflow::engine {
 
-// Receives a worker's next push, which comes in pieces, in the order of the ranges.
+// Begins to receive a worker's next push, which comes in pieces, in the order of the ranges.
 void Server::expect_push(int number) {
   if (is_here(number)) {
     return;
@@ -29,7 +29,7 @@ void Server::expect_push(int number) {
   }
 }
 
-// Whether the next note of a worker can be taken up.
+// Whether the next note of a worker can be processed: of a push, all must be here.
 bool Server::is_whole(const Worker& of) const {
   if (of.notes.front().note.kind != NoteKind::push) {
     return true;
@@ -95,7 +95,7 @@ void Server::ask_policy(int number, bool departed) {
   decide(std::move(decisions));
 }
 
-// Of server 0: for all servers.
+// Server 0: sends decisions to all servers. Of each: its kind, the number of its workers, the workers.
 void Server::decide(std::vector<Decision> decisions) {
   std::vector<std::int32_t> words;
   for (const Decision& decision : decisions) {
@@ -111,7 +111,7 @@ void Server::decide(std::vector<Decision> decisions) {
 }
 
 bool Server::can_do(const Decision& decision) {
-  // Who has departed pulls what there is at the end, and nothing that others push after it.
+  // An end waits until all workers have asked for its weights, which must not include later pushes.
   if (decision.kind == Decision::Kind::end) {
     return std::all_of(workers_.begin(), workers_.end(), [this](const Worker& each) {
       return std::any_of(each.pulls.begin(), each.pulls.end(),
@@ -158,7 +158,7 @@ void Server::release(int number) {
   of.skipped.clear();
 }
 
-// All workers have departed, and begin afresh.
+// All workers have departed: a new epoch begins.
 void Server::end_epoch() {
   for (int w = 0; w < shared_.roles.workers; ++w) {
     if (leads() && !worker(w).pushes.empty()) {

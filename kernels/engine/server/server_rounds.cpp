@@ -25,7 +25,7 @@ Server::Round Server::gather(const std::vector<int>& workers) {
   return round;
 }
 
-// Whether what LARS needs of the next round is there, of all servers. This one tells the others its part.
+// Whether all servers' norms for the next round are here, if LARS needs them. Sends this server's to the others.
 bool Server::has_norms(const Round& round) {
   const bool is_local = std::any_of(round.settings->begin(), round.settings->end(),
                                     [](const ServerSettings& each) { return each.trust != 0.0F; });
@@ -46,7 +46,7 @@ bool Server::has_norms(const Round& round) {
   return norms.size() == shared_.roles.servers.size();
 }
 
-// Norms are added up in the order of the servers, which is the same on all of them.
+// Adds norms in the order of the servers, so that all servers get the same sums.
 std::vector<float> Server::rates_of(const Round& round) {
   std::vector<float> rates;
   const auto norms = norms_.extract(rounds_ + 1);

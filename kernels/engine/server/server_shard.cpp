@@ -10,10 +10,10 @@
 namespace gradientflow::engine {
 namespace {
 
-constexpr std::size_t cached_bytes = 256 * kib;  // what a block of all that takes part in an update may have
-constexpr std::size_t streamed_bytes = 4 * mib;  // of a version: so much is in no cache when it is read
+constexpr std::size_t cached_bytes = 256 * kib;  // of a block, over all arrays of an update
+constexpr std::size_t streamed_bytes = 4 * mib;  // of a version that is in no cache when it is read
 constexpr std::size_t least_block = 1024;        // elements
-constexpr std::size_t worth_sharing = 1 << 17;   // elements of a shard: an update of fewer ends before a thread wakes
+constexpr std::size_t worth_sharing = 1 << 17;   // elements: a smaller update ends before a thread wakes
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
              scratch);
     }
   };
-  // Every thread has an equal piece.
+  // Each thread updates an equal piece.
   const auto update_together = [&](std::size_t first, std::size_t end) {
     if (end - first < worth_sharing) {
       update_shard(first, end, scratch_[0]);
@@ -162,7 +162,7 @@ void ServerShard::make_scratch(std::size_t round) {
   }
 }
 
-// What a single worker has pushed is read where it lies.
+// The gradients of a single worker are read in place.
 const void* ServerShard::mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
                                  std::size_t count, Scratch& scratch) {
   if (round.size() == 1) {
@@ -176,7 +176,7 @@ const std::byte* ServerShard::address_in(const Contribution& of, const TensorPar
   return of.data + ((of.is_flat ? part.flat : part.shard) + begin) * size_of(wire_);
 }
 
-// Of `count` elements of a part, from `begin` on, in float32, in the order of the round.
+// Averages `count` elements of a part, from `begin` on, in float32, in the order of the round.
 void ServerShard::average(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
                           std::size_t count, Scratch& scratch) {
   std::vector<const void*> sources;
@@ -204,7 +204,7 @@ void ServerShard::lease_to(int worker) {
   memory_->word(server_, worker).lease.store(version_ + 1, std::memory_order_release);
 }
 
-// The first one: memory that has been used before is in use again before any that has not.
+// The first free version, so that memory already used is used again before untouched memory.
 std::size_t ServerShard::free_version() {
   const auto is_held = [this](std::size_t version) {
     for (int worker = 0; worker < workers_; ++worker) {

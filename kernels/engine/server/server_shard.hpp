@@ -14,7 +14,7 @@
 
 namespace gradientflow::engine {
 
-// The gradients of one worker in a round: laid out as the flat vector is, or as the shard.
+// The gradients of one worker in a round, in the layout of the flat vector or of the shard.
 struct Contribution {
   const std::byte* data;
   bool is_flat;
@@ -22,18 +22,18 @@ struct Contribution {
 
 class ServerShard {
  public:
-  // `threads`: that make an update together.
+  // `threads`: the number that share an update.
   ServerShard(const ServerLayout& layout, const ServerMemory& memory, std::size_t server, int workers, DType wire,
               const ServerOptimizer& optimizer, std::size_t threads);
 
-  // Updates the weights by the mean of what the workers of a round have pushed, in the order given, times `scale`.
-  // `rates`: of each tensor. `after_ranges`: called as ranges are done, with the number of them; see `latest`.
+  // Updates the weights by the mean of the round's gradients, added in the order given, times `scale`. `rates`: of each
+  // tensor. `after_ranges`: called after each range with the number of ranges done; see `latest`.
   using AfterRanges = std::function<void(std::size_t ranges)>;
   void apply(std::span<const Contribution> round, std::span<const ServerSettings> settings,
              std::span<const float> rates, float scale, const AfterRanges& after_ranges = {});
 
-  // The sums of the squares of this shard's weights, and of that mean, for LARS: two numbers for each tensor that has a
-  // trust coefficient, zeros for the others.
+  // For LARS: the sums of the squares of this shard's weights and of that mean, two numbers for each tensor, zeros
+  // where it has no trust coefficient.
   [[nodiscard]] std::vector<double> norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,
                                           float scale);
 
@@ -42,11 +42,11 @@ class ServerShard {
   [[nodiscard]] const float* weights() const { return memory_->weights(server_, version_); }
   [[nodiscard]] const std::byte* travelling() const { return memory_->travelling(server_, version_); }
 
-  // The same, or where an update is under way those that it makes, as far as it has come.
+  // The same; during an update, the version that it writes, of which only the ranges done are valid.
   [[nodiscard]] const float* latest() const { return memory_->weights(server_, latest_); }
   [[nodiscard]] const std::byte* latest_travelling() const { return memory_->travelling(server_, latest_); }
 
-  // A worker of this node may read the present version from now on, until it lets go.
+  // Gives a worker of this node a lease on the present version, to read it until the worker gives the lease back.
   void lease_to(int worker);
 
   // Arrays of the shard, for checkpoints: 0 the weights; 1 the momentum, zeros where there is none yet. Of Adam 1 and 2
@@ -55,10 +55,10 @@ class ServerShard {
   void load(std::size_t number, const float* values);
 
  private:
-  struct Block {  // of a part, in which an update is made
+  struct Block {  // of a part: one step of an update
     const float* before;
     float* weights;
-    void* travelling;  // nullptr where the weights travel as they are
+    void* travelling;  // nullptr if the wire is float32
     const void* gradient;
     std::size_t at;  // in the shard
     std::size_t count;
@@ -69,7 +69,7 @@ class ServerShard {
   void step_adam(const Block& block, DType gradient, const ServerSettings& setting, float scale);
   struct Scratch {               // of one thread
     std::vector<float> mean;     // of a block
-    std::vector<float> widened;  // of a block, what each worker has pushed, as float32
+    std::vector<float> widened;  // of a block, the gradients of each worker, in float32
   };
   void make_scratch(std::size_t round);
   [[nodiscard]] const void* mean_of(std::span<const Contribution> round, const TensorPart& part, std::size_t begin,
@@ -89,10 +89,10 @@ class ServerShard {
   DType wire_;
   std::size_t version_ = 0;
   std::size_t latest_ = 0;
-  std::size_t provided_ = 0;  // versions whose pages are there
+  std::size_t provided_ = 0;  // versions that have pages
   ServerOptimizer optimizer_;
-  std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty as long as there is none
-  std::uint64_t updates_ = 0;                // since the first one; of Adam
+  std::array<std::vector<float>, 2> state_;  // the momentum, or exp_avg and exp_avg_sq; empty until first used
+  std::uint64_t updates_ = 0;                // number so far, for Adam
   std::size_t block_ = 0;                    // elements
   std::vector<Scratch> scratch_;             // of each thread
   Team team_;

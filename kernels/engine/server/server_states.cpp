@@ -28,7 +28,7 @@ void Server::load(const ReceivedNote& received) {
   }
 }
 
-// Rounds, ends, and what the log has; or the trace.
+// Statistics: rounds, ends, and those of the log. Otherwise the trace.
 void Server::report(int number, std::uint64_t what) {
   std::vector<double> numbers = log_.trace();
   if (what == 0) {

@@ -36,7 +36,7 @@ void ServerWorker::check_usable() const {
   }
 }
 
-// With mutex_ held, as all that follow.
+// Called with mutex_ held.
 void ServerWorker::check_not_finishing() const {
   if (finishing_) {
     throw Error(ErrorKind::value, "finish has begun, and waits for other ranks: call it again before anything else");
@@ -73,7 +73,7 @@ void ServerWorker::take_notes() {
   }
 }
 
-// A rank that has closed in order is missed where it serves.
+// A rank that has closed in order is an error only if it serves.
 void ServerWorker::check_losses(const std::string& what) {
   losses_ = shared_.mailbox->losses();
   for (int rank = 0; losses_ > 0 && rank < shared_.mailbox->size(); ++rank) {
@@ -81,7 +81,7 @@ void ServerWorker::check_losses(const std::string& what) {
       continue;
     }
     if (const auto loss = shared_.mailbox->loss_of(rank, what)) {
-      const auto deadline = Clock::now() + server_has_spoken;  // of a server, which knows who was the first to leave
+      const auto deadline = Clock::now() + server_has_spoken;  // a server's error names the first rank that left
       for (take_notes(); !failure_ && Clock::now() < deadline; take_notes()) {
         shared_.mailbox->poll();
         std::this_thread::sleep_for(1ms);
@@ -138,7 +138,7 @@ void ServerWorker::send_to(std::size_t server, const Note& note, std::span<const
   send_note(*shared_.mailbox, shared_.roles.servers[server], shared_.tags.to_server, note, payload);
 }
 
-// What `error`, a timeout, says, and who has pushed least: server 0 knows.
+// Adds to `error`, a timeout, the ranks with the fewest pushes, which server 0 knows.
 Error ServerWorker::naming_the_missing(const Error& error) {
   std::vector<int> last;
   double fewest = 0.0;

@@ -1,10 +1,10 @@
 // One worker of a parameter server: pushes gradients as they become ready, and pulls weights.
 //
-// A push goes into one of two slots, in the dtype in which it travels. Servers of this node read it there; to others a
-// range is sent as soon as all of it and all ranges before it are there. A slot is free again when its messages have
-// been sent and the servers of the node have applied it: until then a worker that pushes on waits.
+// A push is written to one of two slots, in the dtype of the wire. Servers of this node read it in place; to other
+// servers each range is sent as soon as it and all ranges before it are complete. A slot is free again when its
+// messages have been sent and the servers of this node have applied the push; a worker that needs it earlier waits.
 //
-// For any thread.
+// Thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -30,25 +30,26 @@ class ServerWorker {
  public:
   using Seconds = std::optional<double>;
 
-  // `attend`: called several times a second by a thread that waits; it may throw.
+  // `attend`: called several times a second by a waiting thread; it may throw.
   ServerWorker(Server::Shared& shared, double timeout, std::function<void()> attend);
 
-  // The server of this rank, whom it helps while it waits. To be called before anything else.
+  // Sets the server of this rank, which the worker helps while it waits. Call it before anything else.
   void help(Server* server) { server_ = server; }
 
-  // Where gradient `tensor` of the push that begins or has begun can be written to, in the dtype of the wire: until
-  // that push. Waits, as `ready` does. Push after push it is one of two addresses, in turn.
+  // Where gradient `tensor` of the current push can be written, in the dtype of the wire, until `push` ends that push.
+  // Waits for a free slot, as `ready` does. The address alternates between two from push to push.
   [[nodiscard]] std::byte* gradient(std::size_t tensor, Seconds timeout);
 
-  // Gradient `tensor` of the push that begins or has begun, to be copied unless it lies where `gradient` says. Throws
-  // Error(value) where there is no such tensor, it is ready already, or it lies in the place of another one.
+  // Adds gradient `tensor` to the current push: copies it, unless it lies where `gradient` says. `nonfinite`: set to
+  // the number of its elements that are not finite in the dtype of the wire. Throws Error(value) if there is no such
+  // tensor, if it is ready already, or if it lies in the slot but not in its place.
   void ready(std::size_t tensor, const void* gradient, DType dtype, std::size_t* nonfinite = nullptr);
 
-  // Ends the push; what is not ready is zeros. Pushes of several threads take turns. `gradients`: of all tensors, in
-  // place of `ready`; none is ready where anything given is refused. `settings`: of each tensor, or one for all.
-  // `with_pull`: as `pull`, asked for along with the push. So its weights are those of the moment at which this worker
-  // may go on, and nobody's later pushes are in them. `nonfinite`: the tensor for which the push is to be skipped, or
-  // -1; others of the round are told.
+  // Ends the current push; tensors that are not ready are zeros. Pushes of several threads take turns. `gradients`: of
+  // all tensors, instead of `ready`; if any argument is refused, none is ready. `settings`: of each tensor, or one for
+  // all. `with_pull`: pulls in the same message. These are the weights of the moment at which this worker may go on,
+  // without anybody's later pushes. `nonfinite`: the tensor because of which the push is to be skipped, or -1; the
+  // other workers of the round are told.
   struct Pushed {
     std::uint64_t push;
     std::uint64_t pull;  // 0: without
@@ -61,34 +62,35 @@ class ServerWorker {
   Pushed push(std::span<const ServerSettings> settings, float loss_scale, Skip skip, WithPull with_pull = WithPull::no,
               std::span<const Gradient> gradients = {}, std::int64_t nonfinite = -1);
 
-  // Waits until the policy lets this worker go on after a push. Returns whether its round was skipped, and why. Throws
-  // Error(value) for one that is older than the last `most_skipped` which were: whether it was is not known any more.
+  // Waits until the policy lets this worker go on after a push. Returns whether the push was skipped, and why. Throws
+  // Error(value) for a push older than the last `most_skipped` skipped ones: older records are dropped.
   static constexpr std::size_t most_skipped = 1024;
   SkippedPush wait_for_push(std::uint64_t push, Seconds timeout);
   [[nodiscard]] bool may_go_on(std::uint64_t push);
 
-  // Asks for the weights that include all pushes so far; `exact`: in float32 whatever the wire. It ends the pull
-  // before it. Returns its number. Throws Error(value) while the last one is under way.
+  // Asks for the weights as soon as this worker may go on after all its pushes so far; `exact`: in float32 whatever the
+  // wire. Returns the number of the pull, which replaces the previous one. Throws Error(value) while that is under way.
   std::uint64_t pull(bool exact);
   void wait_for_pull(std::uint64_t pull, Seconds timeout);
   [[nodiscard]] bool has_come(std::uint64_t pull);
 
-  // Copies a tensor of a pull, as its ranges come. Throws Error(value) where another one has been begun meanwhile.
+  // Copies a tensor of a pull as its ranges arrive. Throws Error(value) if another pull has begun meanwhile.
   void take(std::uint64_t pull, std::size_t tensor, float* weights, Seconds timeout);
 
-  // Where a tensor of a pull lies, once all of the pull has come, and in which dtype: in the version of a server of
-  // this node that holds all of it, else in this worker's place. It stays as it is until the next pull, or until this
-  // is closed. Throws as `take`.
+  // Waits for all of a pull, and returns the address and dtype of a tensor: in the version of a server of this node
+  // where it is contiguous there, else in this worker's place. The data does not change before the next pull or
+  // `close`. Throws as `take`.
   struct Weights {
     const std::byte* data;  // nullptr where the tensor is empty
     DType dtype;
   };
   [[nodiscard]] Weights weights(std::uint64_t pull, std::size_t tensor, Seconds timeout);
 
-  // This worker pushes no more until all have said so, and everything is applied: then weights are pulled, exactly.
+  // Announces that this worker pushes no more until all workers have announced it and all pushes are applied. Then
+  // pulls the exact weights; returns the number of the pull.
   std::uint64_t finish(Seconds timeout);
 
-  // Arrays of the servers (see ServerShard), tensor by tensor.
+  // Arrays of the servers (see ServerShard::array), tensor by tensor.
   void load(std::size_t array, std::span<const float* const> tensors);
   void save(std::size_t array, std::span<float* const> tensors, Seconds timeout);
 
@@ -98,7 +100,7 @@ class ServerWorker {
 
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] std::uint64_t pushes() const;
-  [[nodiscard]] std::optional<Error> failure() const;  // after which it can do nothing any more
+  [[nodiscard]] std::optional<Error> failure() const;  // after which this worker is unusable
 
   void close(bool orderly);  // tells the servers
 
@@ -107,7 +109,7 @@ class ServerWorker {
   using Clock = std::chrono::steady_clock;
   using Letters = std::vector<std::shared_ptr<transport::Letter>>;
 
-  // What does not fit into the caches is not read again while it is there.
+  // Data that does not fit into the caches is evicted before it is read again.
   [[nodiscard]] static compute::Store store_for(std::size_t bytes) {
     return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
   }
@@ -170,28 +172,28 @@ class ServerWorker {
   bool closed_ = false;
 
   std::mutex pushing_;             // locked before mutex_
-  std::uint64_t pushes_ = 0;       // that have ended
-  ReadyTensors ready_;             // of the one that has begun
-  std::vector<std::size_t> left_;  // by range: elements that are not there
-  std::size_t sent_ = 0;           // ranges
-  int copying_ = 0;                // threads
+  std::uint64_t pushes_ = 0;       // ended so far
+  ReadyTensors ready_;             // of the current push
+  std::vector<std::size_t> left_;  // by range: elements still missing
+  std::size_t sent_ = 0;           // ranges of the current push
+  int copying_ = 0;                // number of threads
   std::condition_variable copied_;
   Letters sends_[2];                      // by slot
   std::vector<ServerSettings> settings_;  // the last ones
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
   std::map<std::uint64_t, SkippedPush> skipped_;  // the last ones
-  std::uint64_t forgotten_ = 0;                   // the last push of which it is not known any more
+  std::uint64_t forgotten_ = 0;                   // the last skipped push whose record is dropped
 
   std::uint64_t pulls_ = 0;
   std::uint64_t ends_ = 0;
-  std::optional<std::uint64_t> finishing_;  // the pull of a finish that has not come yet
+  std::optional<std::uint64_t> finishing_;  // the pull of a finish that has not completed
   bool exact_ = false;                      // the last pull
-  std::size_t answers_;                     // to it, of servers
+  std::size_t answers_;                     // number of servers that have answered it
   std::vector<bool> has_answered_;          // by server
-  std::vector<bool> gathered_;              // by tensor: what it has in this node has been brought to the place
+  std::vector<bool> gathered_;              // by tensor: its parts at servers of this node are copied to the place
   bool has_place_ = false;
-  Letters answers_under_way_;  // by server, then by range; nothing where none has to come
+  Letters answers_under_way_;  // by server, then by range; null where none is expected
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;
   std::vector<double> report_;  // the last one

@@ -78,7 +78,7 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
   });
 }
 
-// The last one.
+// Waits until the last pull has come, or another one has begun.
 void ServerWorker::await_pull(Lock& lock, std::uint64_t pull, Seconds timeout) {
   wait(lock, timeout, "pull " + std::to_string(pull), [&] { return pull != pulls_ || has_come(); });
   for (const auto& letter : answers_under_way_) {
@@ -119,7 +119,7 @@ void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& 
   }
 }
 
-// Where a part of the pull that has come lies: in the version that is held, or in the worker's own place.
+// The address of a part that has come: in the leased version, or in the worker's place.
 const std::byte* ServerWorker::address_of(const TensorPart& part) const {
   const std::size_t item = size_of(pulled());
   if (!is_here(part.server)) {
@@ -145,7 +145,7 @@ void ServerWorker::take(std::uint64_t pull, std::size_t tensor, float* weights, 
       const DType dtype = pulled();
       const std::byte* const source = address_of(part);
       {
-        const std::lock_guard one_at_a_time(taking_);  // after mutex_, as whoever begins a pull
+        const std::lock_guard one_at_a_time(taking_);  // locked after mutex_, as in expect_answers
         lock.unlock();
         if (dtype == DType::float32) {
           compute::copy(weights + part.begin, source, part.count * sizeof(float), store_for(all));
@@ -171,7 +171,7 @@ ServerWorker::Weights ServerWorker::weights(std::uint64_t pull, std::size_t tens
     if (parts.empty()) {
       return Weights{nullptr, pulled()};
     }
-    bool lie_together = true;  // at least where one server has all
+    bool lie_together = true;  // in one shard; always, if there is one server
     for (std::size_t i = 1; i < parts.size() && is_here(parts.front().server); ++i) {
       lie_together = lie_together && parts[i].server == parts[0].server &&
                      parts[i].shard == parts[i - 1].shard + parts[i - 1].count;
@@ -211,7 +211,7 @@ std::uint64_t ServerWorker::finish(Seconds timeout) {
   if (ready_.count() > 0) {
     throw Error(ErrorKind::value, "a push has begun: end it by push before finish");
   }
-  if (!finishing_) {  // else it has departed: the last time the others did not come
+  if (!finishing_) {  // else an earlier finish has timed out, after it sent depart
     wait(lock, timeout, "pull " + std::to_string(pulls_), [this] { return has_come(); });
     send_to(0, {.kind = NoteKind::depart});
     finishing_ = begin_pull(true, ++ends_);

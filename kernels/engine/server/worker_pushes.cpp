@@ -11,8 +11,8 @@
 namespace gradientflow::engine {
 namespace {
 
-// Pushes after which the policy has not let the worker go on: so far a worker that does not wait for its pushes can run
-// ahead. One is with a server of another node, and one in each slot.
+// How many pushes a worker that does not wait may be ahead of the policy's releases: one is at a server of another
+// node, and one in each slot.
 constexpr std::uint64_t most_under_way = 3;
 
 void check_number(const char* name, float value) {
@@ -21,8 +21,8 @@ void check_number(const char* name, float value) {
   }
 }
 
-// As compute::copy or compute::cast. Returns how many of the numbers that are written are not finite: they are counted
-// block by block, so that they are in a cache.
+// As compute::copy or compute::cast. Returns how many of the elements written are not finite, counted block by block
+// while they are in a cache.
 std::size_t copy_and_count(std::byte* to, DType wire, const std::byte* from, DType dtype, std::size_t count,
                            compute::Store store) {
   constexpr std::size_t block = 4096;
@@ -93,8 +93,8 @@ std::byte* ServerWorker::gradient(std::size_t tensor, Seconds timeout) {
   return slot_of_tensor(tensor);
 }
 
-// Returns whether it is in its place. Throws where it lies in that of another tensor, or as another dtype: gradients
-// that are copied would overwrite it.
+// Returns whether a gradient lies in its place in the slot. Throws if it lies elsewhere in the slot, or has another
+// dtype than the wire: gradients that are copied would overwrite it.
 bool ServerWorker::check_gradient(std::size_t tensor, const void* gradient, DType dtype) const {
   static_cast<void>(index_among_floats(dtype, "a gradient is float32, float16 or bfloat16"));
   ready_.check_new(tensor);
@@ -137,7 +137,7 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype, 
   }
   ++copying_;
   std::size_t found = 0;
-  for (auto at = parts.begin(); at != parts.end();) {  // what a tensor has of a range lies together
+  for (auto at = parts.begin(); at != parts.end();) {  // the parts of a tensor in a range are contiguous
     const std::size_t range = at->range;
     std::size_t begin = at->begin;
     std::size_t count = 0;
@@ -166,7 +166,7 @@ void ServerWorker::ready(std::size_t tensor, const void* gradient, DType dtype, 
   }
 }
 
-// Those that are complete, and all before them. A worker begins with another server each.
+// Sends the complete ranges before the first incomplete one. Each worker begins with a different server.
 void ServerWorker::send_ranges() {
   const std::size_t item = size_of(shared_.wire);
   const std::byte* const slot = shared_.memory.slot(rank(), pushes_ + 1);
