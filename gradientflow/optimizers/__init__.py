@@ -1,4 +1,4 @@
-"""Optimisers whose steps are made by the core, over the gradients of a pool: for NumPy arrays and their like."""
+"""Optimizers for NumPy and similar arrays: the core makes their steps, with the gradients of a pool or ArrayLoop."""
 
 from __future__ import annotations
 

@@ -9,23 +9,23 @@ from gradientflow.errors import ArgumentError
 
 
 def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
-    """Return the learning rate for a batch, when `rate` suits `base_batch`: the linear scaling rule.
+    """Return the learning rate for a batch size by the linear scaling rule.
 
     (Goyal et al., Accurate, large minibatch SGD, 2017; GradientFlow paper, section 4.2.)
 
     Parameters
     ----------
     rate : float
-        A learning rate that suits a batch of `base_batch` samples.
+        The learning rate for a batch of `base_batch` samples.
     batch : int
-        Samples in a step on all ranks together.
+        Samples per step, on all ranks together.
     base_batch : int, default 256
-        See `rate`.
+        Samples per step for which `rate` was chosen.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a batch has no samples, or the rate is negative or not finite.
+        If a batch has no samples, or `rate` is negative or not finite.
     """
     rate, batch, base_batch = nonnegative("rate", rate), whole("batch", batch), whole("base_batch", base_batch)
     if batch < 1 or base_batch < 1:
@@ -38,16 +38,16 @@ def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
 class LinearWarmup:
     """A learning rate that grows linearly from `start` to `peak` in `steps` steps, and stays there.
 
-    Called with the number of the step, 0, 1, ..., it gives the rate: step 0 has the first increment already.
+    Called with the number of the step, 0, 1, ..., it returns the rate. Step 0 already has the first increment.
 
     Attributes
     ----------
     peak : float
         The final rate.
     steps : int
-        How many steps it takes to get there.
+        How many steps the warm-up takes.
     start : float, default 0
-        Where it comes from.
+        The rate before the first increment.
     """
 
     peak: float
@@ -55,12 +55,12 @@ class LinearWarmup:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no learning rate.
+        """Check the attributes.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If a rate is negative or not finite, or there are less than 0 steps.
+            If a rate is negative or not finite, or `steps` is negative.
         """
         for name, number in (("peak", self.peak), ("steps", self.steps), ("start", self.start)):
             nonnegative(name, number)

@@ -1,4 +1,4 @@
-"""Momentum SGD, LARS, Adam and AdamW over the gradients of a pool, or of a loop of training."""
+"""Momentum SGD, LARS, Adam and AdamW on the gradients of a pool or of a training loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rate = float | Callable[[int], float]
 
 
 def state_array(native: Any, name: str, index: int) -> Any:
-    """Return "momentum", "mean_square" or "master" weights of a native optimizer, in its memory.
+    """Return the "momentum", "mean_square" or "master" array of tensor `index`, in the native optimizer's memory.
 
     It is a NumPy array, or on a device a `DeviceArray`.
     """
@@ -37,7 +37,7 @@ def state_array(native: Any, name: str, index: int) -> Any:
 
 
 def _copied(array: Any) -> Any:
-    """Return a copy in memory of the host."""
+    """Return a copy in host memory."""
     return array.copy() if isinstance(array, np.ndarray) else array.get()
 
 
@@ -49,9 +49,9 @@ def _overwrite(array: Any, values: Any) -> None:
 
 
 class _Optimizer:
-    """What SGD, LARS, Adam and AdamW have in common; see there."""
+    """The common base of SGD, LARS, Adam and AdamW; the parameters are described there."""
 
-    _arrays: tuple[str, ...] = ("momentum",)  # of each tensor, beside master weights
+    _arrays: tuple[str, ...] = ("momentum",)  # per tensor, besides master weights
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Optimizer:
         self._rate_inside = trust > 0 or source.rate_in_momentum
         self.parameters = list(parameters)
         counts = [int(np.prod(shape)) for shape in source.shapes]
-        self._places: dict[int, tuple[Any, int]] = {}  # by parameter: native optimizer, and index there
+        self._places: dict[int, tuple[Any, int]] = {}  # by index of the parameter: native optimizer, index there
         self._natives = []
         for _, indices in source.groups:
             native = load_core().Optimizer([counts[index] for index in indices], self._rate_inside, source.device)
@@ -132,18 +132,18 @@ class _Optimizer:
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
     def step(self, stream: Any = None) -> bool:
-        """Make a step with the gradients for which the pool has waited. Say whether it was made.
+        """Make a step with the gradients, after `wait` of the pool or loop. Return whether it was made.
 
-        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike. One that a strategy has
-        made by writing the weights counts as made.
+        With a loss scale, a step whose gradients are not finite is skipped, on all ranks alike. If the strategy has
+        already written the weights, the step counts as made.
 
-        On a CUDA device the step is put into a stream, and the host does not wait for it; but it waits for the norms
-        that `LARS` needs, and for the count of what is not finite of a dense pool with a loss scale.
+        On a CUDA device the step is enqueued in a stream, and the host does not wait for it. The host does wait for the
+        norms that `LARS` needs, and on a dense pool with a loss scale for the count of values that are not finite.
 
         Parameters
         ----------
         stream : optional
-            For a pool on a CUDA device: the stream that the pool was waited for with, or one behind it. A number, or a
+            For a pool on a CUDA device: the stream given to the pool's `wait`, or one ordered after it. A number, or a
             stream of CuPy or PyTorch; by default the device's default stream.
         """
         number = stream_number(stream)
@@ -161,12 +161,13 @@ class _Optimizer:
         return not skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return momentum or what Adam has, master weights of parameters of 16 bits, loss scale and steps: copies.
+        """Return copies of momentum or Adam's moments, and of master weights, with the loss scale and step count.
 
-        They are NumPy arrays, also where the optimizer is on a CUDA device.
+        Arrays are NumPy arrays, also where the optimizer is on a CUDA device. Only parameters of 16 bits have master
+        weights.
 
-        It goes with the parameters, and is the same on all ranks where these are. The residuals of a sparse pool are
-        its own state.
+        Save it together with the parameters; it is the same on all ranks if they are. The residuals of a sparse pool
+        are in the state of the pool.
         """
         count = len(self.parameters)
         return {
@@ -179,17 +180,17 @@ class _Optimizer:
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state that any number of ranks can load, the same on all. Collective.
 
-        Where the strategy of a loop lets each rank train by itself, arrays are means over the ranks.
+        If the strategy of a loop lets each rank train by itself, arrays are means over the ranks.
         """
         return self._source.consolidated(self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Parameters of 16 bits become what the master weights round to.
+        """Load a state. Parameters of 16 bits are set to the rounded master weights.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is the state of another model, or of another kind of optimiser: before anything is changed.
+            If it is the state of another model or kind of optimizer. Nothing is changed then.
         """
         self._check_state_dict(state)
         for index, master in enumerate(state["master"]):
@@ -206,26 +207,26 @@ class _Optimizer:
 
     @property
     def masters(self) -> dict[int, Any]:
-        """The master weights, by the index of their parameter of 16 bits; also of those without elements."""
+        """The master weights, by the index of their parameter of 16 bits, empty parameters included."""
         found = {index: self._array("master", index) for index in range(len(self.parameters))}
         return {
             index: master for index, master in found.items() if master.size or not self._array("momentum", index).size
         }
 
     def round_masters(self) -> None:
-        """Make the parameters of 16 bits what their master weights round to."""
+        """Set the parameters of 16 bits to their rounded master weights."""
         for native, place in self._places.values():
             if state_array(native, "master", place).size:
                 native.round_master(place)
 
     def follow_weights(self) -> None:
-        """Take master weights from parameters of 16 bits that are not what these round to."""
+        """Set master weights to their parameter of 16 bits wherever they do not round to it."""
         for index, master in self.masters.items():
             parameter = np.asarray(self.parameters[index]).reshape(-1)
             np.copyto(master, parameter, where=master.astype(parameter.dtype) != parameter)
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
-        """Give all ranks momentum or what Adam has, master weights and the number of steps of one. Collective."""
+        """Broadcast the root's momentum or Adam's moments, master weights and step count. Collective."""
         for index in range(len(self.parameters)):
             for name in self._arrays:
                 comm.broadcast(self._array(name, index), root)
@@ -254,32 +255,31 @@ class _Optimizer:
 
 
 class SGD(_Optimizer):
-    """SGD with momentum, of the gradients in a pool.
+    """SGD with momentum, on the gradients of a pool or of a training loop.
 
-    ``direction = gradient + weight_decay * weight``; on a `gradientflow.GradientPool`, as PyTorch has it,
+    With ``direction = gradient + weight_decay * weight``, the step on a `gradientflow.GradientPool` is PyTorch's:
     ``v = momentum * v + direction; weight -= lr * v``. On a `gradientflow.SparseGradientPool`, with momentum correction
-    (GradientFlow paper, algorithm 1), ``v = momentum * v + lr * direction; weight -= v``, and only where gradients were
-    sent: elsewhere weight and v stay as they are. The two differ only where the learning rate changes.
+    (GradientFlow paper, algorithm 1), it is ``v = momentum * v + lr * direction; weight -= v``, only where gradients
+    were sent; elsewhere weight and v stay as they are. The two formulas differ only where the learning rate changes.
 
     Parameters
     ----------
     gradients : GradientPool, SparseGradientPool or gradientflow.training.ArrayLoop
-        Whose gradients it takes. A loop of training has a strategy; without one, a pool is waited for by hand.
+        The source of the gradients: a training loop, which has a strategy, or a pool, whose `wait` is called by hand.
     parameters : sequence of arrays
-        The weights, in the order of the gradients: NumPy arrays, or whatever has DLPack, the CUDA array interface
-        or the buffer protocol, contiguous, of float32, float16 or bfloat16, all where the pool is: in CPU memory, or on
-        its CUDA device. They are changed in place. Those of 16 bits get master weights of float32, with which the steps
-        are made.
+        The weights, in the order of the gradients, changed in place: NumPy arrays, or arrays with DLPack, the CUDA
+        array interface or the buffer protocol. They are contiguous, of float32, float16 or bfloat16, and all where the
+        pool is: in CPU memory, or on its CUDA device. Steps on those of 16 bits are made on float32 master weights.
     lr : float or callable
         The learning rate, or a function of the step, 0, 1, ..., such as `LinearWarmup`.
     momentum, weight_decay : float, default 0
         See above. A step with a momentum of 0 leaves v as it is, as PyTorch's does.
     correction : bool, default True
-        Momentum correction on a sparse pool, see above; of a loop of training, the strategy says. Without it the step
-        is PyTorch's, everywhere, with zeros for what was not sent: for comparison.
+        Whether to use momentum correction on a sparse pool, see above; in a training loop the strategy decides. Without
+        it the step is PyTorch's for all entries, with zeros for gradients that were not sent: for comparison.
     loss_scale : float, "dynamic" or LossScale, optional
-        What the loss was multiplied by: a power of two. The steps undo it, and skip gradients that are not finite. A
-        loop of training has its own.
+        The factor that the loss was multiplied by: a power of two. Steps divide gradients by it, and are skipped if
+        these are not finite. A training loop has its own.
 
     Attributes
     ----------
@@ -288,12 +288,12 @@ class SGD(_Optimizer):
     steps : int
         How many steps were made.
     loss_scale : LossScale or None
-        Its `value` is what to multiply the loss by.
+        Multiply the loss by its `value`.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the parameters are not those of the pool, or not where it is, or a number is out of range.
+        If the parameters do not match the gradients, are on another device, or a number is out of range.
     gradientflow.errors.ArgumentTypeError
         If a parameter is of another dtype.
     """
@@ -316,8 +316,8 @@ class LARS(_Optimizer):
     """Layer-wise adaptive rate scaling, for large batches (You et al., 2017; GradientFlow paper, section 4.2).
 
     Each tensor has a learning rate of its own: ``local = trust * |w| / (|g| + weight_decay * |w|)``, 1 where a norm is
-    zero; ``v = momentum * v + lr * local * (g + weight_decay * w); w -= v``. On a sparse pool the norm is that of the
-    gradients that were sent, and only what was sent is changed.
+    zero; ``v = momentum * v + lr * local * (g + weight_decay * w); w -= v``. On a sparse pool ``|g|`` is the norm of
+    the gradients that were sent, and only weights with such gradients are changed.
 
     Parameters
     ----------
@@ -349,16 +349,16 @@ class LARS(_Optimizer):
 
 
 class Adam(_Optimizer):
-    """Adam, as `torch.optim.Adam` has it, of the gradients in a pool.
+    """Adam, as in `torch.optim.Adam`, on the gradients of a pool or of a training loop.
 
     With ``g = gradient + weight_decay * weight``: ``m = beta_1 * m + (1 - beta_1) * g``,
-    ``v = beta_2 * v + (1 - beta_2) * g * g``, ``weight -= lr * m' / (sqrt(v') + eps)``, where m' and v' are m and v,
-    corrected for the first steps.
+    ``v = beta_2 * v + (1 - beta_2) * g * g``, ``weight -= lr * m' / (sqrt(v') + eps)``, where m' and v' are m and v
+    after bias correction.
 
     Parameters
     ----------
     gradients, parameters, loss_scale
-        As in `SGD`; but not a SparseGradientPool, and no loop of training with a strategy that is for momentum SGD.
+        As in `SGD`, except a SparseGradientPool or a training loop whose strategy is for momentum SGD only.
     lr : float or callable, default 0.001
         As in `SGD`.
     betas : pair of float, default (0.9, 0.999)
@@ -411,9 +411,9 @@ class Adam(_Optimizer):
 
 
 class AdamW(Adam):
-    """AdamW, as `torch.optim.AdamW` has it: weight decay is not in the gradient.
+    """AdamW, as in `torch.optim.AdamW`: weight decay is decoupled from the gradient.
 
-    It is `Adam` with ``g = gradient``, and ``weight -= lr * weight_decay * weight`` first.
+    It is `Adam` with ``g = gradient``, after ``weight -= lr * weight_decay * weight``.
 
     Parameters
     ----------

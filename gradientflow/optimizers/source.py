@@ -1,4 +1,4 @@
-"""Where the optimizers of the core take gradients from: a pool that is waited for by hand, or a loop of training."""
+"""The sources of gradients for the core's optimizers: a pool, whose `wait` is called by hand, or a training loop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OfPool:
     pool : GradientPool or SparseGradientPool
         The pool.
     correction : bool
-        Whether a pool that can correct momentum does so.
+        Whether to use momentum correction, if the pool has it.
     loss_scale : LossScale, float, "dynamic" or None
-        What gradients are too large by.
+        The factor that gradients have to be divided by.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class OfPool:
         self.loss_scale = LossScale.of(loss_scale)
 
     def start(self, optimizer: Any, settings: SettingsOf) -> None:
-        """Serve an optimizer that is complete."""
+        """Bind the loss scale to the optimizer, once it is constructed."""
         if self.loss_scale is None:
             return
         if not self._pool.skip_nonfinite:
@@ -51,36 +51,36 @@ class OfPool:
         self.set_scale()
 
     def set_scale(self) -> None:
-        """Tell the pool how its gradients are scaled."""
+        """Pass the loss scale to the pool."""
         if self.loss_scale is not None:
             self._pool.loss_scale = self.loss_scale.value
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
-        """Return what the step shall use, by dtype, and whether to apply or to skip it."""
+        """Return the pool's update, and whether the step is to apply or to skip it."""
         update = self._pool.update(self._everywhere)
         skipped = self.loss_scale is not None and self._pool.has_nonfinite(stream)
         return (update,), "skipped" if skipped else "apply"
 
     def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of an optimizer that is the same on all ranks: all make the same steps."""
+        """Return the optimizer's state as it is: all ranks make the same steps."""
         return state
 
     def stepped(self, overflowed: bool) -> None:
-        """Note a step that was made, or skipped."""
+        """Update the loss scale after a step that was made or skipped."""
         if self.loss_scale is not None:
             self.loss_scale.update(overflowed)
             self.set_scale()
 
 
 class OfLoop:
-    """The gradients of a loop of training.
+    """The gradients of a training loop.
 
     Parameters
     ----------
     loop : ArrayLoop
         The loop.
     loss_scale : None
-        It has its own.
+        Must be None: the loop has its own.
     """
 
     def __init__(self, loop: ArrayLoop, loss_scale: LossScale | float | str | None) -> None:
@@ -95,17 +95,17 @@ class OfLoop:
         self.loss_scale = loop.loss_scale
 
     def start(self, optimizer: Any, settings: SettingsOf) -> None:
-        """Serve an optimizer that is complete."""
+        """Bind the loop and its loss scale to the optimizer, once it is constructed."""
         if self.loss_scale is not None:
             self.loss_scale.bind(optimizer)
         self._loop.use_optimizer(optimizer, settings)
 
     def set_scale(self) -> None:
-        """Tell the loop how its gradients are scaled."""
+        """Pass the loss scale to the strategy."""
         self._loop.set_loss_scale()
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
-        """Return what the step shall use, by dtype, and whether to apply or to skip it, or whether it is made."""
+        """Return the update of each dtype, and whether it is to apply, to skip, or written by the strategy."""
         update = self._loop.update
         if update is None:
             message = "there are no gradients for a step: wait() first, once in each iteration"
@@ -113,12 +113,12 @@ class OfLoop:
         return update.gradients, "skipped" if self._loop.overflowed else update.kind
 
     def consolidated(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of an optimizer that is the same on all ranks. Collective."""
+        """Return a state of the optimizer that is the same on all ranks. Collective."""
         are_same = self._loop.strategy.gradients == "mean"
         return state if are_same else cast("dict[str, Any]", consolidated(self._loop.comm, state, means=True))
 
     def stepped(self, overflowed: bool) -> None:
-        """Go on after a step."""
+        """End the iteration after its step."""
         self._loop.stepped()
 
 
