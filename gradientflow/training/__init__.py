@@ -1,4 +1,4 @@
-"""Training in steps, for every framework: what is the same for all of them lives here, once."""
+"""The training loop: what is common to all frameworks, from accumulation to checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of training for arrays: NumPy, or anything else whose gradients are written in place."""
+"""The training loop for arrays of NumPy, or of anything else whose gradients are written in place."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from .loss_scale import LossScale
 
 
 class Optimizer(Protocol):
-    """What the loop needs of an optimizer: those of `gradientflow.optimizers` have it."""
+    """The interface of optimizers for the loop; those of `gradientflow.optimizers` have it."""
 
     @property
     def masters(self) -> Mapping[int, Any]:
-        """Master weights of float32, by the index of the tensor of 16 bits."""
+        """Float32 master weights, by the index of their tensor of 16 bits."""
 
     def round_masters(self) -> None:
-        """Make the weights of 16 bits what the master weights round to."""
+        """Set the weights of 16 bits to their rounded master weights."""
 
     def follow_weights(self) -> None:
-        """Make the master weights follow weights that have been changed."""
+        """Set master weights to their weight of 16 bits wherever this was changed."""
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
-        """Give all ranks what the optimizer of one keeps. Collective."""
+        """Broadcast the state of the root's optimizer. Collective."""
 
 
 class ArrayLoop:
-    """Training with arrays, synchronised by a strategy: gradients are written into its memory, `gradients`.
+    """A training loop for arrays, synchronised by a strategy: gradients are written into its arrays, `gradients`.
 
-    Collective: all ranks make it with the same arguments. Weights are broadcast from rank 0.
+    Collective: all ranks construct it with the same arguments. Weights are broadcast from rank 0.
 
     Parameters
     ----------
     comm : Communicator
         Whose ranks take part.
     weights : sequence of arrays
-        Contiguous, of float16, bfloat16, float32 or float64, in the order in which backpropagation comes to them: the
-        last layer first. The shapes and dtypes of the gradients are theirs.
+        Contiguous, of float16, bfloat16, float32 or float64, in the order of backpropagation: the last layer first.
+        Gradients have the same shapes and dtypes.
     strategy : Strategy or str
         An object, or its words, such as ``"csc(density=0.1)"``.
     loss_scale : float, "dynamic" or LossScale, optional
-        What the loss is multiplied by. An iteration with gradients that are not finite is skipped then.
+        The factor that the loss is multiplied by. With it, iterations with gradients that are not finite are skipped.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ArrayLoop:
     weights : list of arrays
         As given.
     loss_scale : LossScale or None
-        Its `value` is what to multiply the loss by.
+        Multiply the loss by its `value`.
 
     Examples
     --------
@@ -104,17 +104,17 @@ class ArrayLoop:
 
     @property
     def synchronizer(self) -> Synchronizer:
-        """What the strategy is bound to."""
+        """The synchronizer, which `Strategy.bind` has returned."""
         return self._loop.synchronizer
 
     @property
     def layout(self) -> Layout:
-        """The tensors."""
+        """The layout of the tensors."""
         return self._loop.layout
 
     @property
     def gradients(self) -> tuple[Any, ...]:
-        """Where the gradients go, one array a tensor; after `wait` they are what the step uses."""
+        """The arrays for the gradients, one per tensor; after `wait` they hold the gradients for the step."""
         return self._loop.synchronizer.gradients
 
     @property
@@ -123,12 +123,12 @@ class ArrayLoop:
         return self._loop.bytes_sent
 
     def ready(self, index: int) -> None:
-        """Say that gradient `index` is final for this iteration. From any thread.
+        """Mark gradient `index` as final for this iteration. May be called from any thread.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such gradient, or it was already ready in this iteration.
+            If there is no such gradient, or it is already final in this iteration.
         """
         count = len(self._loop.layout)
         if not -count <= index < count:
@@ -141,7 +141,7 @@ class ArrayLoop:
         self._loop.ready(index)
 
     def wait(self) -> Update:
-        """End the iteration: wait until `gradients`, or the weights, are what the step shall use. Collective.
+        """End the iteration: wait until `gradients`, or the weights, are ready for the step. Collective.
 
         Gradients that are not ready count as zeros on this rank.
 
@@ -150,7 +150,7 @@ class ArrayLoop:
         gradientflow.errors.AbandonedError
             If a rank gave up the iteration: all drop it, and can go on with the next one.
         gradientflow.errors.NonFiniteError
-            On every rank, if gradients are not finite, where the strategy looks for such.
+            On every rank, if gradients are not finite and the strategy checks for this.
         """
         if not self._loop.order:
             self._loop.begin_pass()
@@ -160,12 +160,12 @@ class ArrayLoop:
         return self._loop.update
 
     def stepped(self) -> None:
-        """Go on after a step; the optimizers of `gradientflow.optimizers` call it themselves."""
+        """End the iteration after its step; the optimizers of `gradientflow.optimizers` call it themselves."""
         self._loop.stepped()
 
     @property
     def update(self) -> Update | None:
-        """What the last iteration has come to, until the step."""
+        """The update of the last iteration; None once its step is done."""
         return self._loop.update
 
     def abandon(self) -> None:
@@ -176,8 +176,8 @@ class ArrayLoop:
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block goes on contributing zeros until all have left it. Then all get the weights, and
-        the state of the optimizer, of a rank that had the most iterations.
+        A rank that leaves the block contributes zeros until all have left it. Then all get the weights and the
+        optimizer state of a rank that had the most iterations.
         """
         with self._loop.join():
             yield
@@ -189,11 +189,11 @@ class ArrayLoop:
                     self._optimizer.broadcast_state(self.comm, root)
 
     def finish(self) -> None:
-        """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
         self._loop.finish()
 
     def explain(self, **times: float) -> Explanation:
-        """Measure the link, and tell what the strategy sends for these weights, and what to expect. Collective.
+        """Measure the link; explain what the strategy sends for these weights, and the expected gain. Collective.
 
         Parameters
         ----------
@@ -203,15 +203,15 @@ class ArrayLoop:
         return self._loop.synchronizer.explain(**times)
 
     def common_weights(self) -> AbstractContextManager[None]:
-        """Have the weights that the ranks share in a ``with`` block, to evaluate or save them in mid-run.
+        """Put the weights common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.
 
-        Where the strategy lets each rank train on weights of its own, they are those of the last exchange that this
-        rank has applied. Not collective.
+        If the strategy lets each rank train on weights of its own, the common ones are those of the last exchange that
+        this rank has applied. Not collective.
         """
         return self._loop.common_weights()
 
     def close(self) -> None:
-        """Give back memory and communicators. The weights stay as they are."""
+        """Free memory and communicators. The weights stay as they are."""
         self._loop.synchronizer.close()
 
     def __enter__(self) -> ArrayLoop:
@@ -221,11 +221,11 @@ class ArrayLoop:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception without waiting for what is under way."""
+        """Close the loop; after an exception without waiting for communication under way."""
         self._loop.synchronizer.close(orderly=kind is None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what strategy and loss scale keep, of this rank; does not communicate."""
+        """Return this rank's checkpoint of strategy and loss scale. Does not communicate."""
         return self._loop.state(self.strategy.name, self._loop.synchronizer.state_dict())
 
     def consolidated_state_dict(self) -> dict[str, Any]:
@@ -233,12 +233,12 @@ class ArrayLoop:
         return self._loop.consolidated_state(self.strategy.name)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Collective.
+        """Load a state. Collective.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it is the state of other tensors or another strategy: before anything is changed.
+            On every rank, if the state is of other tensors or another strategy. Nothing is changed then.
         """
         error = None
         try:
@@ -252,7 +252,7 @@ class ArrayLoop:
             self._optimizer.follow_weights()
 
     def use_optimizer(self, optimizer: Optimizer, settings: Callable[[int], Settings]) -> None:
-        """Take learning rate and the like of each tensor, and master weights, from an optimizer."""
+        """Use the settings of an optimizer, such as learning rates, and its master weights."""
         self._loop.synchronizer.settings = settings
         self._loop.synchronizer.check_settings()
         self._loop.rates.now = lambda: (settings(0).rate,)
@@ -260,17 +260,17 @@ class ArrayLoop:
         self._optimizer = optimizer
 
     def set_loss_scale(self) -> None:
-        """Tell the strategy how gradients are scaled now."""
+        """Pass the loss scale to the strategy."""
         self._loop.set_loss_scale()
 
     @property
     def overflowed(self) -> bool:
-        """Whether gradients of the last iteration were not finite, so that its step is skipped."""
+        """Whether gradients of the last iteration were not finite; its step is skipped then."""
         return self._loop.overflowed
 
 
 class _Arrays:
-    """What the loop of training needs of gradients that are always in their places."""
+    """The `Tensors` of an `ArrayLoop`: gradients that are always in their places."""
 
     stream = None
 

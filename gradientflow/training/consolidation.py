@@ -1,4 +1,4 @@
-"""One state for all ranks, of what each of them has."""
+"""Consolidated state: one state that is the same on all ranks, made of the states of each."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from gradientflow.agreement import gather
 from gradientflow.communicator import Communicator
 from gradientflow.memory import numpy_dtype
 
-Path = tuple[object, ...]  # keys and indices that lead to an array
+Path = tuple[object, ...]  # of keys and indices, to an array
 Arrays = dict[Path, npt.NDArray[Any]]
 
 
 class _Place(NamedTuple):
-    """What stands for an array."""
+    """A placeholder for an array."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
-    """Return a state that is the same on all ranks: all that is not an array is that of rank 0. Collective.
+    """Return a state that is the same on all ranks. Collective.
 
-    What a rank does not have, such as the momentum of a parameter that it did not train, is that of the first rank that
-    has it.
+    Values that are not arrays are those of rank 0. Entries that rank 0 lacks, such as the momentum of a parameter that
+    it did not train, are those of the first rank that has them.
 
     Parameters
     ----------
     comm : Communicator
         Whose ranks take part.
     state : dicts, lists, arrays, and what can be pickled
-        What this rank has.
+        This rank's state.
     means : bool
-        Whether arrays of floats become means over the ranks, with zeros for those that a rank does not have, and other
-        arrays those of rank 0. Otherwise they stay as they are: they are the same on all ranks already.
+        Whether arrays of floats become means over the ranks, with zeros for arrays that a rank lacks, and other arrays
+        those of rank 0. Otherwise arrays stay as they are, since they are the same on all ranks already.
     """
     arrays: Arrays = {}
     outline = _outline(state, (), arrays)
@@ -47,7 +47,7 @@ def consolidated(comm: Communicator, state: Any, *, means: bool) -> Any:
 
 
 def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
-    """Return a state with places for arrays, which are put aside."""
+    """Return the state with placeholders for arrays; the arrays go to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
         return _Place(value.shape, value.dtype.name)
@@ -59,7 +59,7 @@ def _outline(value: Any, path: Path, arrays: Arrays) -> Any:
 
 
 def _merged(outlines: Sequence[Any]) -> Any:
-    """Return what the first rank has; of dictionaries, with what only others have."""
+    """Return the first rank's outline, with the dictionary entries that only other ranks have."""
     first = next((each for each in outlines if each is not None), None)
     if not isinstance(first, dict):
         return first
@@ -69,7 +69,7 @@ def _merged(outlines: Sequence[Any]) -> Any:
 
 
 def _filled(comm: Communicator | None, outline: Any, path: Path, arrays: Arrays) -> Any:
-    """Return a state with arrays in their places: the means over the ranks of a communicator, or this rank's."""
+    """Return the state with arrays for placeholders: means over the ranks, or without `comm` this rank's arrays."""
     if isinstance(outline, dict):
         return {key: _filled(comm, each, (*path, key), arrays) for key, each in outline.items()}
     if isinstance(outline, list):

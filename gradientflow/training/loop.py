@@ -1,4 +1,4 @@
-"""The loop of training, for every framework: which passes are exchanged, and what goes along with the gradients."""
+"""The training loop of all frameworks: which backward passes are exchanged, and the status sent with gradients."""
 
 from __future__ import annotations
 
@@ -33,48 +33,48 @@ _NEEDED = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
 class Loop:
     """Drives a synchronizer through the iterations of training: accumulation, `join`, loss scale, checkpoints, order.
 
-    Along with the gradients travels the status, `Synchronizer.numbers`: for each tensor 1 if it has a gradient on this
-    rank; then 1 if some have none; then 1 unless this rank is out of batches; then, for each rank, 1 if it gives up the
-    iteration; then the learning rates, as `Rates` has them. The mean says on every rank what is so on any of them,
-    without a call of its own.
+    A status is averaged together with the gradients, as `Synchronizer.numbers`: for each tensor, 1 if it has a gradient
+    on this rank; 1 if any tensor has none; 1 unless this rank is out of batches; for each rank, 1 if it gives up the
+    iteration; the learning rates, as `Rates` encodes them. A mean is nonzero if the number is nonzero on any rank, so
+    no further communication is needed.
 
     Parameters
     ----------
     comm : Communicator
         Whose ranks take part.
     strategy : Strategy
-        How they are synchronised.
+        How the ranks are synchronised.
     layout : Layout
-        The tensors.
+        The layout of the tensors.
     tensors : Tensors
-        What the framework has of them.
+        The framework's side of them.
     accumulation_steps : int
         Every n-th backward pass is exchanged; gradients add up in between.
     loss_scale : LossScale or None
-        What gradients are too large by.
+        The factor that gradients have to be divided by.
     before : Synchronizer or None
-        Of the same strategy and some of the tensors; what it keeps is taken over.
+        A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
 
     Attributes
     ----------
     synchronizer : Synchronizer
-        What is driven.
+        The synchronizer that is driven.
     layout : Layout
-        The tensors, in the order in which the synchronizer has them.
+        The tensors, in the order of the synchronizer.
     order : list of int
-        The tensors whose gradients are final in this iteration, in the order in which they became so.
+        The tensors whose gradients are final in this iteration, in the order in which they became final.
     used : list of bool
-        Which tensors have got a gradient since all were zeroed.
+        Which tensors have received a gradient since all were zeroed.
     hold : bool
-        Whether the gradients of the present pass wait for later ones.
+        Whether the current backward pass only accumulates, without an exchange.
     flushed : bool
-        Whether all gradients are on their way.
+        Whether all gradients have been handed to the synchronizer.
     update : Update or None
-        What the last exchange has come to, until the step.
+        The result of the last exchange; None after the step.
     unscaled : bool
         Whether the gradients have been divided by the loss scale.
     rates : Rates
-        The learning rates, which are compared where the ranks make the same step.
+        The learning rates, which are compared if all ranks make the same step.
     """
 
     def __init__(
@@ -104,24 +104,24 @@ class Loop:
         self._round_masters: Callable[[], object] = lambda: None
         self._follow_weights: Callable[[], object] = lambda: None
         self._passes = 0  # backward passes since the last step
-        self._begun = False  # the iteration
+        self._begun = False  # whether the synchronizer has begun the iteration
         self._no_sync = False
-        self._overflowed = False  # an exchange since the last step
-        self._is_failed = False  # an exchange that was waited for
-        self._must_zero = False  # before anything else, after an iteration that was dropped
+        self._overflowed = False  # in an exchange since the last step
+        self._is_failed = False  # a call of the synchronizer failed: `abandon` has to tell the other ranks
+        self._must_zero = False  # the iteration was dropped, and zero_grad() has to come first
         self._order_known = not strategy.follows_order
         self._seen: list[int] = []  # the order on this rank, until one is known
         self._joining = False
         self._has_batches = True
         self._any_has_batches = True  # on any rank, at the last exchange
         self._rounds = 0  # exchanges for which this rank had batches
-        self._sent: int | None = None  # by the synchronizer, until the last step was made
+        self._sent: int | None = None  # bytes, by the synchronizer up to the last step
         self._sent_for_step: int | None = None
         self.layout = layout
         self.synchronizer = self._bind(layout, before)
 
     def _bind(self, layout: Layout, before: Synchronizer | None) -> Synchronizer:
-        """Make a synchronizer, give it what it has to know, and what another one keeps."""
+        """Bind the strategy; pass the settings and the state of the previous synchronizer."""
         is_mean = self.strategy.gradients == "mean"
         numbers = len(layout) + 2 + self.comm.size + Rates.numbers if is_mean else 0
         layout = replace(layout, numbers=numbers)
@@ -142,7 +142,7 @@ class Loop:
         return synchronizer
 
     def _bound(self, layout: Layout) -> Synchronizer:
-        """Return what `Strategy.bind` makes. Raises on all ranks if it fails on one."""
+        """Return the result of `Strategy.bind`. Raises on all ranks if it fails on one."""
         synchronizer: Any = None
         error: Exception | None = None
         try:
@@ -188,7 +188,7 @@ class Loop:
             self._begun = True
 
     def ready(self, index: int, elsewhere: int | None = None) -> None:
-        """Take a gradient that a pass has computed, and that is final; `elsewhere` is as in `Synchronizer.ready`."""
+        """Pass on a gradient that is final after its backward pass; `elsewhere` is as in `Synchronizer.ready`."""
         try:
             if elsewhere is None:
                 self.synchronizer.ready(index, self.tensors.stream)
@@ -211,14 +211,14 @@ class Loop:
         )
 
     def end_pass(self) -> bool:
-        """End a backward pass. Return whether its gradients are on their way now."""
+        """End a backward pass. Return whether its gradients have been handed to the synchronizer."""
         self._passes += 1
         if not self.hold:
             self.flush()
         return not self.hold
 
     def flush(self) -> None:
-        """Have all gradients on their way: also those that were kept from earlier passes, or set by hand."""
+        """Hand all gradients to the synchronizer, including those of earlier passes and those set by hand."""
         self._begin()
         self.tensors.check(self.order)
         if not self._order_known:
@@ -251,7 +251,7 @@ class Loop:
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait until gradients are what the step shall use, whatever passes have left to do. Collective."""
+        """Complete the exchange: afterwards gradients are those for the step. Collective."""
         if self._must_zero:
             message = "the iteration was dropped: call zero_grad(), and begin a new one with a backward pass"
             raise ArgumentError(message)
@@ -303,7 +303,7 @@ class Loop:
         self.update = update
 
     def _read_status(self) -> list[str]:
-        """Take what is so on any rank. Return the ranks that gave up the iteration."""
+        """Read the mean status of all ranks. Return the ranks that gave up the iteration."""
         status, count = self.synchronizer.numbers, len(self.layout)
         if not len(status):
             for index, used in enumerate(self.used):
@@ -316,7 +316,7 @@ class Loop:
         return [str(rank) for rank in np.flatnonzero(status[count + 2 : len(self._full_status)])]
 
     def abandon(self) -> None:
-        """Give up an iteration that a backward pass has begun and not ended; the other ranks are told."""
+        """Give up an iteration whose backward pass has begun but not ended; the other ranks are told."""
         if not self.order and not self._is_failed:
             return
         self._is_failed = False
@@ -329,7 +329,7 @@ class Loop:
             self._learn_order()
 
     def zero(self, forget: bool) -> None:
-        """Begin anew: forget all gradients; and, with `forget`, which tensors had some."""
+        """Give up an iteration under way, and zero all gradients; with `forget`, also forget which tensors had one."""
         self.abandon()
         self._passes = 0
         self.flushed = self._overflowed = self.unscaled = self._must_zero = False
@@ -351,11 +351,11 @@ class Loop:
 
     @property
     def overflowed(self) -> bool:
-        """Whether gradients were not finite in an exchange since the last step, so that this one is skipped."""
+        """Whether gradients were not finite in an exchange since the last step; the next step is skipped then."""
         return self._overflowed
 
     def stepped(self) -> None:
-        """Go on after a step that was made or skipped."""
+        """End the iteration after its step was made or skipped."""
         if self.loss_scale is not None:
             self.loss_scale.update(self._overflowed)
             self.set_loss_scale()
@@ -376,13 +376,13 @@ class Loop:
         return None if None in sent else sum(each for each in sent if each is not None)
 
     def _tell_dropped(self) -> None:
-        """Raise what the strategy has dropped, when nobody waits for this rank any more."""
+        """Raise the strategy's pending `NonFiniteError`, now that no rank waits for this one."""
         dropped, self.synchronizer.dropped = self.synchronizer.dropped, None
         if dropped is not None:
             raise dropped
 
     def finish(self) -> None:
-        """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
         if not self._begun and self.update is None:
             self._follow()
         self._let_write(self.synchronizer.finish)
@@ -390,7 +390,7 @@ class Loop:
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the weights that the ranks share in a ``with`` block, where a rank trains on weights of its own."""
+        """Put the weights common to all ranks in place for a ``with`` block, if each rank trains on its own."""
         common = self.synchronizer.common_weights()
         with self.tensors.default_stream():
             common.__enter__()
@@ -407,12 +407,12 @@ class Loop:
             self._round_masters()
 
     def _follow(self) -> None:
-        """Let master weights follow weights of 16 bits that the user has changed since they were rounded."""
+        """Set master weights to weights of 16 bits that the user has changed since they were rounded."""
         if self.strategy.writes_weights:
             self._follow_weights()
 
     def _let_write(self, moment: Callable[[], object]) -> None:
-        """Let the strategy write weights, and round master weights. If it fails, the other ranks have to be told."""
+        """Let the strategy write weights, then round master weights. On failure, note that other ranks must be told."""
         writes = self.tensors.default_stream() if self.strategy.writes_weights else nullcontext()
         try:
             with writes:
@@ -428,20 +428,20 @@ class Loop:
         round_masters: Callable[[], object],
         follow_weights: Callable[[], object],
     ) -> None:
-        """Let a strategy write these weights of float32 in place of those of 16 bits, which they are rounded to."""
+        """Let the strategy write these float32 master weights, which are then rounded to the weights of 16 bits."""
         for index, master in masters.items():
             self.synchronizer.weights[index] = master
         self._round_masters, self._follow_weights = round_masters, follow_weights
 
     def set_loss_scale(self) -> None:
-        """Tell the synchronizer how gradients are scaled now."""
+        """Pass the loss scale to the synchronizer."""
         self.synchronizer.loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
 
     # ---- uneven batches ------------------------------------------------------------------------------------------
 
     @property
     def is_joining(self) -> bool:
-        """Whether ranks may be out of batches."""
+        """Whether a `join` is under way, so that ranks may be out of batches."""
         return self._joining
 
     @contextmanager
@@ -462,7 +462,7 @@ class Loop:
             self._joining, self._has_batches = False, True
 
     def take_part_until_all_have_left(self) -> int | None:
-        """Contribute zeros until no rank has batches. Return a rank that had the most, unless all had as many."""
+        """Contribute zeros until no rank has batches. Return a rank that had the most; None if all had equally many."""
         self._has_batches = False
         while True:
             self.zero(forget=True)
@@ -493,11 +493,11 @@ class Loop:
     # ---- order ---------------------------------------------------------------------------------------------------
 
     def fix_order(self) -> None:
-        """Leave the tensors in the order in which they are."""
+        """Keep the tensors in their current order."""
         self._order_known = True
 
     def _learn_order(self) -> None:
-        """Lay the tensors out in the order in which the gradients of rank 0 came, once there has been one."""
+        """Put the tensors in the order in which rank 0's gradients became final, once this is known."""
         count = len(self.layout)
         seen = [*self._seen, *(index for index in range(count) if index not in set(self._seen))]
         everything = np.array([bool(self._seen), *seen], np.int64)
@@ -507,7 +507,7 @@ class Loop:
             self._reorder(everything[1:].tolist())
 
     def _reorder(self, order: Sequence[int]) -> None:
-        """Bind the strategy again, to the tensors in another order; what it keeps goes along."""
+        """Bind the strategy again, to the tensors in another order, with its state."""
         if list(order) == list(range(len(order))):
             return
         old, status = self.synchronizer, self.synchronizer.numbers.copy()
@@ -520,7 +520,7 @@ class Loop:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state(self, kind: str, of_synchronizer: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the state of training; `of_synchronizer` is that of the synchronizer, if it is to have one."""
+        """Return the state of training; `of_synchronizer` is the synchronizer's part, or None."""
         return {
             "of": kind,
             "shapes": self._shapes,
@@ -539,7 +539,7 @@ class Loop:
         return {name: list(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
 
     def check_state(self, state: Mapping[str, Any], kind: str) -> None:
-        """Raise unless `state` is of this kind, and of a model with these tensors."""
+        """Raise unless `state` is of this kind and of a model with these tensors."""
         missing = _NEEDED - set(state)
         if missing:
             message = f"the state has no {', '.join(sorted(missing))}: it was not made by a DistributedOptimizer"
@@ -562,7 +562,7 @@ class Loop:
             self.synchronizer.check_state_dict(state["synchronizer"])
 
     def agree_on_state(self, state: Mapping[str, Any] | None, error: GradientFlowError | None) -> None:
-        """Raise on all ranks if one has an error, or if they are about to load different states. Collective."""
+        """Raise on all ranks if one has an error, or if their states do not belong together. Collective."""
         raise_together(self.comm, error)
         if state is None or state["synchronizer"] is None:
             entries = {"the kind of state": "a state of an optimizer alone"}
@@ -572,14 +572,14 @@ class Loop:
         require_same(self.comm, "states", entries)
 
     def load_synchronizer(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from what a synchronizer has kept, in the order that it had; without it, begin anew. Collective."""
+        """Load the synchronizer's part of a state, and its order of tensors; without one, reset. Collective."""
         self.abandon()
         kept = None if state is None else state["synchronizer"]
         if state is not None and kept and "names" in kept:
             self._reorder([self.layout.names.index(name) for name in kept["names"]])
             self._order_known = self._order_known or bool(state["order_is_known"])
         with self.tensors.default_stream():
-            self._follow()  # a model that was loaded before
+            self._follow()  # the user may just have loaded the model
             self.synchronizer.load_state_dict(kept)
         self._round()
         self.tensors.exchanged()
@@ -588,7 +588,7 @@ class Loop:
         self.set_loss_scale()
 
     def load_loss_scale(self, state: Mapping[str, Any] | None) -> None:
-        """Go on with a loss scale."""
+        """Load the loss scale of a state."""
         if state is not None and state["loss_scale"] is not None and self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
             self.set_loss_scale()

@@ -1,4 +1,4 @@
-"""The loss scale of mixed-precision training: it keeps small gradients of 16 bits from vanishing."""
+"""The loss scale of mixed-precision training, which keeps small gradients of 16 bits from vanishing."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _SMALLEST = 2.0**-24
 
 
 class LossScale:
-    """What the loss is multiplied by before backpropagation, and the gradients are divided by in the step.
+    """The factor by which the loss is multiplied before backpropagation, and the gradients are divided in the step.
 
-    (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit, so they
-    find the same ones not finite, and change the scale alike, without a call of its own.
+    (GradientFlow paper, section 2.5, and its reference 29.) All ranks see the same mean gradients, bit for bit. So they
+    all find the same ones not finite, and change the scale alike, without communication.
 
     Parameters
     ----------
     initial : float, default 2**16
-        The scale to begin with: a power of two, so that nothing is rounded by it.
+        The initial scale: a power of two, so that scaling does not round.
     dynamic : bool, default True
-        Whether the scale is halved when a gradient is not finite, and doubled after `growth_interval` steps in which
-        all were.
+        Whether the scale is halved when a gradient is not finite, and doubled after `growth_interval` steps in a row in
+        which all were.
     growth_interval : int, default 2000
         See `dynamic`.
 
     Attributes
     ----------
     value : float
-        The scale of the present step.
+        The current scale.
     overflows : int
         Steps that were skipped because a gradient was not finite.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If `initial` is no power of two from 2**-24 to 2**24, or the interval is less than 1.
+        If `initial` is not a power of two from 2**-24 to 2**24, or `growth_interval` is less than 1.
     """
 
     def __init__(self, initial: float = 2.0**16, dynamic: bool = True, growth_interval: int = 2000) -> None:
@@ -53,12 +53,12 @@ class LossScale:
         self._owner: weakref.ref[Any] | None = None
 
     def bind(self, optimizer: Any) -> None:
-        """Let an optimiser use it, and no other as long as that one is there: each step may change it.
+        """Reserve the scale for one optimizer, as long as that one exists: each step may change it.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If another one uses it.
+            If it is reserved for another optimizer.
         """
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner is not optimizer:
@@ -67,19 +67,19 @@ class LossScale:
         self._owner = weakref.ref(optimizer)
 
     def release(self) -> None:
-        """Let any optimiser use it."""
+        """End the reservation."""
         self._owner = None
 
     @classmethod
     def of(cls, scale: LossScale | float | str | None) -> LossScale | None:
-        """Take what users give for a loss scale: None, a number for a static one, "dynamic", or one of these.
+        """Convert a `loss_scale` argument: None, a number for a static scale, "dynamic", or a LossScale.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is no such number or text.
+            If the number or text is invalid.
         gradientflow.errors.ArgumentTypeError
-            If it is something else.
+            If `scale` is something else.
         """
         if scale is None or isinstance(scale, LossScale):
             return scale
@@ -91,7 +91,7 @@ class LossScale:
         raise ArgumentError(message) if isinstance(scale, str) else ArgumentTypeError(message)
 
     def update(self, overflowed: bool) -> None:
-        """Note how a step went, on all ranks alike."""
+        """Update the scale after a step; all ranks pass the same argument."""
         if overflowed:
             self.overflows += 1
             self._good_steps = 0
@@ -104,11 +104,11 @@ class LossScale:
             self.value = min(_LARGEST, self.value * 2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return scale, count of overflows, and how long all has been well."""
+        """Return the scale, the count of overflows, and the steps since the last overflow or growth."""
         return {"value": self.value, "overflows": self.overflows, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Load a state."""
         if not {"value", "overflows", "good_steps"} <= set(mapping("a state", state)):
             message = "this is not the state of a LossScale"
             raise ArgumentError(message)

@@ -1,4 +1,4 @@
-"""Learning rates that have to be the same on all ranks: compared in every iteration, by numbers that travel along."""
+"""Checks in every iteration that all ranks have the same learning rates, by numbers sent with the gradients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BITS = 16
 
 
 class Rates:
-    """What this rank says of its learning rates, and what the means over the ranks tell.
+    """Encodes this rank's learning rates as numbers, and decodes from their means over the ranks whether they differ.
 
-    The numbers that travel along may be rounded, but a mean of zeros is 0, and no other is. So each bit of a checksum
-    travels as itself and as its opposite: neither mean is 0 if and only if two ranks differ in this bit.
+    The numbers sent may be rounded, but a mean is 0 only if all are 0. So each bit of a checksum is sent together with
+    its complement: both means are nonzero if and only if two ranks differ in this bit.
 
     Attributes
     ----------
     now : callable
-        Returns the learning rates of the step that comes next; nothing where nobody has told.
+        Returns the learning rates of the next step; none if they are unknown.
     """
 
     numbers = 2 * _BITS
@@ -33,7 +33,7 @@ class Rates:
         self._last: tuple[Sequence[float], npt.NDArray[np.float64]] = (), np.zeros(self.numbers)
 
     def write(self, numbers: npt.NDArray[np.float64], has_step: bool) -> None:
-        """Write what travels along: zeros if this rank has no step of its own to make."""
+        """Write the numbers to send: zeros if this rank has no step of its own to make."""
         rates = tuple(self.now()) if has_step else ()
         if rates != self._last[0]:
             checksum = zlib.crc32(struct.pack(f"{len(rates)}d", *rates))
@@ -43,11 +43,11 @@ class Rates:
 
     @staticmethod
     def differ(means: npt.NDArray[np.float64]) -> bool:
-        """Tell from the means over the ranks whether two of them have other rates."""
+        """Tell from the means over the ranks whether two ranks have different rates."""
         return bool(np.any((means[:_BITS] != 0) & (means[_BITS:] != 0)))
 
     def difference(self, comm: Communicator, has_step: bool) -> str:
-        """Say which ranks have other rates than the first one that has a step to make. Collective."""
+        """Name a rank whose rates differ from those of the first rank with a step to make. Collective."""
         rates = list(self.now())
         rows = comm.allgather(np.array([float(has_step), *rates]))
         ranks = np.flatnonzero(rows[:, 0])

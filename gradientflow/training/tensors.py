@@ -1,4 +1,4 @@
-"""What a framework's adapter does with its tensors, as the loop of training needs it."""
+"""The interface through which the training loop uses a framework's tensors."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from gradientflow.strategies import Settings, Synchronizer
 
 
 class Tensors(Protocol):
-    """The gradients of a framework, by their indices in the layout."""
+    """A framework's gradients, by their indices in the layout."""
 
     @property
     def stream(self) -> Any:
-        """The stream in which gradients are written and read now."""
+        """The stream in which gradients are now written and read."""
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
-        """Make the places of this synchronizer the gradients. Return those to which a gradient was written."""
+        """Put the gradients into this synchronizer's memory. Return the indices of those that were copied there."""
 
     def default_stream(self) -> AbstractContextManager[object]:
-        """Return a context in which work in the device's default stream comes behind that in `stream`, and before."""
+        """Return a context that orders the device's default stream after `stream` on entry, and before it on exit."""
 
     def check(self, final: list[int]) -> None:
-        """Raise unless tensors and gradients are what and where they were; those in `final` are final already."""
+        """Raise if tensors have changed, or gradients have been replaced after they were final; `final` lists these."""
 
     def collect(self, index: int, used: bool) -> bool:
-        """See to it that a gradient that is not final is in its place, or zeros. Return whether there is one."""
+        """Put a gradient that is not final, or zeros, into its place. Return whether there is a gradient."""
 
     def show(self, index: int, present: bool) -> None:
-        """Let a tensor have the gradient in its place, or none."""
+        """Make the tensor's gradient the one in its place, or none."""
 
     def zero(self, forget: bool) -> None:
-        """Zero all gradients, in their places, and let tensors have them; or, with `forget`, perhaps none."""
+        """Zero all gradients in their places; with `forget`, tensors may have no gradient afterwards."""
 
     def exchanged(self) -> None:
-        """Note that the gradients are what `Synchronizer.wait` has left."""
+        """Note that the gradients are now those left by `Synchronizer.wait`."""
 
     def settings(self, index: int) -> Settings:
-        """Return what the optimizer does with a tensor in the step that comes next."""
+        """Return the optimizer's settings for a tensor in the next step."""
 
 
 __all__ = ["Tensors"]
