@@ -1,9 +1,9 @@
 #include "string_copy.hpp"
 
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
-#else
-#include <cstring>
 #endif
 
 namespace gradientflow::compute {
@@ -32,7 +32,7 @@ bool string_copy_is_fast() {
 }
 
 void copy_string(void* destination, const void* source, std::size_t bytes) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(GRADIENTFLOW_SANITIZED)
   asm volatile("rep movsb" : "+D"(destination), "+S"(source), "+c"(bytes) : : "memory");  // NOLINT(*-no-assembler)
 #else
   std::memcpy(destination, source, bytes);

@@ -16,7 +16,8 @@ inline constexpr std::size_t string_copy_bytes = 2048;
 // long, and not on other architectures.
 [[nodiscard]] bool string_copy_is_fast();
 
-// A copy of `bytes` bytes between memory that does not overlap; memcpy on other architectures.
+// A copy of `bytes` bytes between memory that does not overlap; memcpy on other architectures, and under sanitizers,
+// which do not see what an instruction of ours reads and writes.
 void copy_string(void* destination, const void* source, std::size_t bytes);
 
 }  // namespace gradientflow::compute
