@@ -110,7 +110,7 @@ std::size_t parse_border(const std::string& text) {
   return value;
 }
 
-// What turns other settings on names no file, and what turns them off means the same here.
+// "off" and its synonyms mean no file; "on" and its synonyms are refused as file names.
 std::string parse_file(const std::string& text) {
   const std::optional<bool> answer = switch_of(text);
   if (text.empty() || text.back() == '/' || answer == true) {

@@ -1,4 +1,4 @@
-// Element types and reduction operators, as the collectives know them.
+// Element types and reduction operators of the collectives.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,11 @@ inline constexpr int reduce_op_count = 5;
 [[nodiscard]] std::string_view name_of(DType dtype);  // "float32", ..., "bool"
 [[nodiscard]] std::string_view name_of(ReduceOp op);  // "sum", ...
 [[nodiscard]] bool is_floating(DType dtype);
-[[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) naming what is supported
-[[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) naming what is supported
+[[nodiscard]] DType dtype_from_name(std::string_view name);         // throws Error(type) with the supported names
+[[nodiscard]] ReduceOp reduce_op_from_name(std::string_view name);  // throws Error(value) with the supported names
 
-// The index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype: `sentence` says
-// where only these three may be.
+// The index of float16, bfloat16 or float32 among these three. Throws Error(type) for another dtype; `sentence` begins
+// its message and says what needs one of the three.
 [[nodiscard]] std::size_t index_among_floats(DType dtype, const char* sentence);
 
 // Throws Error(type) unless op is defined on dtype: mean needs a floating dtype; bool has max and min only.

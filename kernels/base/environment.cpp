@@ -17,12 +17,12 @@ namespace {
 
 constexpr std::string_view prefix = "GRADIENTFLOW_";
 
-// Without the prefix: what setup.py and CMake read, which those who build the library may have set still, and what
-// `gradientflow run`, `gradientflow netlab` and the tests set for the processes that they start.
+// Other known variables, without the prefix: those that setup.py and CMake read, and those that `gradientflow run`,
+// `gradientflow netlab` and the tests set for the processes that they start.
 constexpr std::array<std::string_view, 10> others = {"BUILD_TYPE", "CUDA",      "WERROR", "SANITIZE", "MPICXX",
                                                      "MPI_PREFIX", "MPI_STAYS", "NETLAB", "SERVERS",  "TEST_JOB"};
 
-// How many characters have to be inserted, left out or replaced to get from one name to the other.
+// The Levenshtein distance of two names.
 std::size_t distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -36,7 +36,7 @@ std::size_t distance(std::string_view from, std::string_view to) {
   return row.back();
 }
 
-// The setting whose variable is most like this name, unless none is.
+// The variable of a setting that is nearest to this name, if one is near enough.
 std::optional<std::string_view> nearest(std::string_view name) {
   std::string capitals(name);
   std::transform(capitals.begin(), capitals.end(), capitals.begin(), [](unsigned char c) { return std::toupper(c); });

@@ -1,4 +1,4 @@
-// Variables of the environment that look like settings and are none: most often a name that was misspelt.
+// Environment variables that look like settings but are none: most often misspelt names.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace gradientflow {
 
-// A sentence for each variable GRADIENTFLOW_... that neither the library nor its build knows, with the name that was
-// perhaps meant.
+// A sentence for each variable GRADIENTFLOW_... that is unknown to the library and its build, with the name that was
+// probably meant.
 [[nodiscard]] std::vector<std::string> unknown_variables();
 
 }  // namespace gradientflow

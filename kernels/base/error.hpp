@@ -1,8 +1,8 @@
-// Errors of the core: three families, told apart by kind, each carrying one clear sentence.
+// Errors of the core: three families of kinds, each error with one clear sentence.
 //
-// Wrong use (value, type, mismatch, closed) is raised before anything is sent; failure outside of the library
-// (peer, timeout, mpi, system) names what failed and on which rank; internal is a bug of ours. The core throws,
-// it never aborts.
+// Wrong use (value, type, mismatch, closed) is raised before anything is sent. A failure outside the library (peer,
+// timeout, mpi, system) names what failed and on which rank. internal is a bug of the library. The core throws, it
+// never aborts.
 #pragma once
 
 #if __cplusplus < 202002L
@@ -15,17 +15,17 @@
 namespace gradientflow {
 
 enum class ErrorKind {
-  value,      // an argument has a value that cannot be served
-  type,       // an argument has a type or dtype that cannot be served
+  value,      // an argument has an invalid value
+  type,       // an argument has an unsupported type or dtype
   mismatch,   // ranks made different calls
   closed,     // the communicator, pool or handle is closed
   nonfinite,  // a gradient is infinite or NaN
   peer,       // another rank died or gave up
-  timeout,    // a wait took longer than it may
+  timeout,    // a wait took longer than its limit
   mpi,        // the MPI library returned an error
   system,     // the operating system returned an error
   memory,     // there is not enough memory
-  internal,   // a broken invariant of ours
+  internal,   // a broken invariant of the library
 };
 
 class Error : public std::runtime_error {

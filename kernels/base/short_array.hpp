@@ -1,5 +1,5 @@
-// An array whose length is known when it is made. Up to `few` elements lie in the object itself, so that a call among a
-// few ranks asks nobody for memory.
+// An array of fixed length. Up to `few` elements lie in the object itself, so that a call among a few ranks allocates
+// no memory.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Numbers in messages.
+// Numbers as text, for messages.
 #pragma once
 
 #include <string>

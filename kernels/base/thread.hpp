@@ -1,4 +1,4 @@
-// Threads that the operating system may refuse.
+// Starting a thread, which the operating system may refuse.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace gradientflow {
 
-// Throws Error(system) that says which thread cannot be started.
+// Throws Error(system) with the name of the thread that cannot be started.
 template <class Body>
 [[nodiscard]] std::thread start_thread(const std::string& name, Body&& body) {
   try {

@@ -13,7 +13,7 @@
 namespace gradientflow {
 namespace {
 
-// Those of this process that are being written, by path.
+// The open timelines of this process, by path.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Timeline>> open;
