@@ -20,7 +20,7 @@ using collective::Call;
 using transport::Algorithm;
 using transport::CallKind;
 
-// By the numbers that gradientflow.h gives them.
+// Indexed by the constants of gradientflow.h.
 constexpr std::array dtypes = {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8,
                                DType::uint8,   DType::int32,    DType::int64,   DType::boolean};  // from GF_FLOAT16 on
 constexpr std::array ops = {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod};
@@ -135,7 +135,7 @@ static_assert(sizeof(TopKPoolOptions) == sizeof(gf_top_k_pool_options) &&
               offsetof(TopKPoolOptions, extra) == offsetof(gf_top_k_pool_options, extra) &&
               offsetof(TopKPoolOptions, skip_nonfinite) == offsetof(gf_top_k_pool_options, skip_nonfinite));
 
-// None for the host.
+// Nothing for the host.
 std::optional<int> device_of(int device) {
   if (device == GF_HOST) {
     return std::nullopt;
@@ -162,7 +162,7 @@ compute::Select::How selection_of(int selection) {
   return selections.at(static_cast<std::size_t>(selection));
 }
 
-// What both kinds of pools have.
+// The options that gradient pools and sparse pools share.
 template <class Given>
 engine::GradientPool::Options pool_options(const Given& options) {
   engine::GradientPool::Options made{

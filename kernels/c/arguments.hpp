@@ -1,5 +1,4 @@
-// From the arguments of a C function to the call of the engine. What the caller got wrong is found here, as far as it
-// can be seen.
+// Converts the arguments of a C function to a call of the engine, and checks them as far as possible.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +15,8 @@ namespace gradientflow::c {
 
 [[nodiscard]] DType dtype_of(int dtype);  // a gf_dtype; throws Error(type)
 
-// One collective call as the functions of gradientflow.h are given it. `counts` is there in allgatherv, instead of
-// `count`. The enums are numbers here: C lets them hold any, C++ does not.
+// The arguments of a collective function of gradientflow.h. allgatherv has `counts` instead of `count`. Enums are
+// numbers here: in C they may hold any value, in C++ they may not.
 struct Arguments {
   transport::CallKind kind = transport::CallKind::barrier;
   const void* input = nullptr;
@@ -30,7 +29,7 @@ struct Arguments {
   const std::size_t* counts = nullptr;
 };
 
-// The number of elements of each tensor. Throws Error(value) where memory cannot hold them.
+// The number of elements of each tensor. Throws Error(value) if they exceed the address space.
 [[nodiscard]] std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t tensors,
                                                      std::size_t element);
 

@@ -1,4 +1,4 @@
-// The collectives, each as a call that waits and as one that hands back a handle.
+// The collectives, each as a blocking, an asynchronous and a prepared call.
 #include <unistd.h>
 
 #include "../collective/call/partition.hpp"

@@ -1,4 +1,4 @@
-// Communicators: made, split, closed, and where this rank is in them.
+// Communicators: creation, split and close; ranks and nodes.
 #include "../engine/calls/communicator.hpp"
 
 #include <cstdio>
@@ -20,7 +20,7 @@ using engine::Communicator;
 using transport::check_mpi;
 
 void initialise_mpi() {
-  static std::mutex one_at_a_time;  // two threads may make communicators at once
+  static std::mutex one_at_a_time;  // two threads may create communicators at once
   const std::lock_guard lock(one_at_a_time);
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -64,7 +64,7 @@ Config read_settings(const gf_setting* settings) {
   return read_config(texts);
 }
 
-// Once in a process.
+// Once per process.
 void tell_unknown_variables() {
   static std::once_flag told;
   std::call_once(told, [] {
@@ -75,7 +75,7 @@ void tell_unknown_variables() {
   });
 }
 
-// A communicator of MPI's that is freed at the end of the block.
+// An MPI communicator that is freed at the end of the block.
 class Part {
  public:
   explicit Part(MPI_Comm mpi) : mpi_(mpi) {}
@@ -92,7 +92,7 @@ class Part {
   MPI_Comm mpi_;
 };
 
-// What `ask` says about a communicator, or -1.
+// The result of `ask` for a communicator, or -1.
 template <class Ask>
 int number_of(const gf_communicator* communicator, Ask ask) {
   int number = -1;
@@ -136,7 +136,7 @@ gf_status gf_close(gf_communicator* communicator) {
 
 void gf_communicator_free(gf_communicator* communicator) {
   if (communicator != nullptr) {
-    communicator->engine->close(false);  // pools may hold it still
+    communicator->engine->close(false);  // pools may still hold it
     delete communicator;
   }
 }

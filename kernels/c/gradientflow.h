@@ -5,23 +5,23 @@
 //
 // Rules that hold everywhere:
 //
-// Status    Functions that can fail return a gf_status. GF_SUCCESS is 0; otherwise gf_last_error_message() has the
-//           reason in a sentence. No C++ exception leaves the library, and it never ends the process. NULL where
-//           something is needed is GF_ERROR_VALUE.
-// Objects   What a function hands out through its last argument (a communicator, handle, request, memory, pool or
-// optimizer)
-//           belongs to the caller, who gives it to the _free function of its type once. Freeing NULL does nothing.
-//           After a failure the argument is NULL. They may be freed in any order, also after MPI_Finalize.
+// Status    Functions that can fail return a gf_status: GF_SUCCESS (0), or an error whose reason
+//           gf_last_error_message() gives in a sentence. No C++ exception leaves the library, and it never ends the
+//           process. NULL for a required argument is GF_ERROR_VALUE.
+// Objects   An object that a function creates through its last argument (a communicator, handle, request, memory, pool
+//           or optimizer) belongs to the caller, who passes it once to the _free function of its type. Freeing NULL
+//           does nothing. After a failure the argument is NULL. Objects may be freed in any order, also after
+//           MPI_Finalize.
 // Ranks     "Collective" means that all ranks of the communicator make the call, in the same order and with the same
 //           counts, dtype, op, root and algorithm. Calls that differ are GF_ERROR_MISMATCH on every rank, before any
 //           data moves.
-// Threads   All functions may be called from any thread, as long as nobody frees what another one uses.
+// Threads   All functions may be called from any thread, as long as no thread frees an object that another one uses.
 // Memory    Tensors are contiguous arrays in ordinary memory, node memory or a pool; counts are elements, not bytes.
-//           The library cannot see how long an array is: what the count says must be there. An array of a count of 0
-//           may be NULL.
+//           The library cannot check the length of an array: it must have at least as many elements as the count says.
+//           An array of 0 elements may be NULL.
 //
-// Functions may be added, and fields at the end of structs that begin with their size; what is here keeps its meaning
-// within one major version (before 1.0: minor version).
+// New versions may add functions, and fields at the end of structs that begin with their size. Everything else keeps
+// its meaning within one major version (before 1.0: minor version).
 #ifndef GRADIENTFLOW_H
 #define GRADIENTFLOW_H
 
@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-// GF_VERSION of the library that the program runs with.
+// The GF_VERSION of the library that the program runs with.
 int gf_version(void);
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
@@ -49,12 +49,12 @@ int gf_version(void);
 // tensors of the call are undefined, and every further call fails with the same status. See docs/errors.md.
 typedef enum gf_status {
   GF_SUCCESS = 0,
-  GF_ERROR_VALUE = 1,      // an argument has a value that cannot be served
-  GF_ERROR_TYPE = 2,       // a dtype cannot be served, or not with this op
+  GF_ERROR_VALUE = 1,      // an argument has an invalid value
+  GF_ERROR_TYPE = 2,       // a dtype is not supported, or not with this op
   GF_ERROR_MISMATCH = 3,   // the ranks made different calls
   GF_ERROR_CLOSED = 4,     // the communicator is closed, or MPI is finalized
   GF_ERROR_PEER = 5,       // another rank died, gave up or closed its communicator
-  GF_ERROR_TIMEOUT = 6,    // a wait took longer than it may
+  GF_ERROR_TIMEOUT = 6,    // a wait took longer than its limit
   GF_ERROR_MPI = 7,        // the MPI library returned an error
   GF_ERROR_SYSTEM = 8,     // the operating system returned an error
   GF_ERROR_MEMORY = 9,     // there is not enough memory
@@ -65,41 +65,40 @@ typedef enum gf_status {
 // "GF_ERROR_VALUE" and so on. The text is constant.
 const char* gf_status_name(gf_status status);
 
-// Why the last call of this thread that failed did so; "" before the first. Valid until the next one fails. Functions
-// that return no status leave it as it is: gf_rank(NULL) is -1 and says nothing.
+// The reason of this thread's last failure; "" before the first. Valid until its next failure. Functions that return no
+// status do not set it: gf_rank(NULL) is -1 and leaves no message.
 const char* gf_last_error_message(void);
 
 // ---- communicator ---------------------------------------------------------------------------------------------------
 
 typedef struct gf_communicator gf_communicator;
 
-// A setting as text, such as {"timeout", "30"}: the names and values of docs/configuration.md. What is not set comes
-// from the GRADIENTFLOW_* variables, or else is the default.
+// A setting as text, such as {"timeout", "30"}: the names and values of docs/configuration.md. Other settings come from
+// the GRADIENTFLOW_* variables, or else have their defaults.
 typedef struct gf_setting {
   const char* name;
   const char* value;
 } gf_setting;
 
-// Makes a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`.
-// `settings` is an array that ends with an entry whose name is NULL, or is NULL itself.
-// Where MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and MPI is initialised with MPI_THREAD_MULTIPLE. The
+// Creates a communicator of the ranks of `mpi`, which is duplicated and stays the caller's. Collective over `mpi`.
+// `settings` is NULL, or an array that ends with an entry whose name is NULL.
+// If MPI is not initialised yet, `mpi` is MPI_COMM_WORLD, and gf_init initialises MPI with MPI_THREAD_MULTIPLE. The
 // program then calls MPI_Finalize at its end as if it had initialised MPI itself. A program that calls
-// MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls of several threads.
+// MPI_Init_thread needs MPI_THREAD_MULTIPLE for asynchronous calls between nodes, and for calls from several threads.
 gf_status gf_init(MPI_Comm mpi, const gf_setting* settings, gf_communicator** communicator);
 
-// Makes communicators of parts of the ranks: those with the same `color` of 0 or more get one together, in the order of
-// `key` (among equal ones, that of their ranks), with the same settings. With a negative color a rank gets none:
-// `*part` is NULL. Collective.
+// Splits a communicator: ranks with the same `color` of 0 or more get a new one together, with the same settings,
+// ordered by `key` and, among equal keys, by rank. A rank with a negative color gets none: `*part` is NULL. Collective.
 gf_status gf_split(gf_communicator* communicator, int color, int key, gf_communicator** part);
 
-// Ends a communicator after its asynchronous calls are done. Not collective: a rank that waits for this one afterwards
-// gets GF_ERROR_PEER. Closing twice does no harm. Node memory and pools stay readable.
+// Closes a communicator once its asynchronous calls are done. Not collective: a rank that waits for this one afterwards
+// gets GF_ERROR_PEER. Closing twice is harmless. Node memory and pools stay readable.
 gf_status gf_close(gf_communicator* communicator);
 
-// Gives the object back. Where it was not closed, its asynchronous calls end with GF_ERROR_CLOSED.
+// Frees the object. If it was not closed, its asynchronous calls end with GF_ERROR_CLOSED.
 void gf_communicator_free(gf_communicator* communicator);
 
-// Where this rank is: among all ranks, among those of its node, and which of the nodes that is. -1 for NULL.
+// This rank and the number of ranks, among all ranks and on its node; its node and the number of nodes. -1 for NULL.
 int gf_rank(const gf_communicator* communicator);
 int gf_size(const gf_communicator* communicator);
 int gf_local_rank(const gf_communicator* communicator);
@@ -107,7 +106,7 @@ int gf_local_size(const gf_communicator* communicator);
 int gf_node(const gf_communicator* communicator);
 int gf_nodes(const gf_communicator* communicator);
 
-// ---- what a call is about -------------------------------------------------------------------------------------------
+// ---- arguments of calls ---------------------------------------------------------------------------------------------
 
 typedef enum gf_dtype {
   GF_NO_DTYPE = 0,  // only as gf_call_options.wire
@@ -122,13 +121,13 @@ typedef enum gf_dtype {
   GF_BOOL = 9,  // one byte, 0 or 1
 } gf_dtype;
 
-// Bytes of one element; 0 for what is not a dtype.
+// Bytes of one element; 0 for GF_NO_DTYPE and unknown values.
 size_t gf_dtype_size(gf_dtype dtype);
 
-// MEAN needs a floating dtype; BOOL has MAX (any) and MIN (all). Sums of integers wrap around. MAX and MIN hand on NaN.
+// MEAN needs a floating dtype; BOOL has MAX (any) and MIN (all). Integer sums wrap around. MAX and MIN propagate NaN.
 typedef enum gf_op { GF_SUM = 0, GF_MEAN = 1, GF_MAX = 2, GF_MIN = 3, GF_PROD = 4 } gf_op;
 
-// An algorithm that cannot serve a call is GF_ERROR_VALUE; none silently becomes another.
+// An algorithm that does not support a call is GF_ERROR_VALUE; it is never replaced silently.
 typedef enum gf_algorithm {
   GF_ALGORITHM_AUTO = 0,
   GF_ALGORITHM_RING = 1,                // allreduce, reduce_scatter, allgather, allgatherv
@@ -140,17 +139,16 @@ typedef enum gf_algorithm {
   GF_ALGORITHM_NCCL = 7,                // NCCL's own, for arrays on CUDA devices
 } gf_algorithm;
 
-// How a call is served. Begin with GF_CALL_OPTIONS_INIT and change what matters; NULL stands for just that.
+// How a call is made. Begin with GF_CALL_OPTIONS_INIT and change fields; NULL means unchanged.
 typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
-  gf_dtype wire;  // allreduce of FLOAT32: FLOAT16 or BFLOAT16, to which values are rounded between nodes
-  int device;     // the CUDA device that has the arrays, the same in all calls of a communicator; or GF_HOST
-  void* stream;   // a cudaStream_t of that device. The call sees what was put into it before, and what is put into it
-                  // afterwards sees the result; the host does not wait for the device
-  // What the array is called, and its shape of so many dimensions; either or both may be NULL. Where ranks give
-  // different ones the call is GF_ERROR_MISMATCH, also with equal counts. Both are copied; scatter and allgatherv
-  // ignore the shape.
+  gf_dtype wire;  // for allreduce of FLOAT32: FLOAT16 or BFLOAT16, to which values are rounded between nodes
+  int device;     // the CUDA device of the arrays, the same in all calls of a communicator; or GF_HOST
+  void* stream;   // a cudaStream_t of that device. The call sees work enqueued before it, and work enqueued after it
+                  // sees the result; the host does not wait for the device
+  // The array's name, and its shape with `dimensions` entries; either or both may be NULL. If they differ between ranks
+  // the call is GF_ERROR_MISMATCH, even with equal counts. Both are copied; scatter and allgatherv ignore the shape.
   const char* label;
   const size_t* shape;
   size_t dimensions;
@@ -173,8 +171,8 @@ typedef struct gf_call_options {
 //   gather            of one rank's part               count                      P * count, on the root
 //   scatter           of one rank's part               P * count, on the root     count
 //
-// Parts and blocks lie in the order of the ranks. An array that a rank does not have may be NULL. In allreduce and
-// reduce, input and output may be the same array; otherwise they must not overlap. All of these are collective.
+// Parts and blocks are in rank order. An array that a rank does not need may be NULL. In allreduce and reduce, input
+// and output may be the same array; otherwise they must not overlap. All of these are collective.
 
 gf_status gf_allreduce(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                        gf_op op, const gf_call_options* options);
@@ -195,17 +193,17 @@ gf_status gf_gather(gf_communicator* communicator, const void* input, void* outp
 gf_status gf_scatter(gf_communicator* communicator, const void* input, void* output, size_t count, gf_dtype dtype,
                      int root, const gf_call_options* options);
 
-// Waits until all ranks are here.
+// Waits until all ranks have called it.
 gf_status gf_barrier(gf_communicator* communicator);
 
-// How many elements of a reduce_scatter of `count` elements this rank gets: the first count % P ranks get one more than
-// the others. 0 for NULL.
+// The elements that this rank gets from a reduce_scatter of `count` elements: the first count % P ranks get one more
+// than the others. 0 for NULL.
 size_t gf_reduce_scatter_count(const gf_communicator* communicator, size_t count);
 
 // ---- asynchronous calls ---------------------------------------------------------------------------------------------
-// The same in the background. The arrays stay alive, and are left alone, until the handle is done. What can be checked
-// before the call starts is this function's status, the rest is that of gf_handle_wait. Blocking and asynchronous calls
-// of a communicator are served in the order in which they were made.
+// The same calls in the background. The arrays must stay alive and untouched until the call has ended. Errors found
+// before the call starts are returned here, all others by gf_handle_wait. Blocking and asynchronous calls of a
+// communicator are served in the order in which they were made.
 
 typedef struct gf_handle gf_handle;
 
@@ -230,40 +228,40 @@ gf_status gf_scatter_async(gf_communicator* communicator, const void* input, voi
                            int root, const gf_call_options* options, gf_handle** handle);
 gf_status gf_barrier_async(gf_communicator* communicator, gf_handle** handle);
 
-// Whether the call has ended, well or badly, for arrays on a device also there: `*done` is 1 or 0. Does not wait.
+// Whether the call has ended, successfully or not, for arrays on a device also there: `*done` is 1 or 0. Does not wait.
 gf_status gf_handle_test(const gf_handle* handle, int* done);
 
-// Waits until the call has ended, and returns how, as often as it is asked. A `timeout` in seconds that passes first is
-// GF_ERROR_TIMEOUT, and breaks nothing: the call goes on. Negative: no limit but that of the call itself. For arrays on
-// a device it waits for the device, too.
+// Waits until the call has ended, for arrays on a device also there, and returns its status; may be called again. After
+// `timeout` seconds it returns GF_ERROR_TIMEOUT, and the call goes on unharmed. Negative: no limit but that of the call
+// itself.
 gf_status gf_handle_wait(gf_handle* handle, double timeout);
 
-// Wait for several calls: an array of `number` handles, of one or more communicators. Entries that are NULL are passed
-// over. `timeout` as in gf_handle_wait, for all of them together.
+// Wait for several calls: an array of `number` handles, of one or more communicators. NULL entries are skipped.
+// `timeout` as in gf_handle_wait, for all of them together.
 //
-// gf_wait_all waits until all have ended. Where some have failed it returns the status of the first of them in the
-// array; gf_handle_wait tells how each has ended.
+// gf_wait_all waits until all have ended. If some have failed it returns the status of the first of them in the array;
+// gf_handle_wait returns that of each.
 gf_status gf_wait_all(gf_handle* const* handles, size_t number, double timeout);
 
-// gf_wait_any waits until one has ended, and returns how. `*index` is its place in the array, the lowest where several
-// have ended: free that handle, put NULL in its place, and wait for the next. Where all entries are NULL, and where the
-// time has passed, `*index` is `number`.
+// gf_wait_any waits until one has ended, and returns its status. `*index` is its place in the array, the lowest if
+// several have ended: free that handle, put NULL in its place, and wait for the next. If all entries are NULL, or after
+// a timeout, `*index` is `number`.
 gf_status gf_wait_any(gf_handle* const* handles, size_t number, double timeout, size_t* index);
 
-// How many elements of the result are infinite or NaN, where values were rounded for the wire; -1 where none were, and
+// The number of infinite or NaN elements in the result, if values were rounded for the wire; -1 if none were, and
 // before the call has ended. The same on all ranks.
 gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count);
 
-// Also before the call has ended, which then goes on: its arrays stay in use until gf_close returns. Where it fails and
-// nobody has waited for it, nothing says so at once; the message of a later call that times out does.
+// May be called before the call has ended: the call goes on, and its arrays stay in use until gf_close returns. A
+// failure that nobody waited for is reported only in the message of a later call that times out.
 void gf_handle_free(gf_handle* handle);
 
 // ---- prepared calls -------------------------------------------------------------------------------------------------
-// A call that is checked once, and its way chosen, and then made as often as one likes on the same arrays: what the
-// persistent collectives of MPI 4 are. gf_request_start makes it, gf_request_wait ends it; in between the arrays are
-// left alone. Preparing is not collective, starting is: to the other ranks it is a call like any other, served in the
-// order in which calls are made, also where several prepared ones are under way. Ranks that start different ones get
-// GF_ERROR_MISMATCH from gf_request_wait. One thread at a time uses a request. The arrays live as long as the request.
+// Like the persistent collectives of MPI 4: a call is checked and its algorithm chosen once, and it is then made any
+// number of times on the same arrays. gf_request_start starts it, gf_request_wait ends it; in between the arrays must
+// stay untouched. Preparing is not collective, starting is: to the other ranks it is a call like any other, served in
+// the order in which calls are made, even if several prepared ones are under way. Ranks that start different calls get
+// GF_ERROR_MISMATCH from gf_request_wait. A request is for one thread at a time. Its arrays must outlive it.
 
 typedef struct gf_request gf_request;
 
@@ -288,12 +286,12 @@ gf_status gf_scatter_init(gf_communicator* communicator, const void* input, void
                           int root, const gf_call_options* options, gf_request** request);
 gf_status gf_barrier_init(gf_communicator* communicator, gf_request** request);
 
-// GF_ERROR_VALUE where it has been started and not waited for. Small calls inside a node begin here and now.
+// GF_ERROR_VALUE if it has been started and not waited for. Small calls inside a node begin at once.
 gf_status gf_request_start(gf_request* request);
 
-// Waits until the call has ended, and returns how; for arrays on a device it waits for the device, too. GF_ERROR_VALUE
-// where it has not been started. A `timeout` in seconds that passes first is GF_ERROR_TIMEOUT: the call goes on, and is
-// waited for again. Negative: no limit but that of the call itself. After any other status it may be started again.
+// Waits until the call has ended, for arrays on a device also there, and returns its status. GF_ERROR_VALUE if it has
+// not been started. After `timeout` seconds it returns GF_ERROR_TIMEOUT: the call goes on, to be waited for again.
+// Negative: no limit but that of the call itself. After any other status the request may be started again.
 gf_status gf_request_wait(gf_request* request, double timeout);
 
 // Whether gf_request_wait would return at once: `*done` is 1 or 0. Does not wait.
@@ -302,104 +300,104 @@ gf_status gf_request_test(gf_request* request, int* done);
 // As gf_handle_nonfinite, of the last call that was waited for.
 gf_status gf_request_nonfinite(const gf_request* request, int64_t* count);
 
-// A call that has been started is waited for.
+// Waits for a call that has been started.
 void gf_request_free(gf_request* request);
 
 // ---- between two ranks ----------------------------------------------------------------------------------------------
 // Only the two ranks take part. Tensors from one rank to another arrive in the order in which they were sent.
 
-// Returns when `data` may change; a large tensor waits for its receiver.
+// Returns when `data` may be overwritten; a large tensor waits for its receiver.
 gf_status gf_send(gf_communicator* communicator, const void* data, size_t count, gf_dtype dtype, int to);
 
-// GF_ERROR_MISMATCH where another count or dtype is sent; that tensor is then gone.
+// GF_ERROR_MISMATCH if the tensor that arrives has another count or dtype; it is then lost.
 gf_status gf_recv(gf_communicator* communicator, void* data, size_t count, gf_dtype dtype, int from);
 
 // ---- node memory ----------------------------------------------------------------------------------------------------
-// Memory that all ranks of the node map. Calls inside the node are fastest on it.
+// Shared memory of the ranks of a node. Calls inside the node are fastest on it.
 
 typedef struct gf_memory gf_memory;
 
-// `bytes` bytes for every rank, the same number everywhere. Collective.
+// `bytes` bytes for each rank, the same number on all ranks. Collective.
 gf_status gf_memory_allocate(gf_communicator* communicator, size_t bytes, gf_memory** memory);
 
-// This rank's part: zero-filled at first, at a multiple of 64 bytes, valid until it is freed. NULL for NULL.
+// This rank's part: zero-filled at first, aligned to 64 bytes, valid until it is freed. NULL for NULL.
 void* gf_memory_data(const gf_memory* memory);
 size_t gf_memory_bytes(const gf_memory* memory);
 
-// Not collective. No call may be using it.
+// Not collective. No call may still use the memory.
 void gf_memory_free(gf_memory* memory);
 
 // ---- gradient pool --------------------------------------------------------------------------------------------------
 // All gradients of a model side by side in node memory, averaged over the ranks without a copy. Fill the tensors, call
-// gf_pool_ready for each as soon as it is final, and gf_pool_wait once an iteration. Neighbouring tensors travel
+// gf_pool_ready for each as soon as it is final, and gf_pool_wait once per iteration. Neighbouring tensors are averaged
 // together, in the background, once all of them are ready. A pool is closed with its communicator.
 
 typedef struct gf_pool gf_pool;
 
 #define GF_AUTO_THRESHOLD (SIZE_MAX - 1)
 
-// Begin with GF_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+// Begin with GF_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
 typedef struct gf_pool_options {
   size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
-  size_t fusion_threshold;  // bytes from which on tensors are sent; SIZE_MAX: all together, at the end
+  size_t fusion_threshold;  // bytes of neighbouring tensors to send together; SIZE_MAX: all, at the end
   gf_dtype wire;            // for FLOAT32, as in gf_call_options
   gf_algorithm algorithm;
-  int device;  // the CUDA device that has the tensors, or GF_HOST
+  int device;  // the CUDA device of the tensors, or GF_HOST
 } gf_pool_options;
 
 #define GF_POOL_OPTIONS_INIT {sizeof(gf_pool_options), GF_AUTO_THRESHOLD, GF_NO_DTYPE, GF_ALGORITHM_AUTO, GF_HOST}
 
-// `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating one. Collective.
+// `counts` has the number of elements of each of the `tensors` tensors; `dtype` is a floating dtype. Collective.
 gf_status gf_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                          const gf_pool_options* options, gf_pool** pool);
 
-// Tensor `tensor`: zero-filled at first, at a multiple of 64 bytes, valid until the pool is freed. NULL where there is
-// none.
+// Tensor `tensor`: zero-filled at first, aligned to 64 bytes, valid until the pool is freed. NULL for an index out of
+// range.
 void* gf_pool_tensor(const gf_pool* pool, size_t tensor);
-size_t gf_pool_tensors(const gf_pool* pool);  // how many
-size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with what lies between them
+size_t gf_pool_tensors(const gf_pool* pool);  // number of tensors
+size_t gf_pool_bytes(const gf_pool* pool);    // of all tensors on this rank, with the padding between them
 
-// For a pool on a device: the cudaStream_t in which gradients are written and used, from now on; the default stream
-// (NULL) at first. A tensor is final once what is in the stream when gf_pool_ready is called is done; what is put into
-// it after gf_pool_wait sees the means. The host does not wait for the device.
+// For a pool on a device: sets the cudaStream_t in which gradients are written and used; the default stream (NULL) at
+// first. A tensor is final when the work enqueued before gf_pool_ready is done; work enqueued after gf_pool_wait sees
+// the means. The host does not wait for the device.
 gf_status gf_pool_set_stream(gf_pool* pool, void* stream);
 
-// Tensor `tensor` is final for this iteration. Once an iteration, from any thread.
+// Marks tensor `tensor` as final for this iteration. Once per iteration, from any thread.
 gf_status gf_pool_ready(gf_pool* pool, size_t tensor);
 
-gf_status gf_pool_ready_all(gf_pool* pool);  // all that are not yet
+gf_status gf_pool_ready_all(gf_pool* pool);  // all tensors that are not ready yet
 
 // Waits until every tensor is replaced by its mean over the ranks, and begins the next iteration. Tensors that are not
-// ready count as zeros; where none is on any rank, all get GF_ERROR_VALUE. A `timeout` in seconds that passes first is
-// GF_ERROR_TIMEOUT; the iteration goes on and can be waited for again. A negative one waits as long as the calls may
-// take. Collective.
+// ready count as zeros; if no tensor is ready on any rank, all ranks get GF_ERROR_VALUE. After `timeout` seconds it
+// returns GF_ERROR_TIMEOUT; the iteration goes on and can be waited for again. Negative: no limit but that of the calls
+// themselves. Collective.
 gf_status gf_pool_wait(gf_pool* pool, double timeout);
 
-// Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
+// Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready here.
 gf_status gf_pool_abandon(gf_pool* pool);
 
-// How many of the gradients are infinite or NaN; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
+// The number of infinite or NaN gradients; after gf_pool_wait the same on all ranks. GF_ERROR_TYPE for FLOAT64.
 gf_status gf_pool_nonfinite(const gf_pool* pool, int64_t* count);
 
 // Not collective.
 void gf_pool_free(gf_pool* pool);
 
 // ---- sparse gradient pool -------------------------------------------------------------------------------------------
-// A gradient pool that sends the important chunks, and keeps residuals of the rest (docs/sparse.md). It is
-// filled as a gf_pool is. After gf_sparse_pool_wait the tensors hold the means of the chunks that were sent, and zeros
-// elsewhere, on all ranks the same: what a step shall use. All ranks then choose the next chunks alike, those with the
-// largest L1 norms. The first iteration sends everything.
+// A gradient pool that sends the important chunks, and keeps residuals of the rest (docs/sparse.md). It is filled like
+// a gf_pool. After gf_sparse_pool_wait the tensors hold the gradients of the step, the same on all ranks: the means of
+// the chunks that were sent, and zeros elsewhere. All ranks then select the same chunks for the next iteration, those
+// with the largest L1 norms. The first iteration sends everything.
 
 typedef struct gf_sparse_pool gf_sparse_pool;
 
-// Begin with GF_SPARSE_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+// Begin with GF_SPARSE_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
 typedef struct gf_sparse_pool_options {
   size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
   size_t chunk_size;        // elements
-  size_t extra;             // so many doubles are averaged along in every iteration
+  size_t extra;             // number of doubles averaged along with the gradients in every iteration
   float momentum;           // 0..1: residuals are multiplied by it in every iteration; 1 loses nothing
-  int skip_nonfinite;       // whether an iteration whose gradients are not finite is dropped, rather than an error
-  size_t fusion_threshold;  // as in gf_pool_options, as what follows; they apply to what is sent
+  int skip_nonfinite;       // whether an iteration with gradients that are not finite is dropped, rather than an error
+  size_t fusion_threshold;  // this field and the next two as in gf_pool_options, for the chunks that are sent
   gf_dtype wire;
   gf_algorithm algorithm;
 } gf_sparse_pool_options;
@@ -411,53 +409,53 @@ typedef struct gf_sparse_pool_options {
 gf_status gf_sparse_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                 const gf_sparse_pool_options* options, gf_sparse_pool** pool);
 
-// Tensor `tensor`, as in a gf_pool. The tensors lie side by side, in one array with padding between them: that is what
-// is cut into chunks. NULL where there is none.
+// Tensor `tensor`, as in a gf_pool. The tensors and the padding between them are one array, which is cut into chunks.
+// NULL for an index out of range.
 void* gf_sparse_pool_tensor(const gf_sparse_pool* pool, size_t tensor);
-size_t gf_sparse_pool_tensors(const gf_sparse_pool* pool);  // how many
-size_t gf_sparse_pool_bytes(const gf_sparse_pool* pool);    // of all tensors on this rank, with what lies between them
-size_t gf_sparse_pool_chunks(const gf_sparse_pool* pool);   // how many
+size_t gf_sparse_pool_tensors(const gf_sparse_pool* pool);  // number of tensors
+size_t gf_sparse_pool_bytes(const gf_sparse_pool* pool);    // of all tensors on this rank, with padding between them
+size_t gf_sparse_pool_chunks(const gf_sparse_pool* pool);   // number of chunks
 
-// The numbers that are averaged along, for this program to write; NULL where there are none.
+// The extra numbers, which are averaged along with the gradients, for the program to write; NULL if there are none.
 double* gf_sparse_pool_extra(gf_sparse_pool* pool);
 
-// Tensor `tensor` is final for this iteration; one past the last: the extra numbers. Once an iteration, from any
-// thread.
+// Marks tensor `tensor` as final for this iteration; the index after the last tensor: the extra numbers. Once per
+// iteration, from any thread.
 gf_status gf_sparse_pool_ready(gf_sparse_pool* pool, size_t tensor);
 
-gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all that are not yet
+gf_status gf_sparse_pool_ready_all(gf_sparse_pool* pool);  // all tensors that are not ready yet
 
 // Waits for the means, and begins the next iteration, which sends a share of `density` of the chunks: above 0, at most
-// 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready count as zeros, and `timeout` is,
-// as in gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
-// skipped: either way all gradients are zero then, and residuals are as before. Collective.
+// 1, and the same on all ranks, or else GF_ERROR_MISMATCH. Tensors that are not ready, and `timeout`, are as in
+// gf_pool_wait. If a gradient is infinite or NaN: GF_ERROR_NONFINITE on all ranks, unless such iterations are skipped;
+// either way all gradients become zero, and residuals are as before. Collective.
 gf_status gf_sparse_pool_wait(gf_sparse_pool* pool, double density, double timeout);
 
 // Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before, apart
-// from what has been sent already.
+// from chunks that have been sent already.
 gf_status gf_sparse_pool_abandon(gf_sparse_pool* pool);
 
-// Zeroes what the last iteration has left in the tensors. This and what follows: between iterations.
+// Zeroes the tensors. Call this and the functions below between iterations.
 gf_status gf_sparse_pool_zero(gf_sparse_pool* pool);
 
-// Gradients are so many times too large, in the tensors and in what is sent; residuals are not. A power of two,
+// The factor by which gradients are scaled, in the tensors and in messages; residuals are unscaled. A power of two,
 // the same on all ranks, or the next gf_sparse_pool_wait is GF_ERROR_MISMATCH.
 gf_status gf_sparse_pool_set_loss_scale(gf_sparse_pool* pool, double scale);
 
-// Whether the last iteration was dropped, because a gradient was not finite: 1 or 0; the same on all ranks. -1 for
+// Whether the last iteration was dropped because a gradient was not finite: 1 or 0; the same on all ranks. -1 for
 // NULL.
 int gf_sparse_pool_overflowed(const gf_sparse_pool* pool);
 
-// Copies for each chunk whether this iteration sends it, 1 or 0. At any time.
+// Copies, for each chunk, 1 if this iteration sends it, otherwise 0. At any time.
 gf_status gf_sparse_pool_important(const gf_sparse_pool* pool, uint8_t* important);
 
-// Copies the residuals of this rank: float32, laid out as the tensors are with their padding, so
+// Copies the residuals of this rank: float32, laid out like the tensors with their padding, so
 // gf_sparse_pool_bytes / gf_dtype_size elements.
 gf_status gf_sparse_pool_residuals(const gf_sparse_pool* pool, float* residuals);
 
-// Takes `residuals`, in that layout, and sends the `important` chunks next; NULL: all. The same choice and
-// iteration on all ranks, or GF_ERROR_MISMATCH; GF_ERROR_VALUE where a number is not finite, of which the other ranks
-// get GF_ERROR_MISMATCH. Collective.
+// Restores a checkpoint: `residuals` in that layout, and the `important` chunks to send next; NULL: all. Selection and
+// iteration must be the same on all ranks, or GF_ERROR_MISMATCH. A rank with a number that is not finite gets
+// GF_ERROR_VALUE, and the others GF_ERROR_MISMATCH. Collective.
 gf_status gf_sparse_pool_restore(gf_sparse_pool* pool, const float* residuals, const uint8_t* important);
 
 // Not collective.
@@ -465,32 +463,32 @@ void gf_sparse_pool_free(gf_sparse_pool* pool);
 
 // ---- top-k gradient pool --------------------------------------------------------------------------------------------
 // A gradient pool of which each rank sends the largest entries of each layer, and keeps residuals of the rest
-// (docs/top-k.md). It is filled as a gf_pool is. After gf_top_k_pool_wait the tensors hold what all ranks have sent,
-// divided by their number, and zeros elsewhere, on all ranks the same.
+// (docs/top-k.md). It is filled like a gf_pool. After gf_top_k_pool_wait the tensors hold the sum of the entries that
+// the ranks have sent, divided by the number of ranks, and zeros elsewhere; the same on all ranks.
 
 typedef struct gf_top_k_pool gf_top_k_pool;
 
-// Which entries of a layer are sent: close to the k largest, by a threshold from a sample; just these; or random ones.
+// Which entries of a layer are sent: about the k largest, by a threshold from a sample; exactly these; or random ones.
 typedef enum gf_selection { GF_SELECTION_SAMPLED = 0, GF_SELECTION_EXACT = 1, GF_SELECTION_RANDOM = 2 } gf_selection;
 
-// Begin with GF_TOP_K_POOL_OPTIONS_INIT and change what matters; NULL stands for just that.
+// Begin with GF_TOP_K_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
 typedef struct gf_top_k_pool_options {
   size_t size;           // sizeof(gf_top_k_pool_options): tells the library which fields the program knows
-  double ratio;          // of all layers: of n elements n / ratio are sent; 1 or more
-  const size_t* layers;  // how many consecutive tensors each layer has; NULL: one
-  size_t layer_count;    // of these
+  double ratio;          // of all layers: n / ratio of a layer's n elements are sent; 1 or more
+  const size_t* layers;  // number of consecutive tensors of each layer; NULL: one each
+  size_t layer_count;    // entries of `layers`
   gf_selection selection;
-  size_t threshold_reuse;  // so many iterations begin with the threshold of the one before, in place of a sample
-  float momentum;          // of velocities, which take the place of gradients, from 0 to below 1; negative: none
-  int masking;             // whether velocities become zero where they were sent
+  size_t threshold_reuse;  // iterations between two samples, which begin with the threshold of the previous iteration
+  float momentum;          // of velocities, which are sent in place of gradients, from 0 to below 1; negative: none
+  int masking;             // whether velocities are zeroed where they were sent
   double clip;             // gradients of a layer are scaled down to a norm of clip * sqrt(ranks); 0: never
-  gf_dtype wire;           // what values travel as: GF_NO_DTYPE is float32, or bfloat16 for gradients of it
+  gf_dtype wire;           // dtype of values in messages; GF_NO_DTYPE: float32, or bfloat16 for bfloat16 gradients
   gf_algorithm algorithm;
-  size_t merge_bytes;  // a message has so many bytes, or ends with the last layer
+  size_t merge_bytes;  // layers are sent together until a message has so many bytes
   int overlap;         // whether layers are sent as soon as they are ready, rather than in the wait
   uint64_t seed;       // of samples and random selections
-  size_t extra;        // so many doubles are averaged along in every iteration
-  int skip_nonfinite;  // whether an iteration whose gradients are not finite is dropped, rather than an error
+  size_t extra;        // number of doubles averaged along with the gradients in every iteration
+  int skip_nonfinite;  // whether an iteration with gradients that are not finite is dropped, rather than an error
 } gf_top_k_pool_options;
 
 #define GF_TOP_K_POOL_OPTIONS_INIT \
@@ -515,27 +513,27 @@ typedef struct gf_top_k_pool_options {
 gf_status gf_top_k_pool_create(gf_communicator* communicator, const size_t* counts, size_t tensors, gf_dtype dtype,
                                const gf_top_k_pool_options* options, gf_top_k_pool** pool);
 
-void* gf_top_k_pool_tensor(const gf_top_k_pool* pool, size_t tensor);  // as in a gf_pool; NULL where there is none
-size_t gf_top_k_pool_tensors(const gf_top_k_pool* pool);               // how many
+void* gf_top_k_pool_tensor(const gf_top_k_pool* pool, size_t tensor);  // as in a gf_pool; NULL: index out of range
+size_t gf_top_k_pool_tensors(const gf_top_k_pool* pool);               // number of tensors
 size_t gf_top_k_pool_layers(const gf_top_k_pool* pool);
-size_t gf_top_k_pool_bytes(const gf_top_k_pool* pool);  // of all tensors on this rank, with what lies between them
-double* gf_top_k_pool_extra(gf_top_k_pool* pool);  // the numbers that are averaged along; NULL where there are none
+size_t gf_top_k_pool_bytes(const gf_top_k_pool* pool);  // of all tensors on this rank, with the padding between them
+double* gf_top_k_pool_extra(gf_top_k_pool* pool);       // the extra numbers; NULL if there are none
 
-// As those of a gf_sparse_pool.
+// As in a gf_sparse_pool.
 gf_status gf_top_k_pool_ready(gf_top_k_pool* pool, size_t tensor);
 gf_status gf_top_k_pool_ready_all(gf_top_k_pool* pool);
 
-// Waits for the means, and begins the next iteration. Tensors that are not ready count as zeros, and `timeout` is, as
-// in gf_pool_wait. GF_ERROR_NONFINITE, on all ranks, where a gradient is infinite or NaN, unless such iterations are
-// skipped; GF_ERROR_MISMATCH where ratios or loss scales differ: all gradients are zero then, and residuals and
+// Waits for the means, and begins the next iteration. Tensors that are not ready, and `timeout`, are as in
+// gf_pool_wait. If a gradient is infinite or NaN: GF_ERROR_NONFINITE on all ranks, unless such iterations are skipped.
+// If ratios or loss scales differ: GF_ERROR_MISMATCH. In these cases all gradients become zero, and residuals and
 // velocities are as before. Collective.
 gf_status gf_top_k_pool_wait(gf_top_k_pool* pool, double timeout);
 
 // Ends an iteration that has begun, without its result, as in gf_pool_abandon; residuals are as before.
 gf_status gf_top_k_pool_abandon(gf_top_k_pool* pool);
 
-// Forgets the last iteration, which no step follows: residuals are as before it, and gradients zero. All ranks do it,
-// or none. This and what follows: between iterations.
+// Takes back the last iteration, if no step was made with it: residuals are as before it, and gradients zero. All ranks
+// do it, or none. Call this and the functions below between iterations.
 gf_status gf_top_k_pool_take_back(gf_top_k_pool* pool);
 
 gf_status gf_top_k_pool_zero(gf_top_k_pool* pool);
@@ -544,17 +542,17 @@ gf_status gf_top_k_pool_zero(gf_top_k_pool* pool);
 // GF_ERROR_MISMATCH.
 gf_status gf_top_k_pool_set_ratios(gf_top_k_pool* pool, const double* ratios, size_t number);
 
-// As those of a gf_sparse_pool.
+// As in a gf_sparse_pool.
 gf_status gf_top_k_pool_set_loss_scale(gf_top_k_pool* pool, double scale);
 int gf_top_k_pool_overflowed(const gf_top_k_pool* pool);
 
-// Copies the residuals, or the velocities, of this rank: float32, laid out as the tensors are with their padding, so
-// gf_top_k_pool_bytes / gf_dtype_size elements. GF_ERROR_VALUE for velocities where there is no momentum.
+// Copies the residuals, or the velocities, of this rank: float32, laid out like the tensors with their padding, so
+// gf_top_k_pool_bytes / gf_dtype_size elements. GF_ERROR_VALUE for velocities of a pool without momentum.
 gf_status gf_top_k_pool_residuals(const gf_top_k_pool* pool, float* residuals);
 gf_status gf_top_k_pool_velocities(const gf_top_k_pool* pool, float* velocities);
 
-// Takes both, in that layout; no velocities where there is no momentum. GF_ERROR_VALUE where a number is not finite, of
-// which the other ranks get GF_ERROR_MISMATCH. Collective.
+// Restores both from a checkpoint, in that layout; no velocities without momentum. A rank with a number that is not
+// finite gets GF_ERROR_VALUE, and the others GF_ERROR_MISMATCH. Collective.
 gf_status gf_top_k_pool_restore(gf_top_k_pool* pool, const float* residuals, const float* velocities);
 
 // Not collective.
@@ -562,12 +560,12 @@ void gf_top_k_pool_free(gf_top_k_pool* pool);
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 // Steps of momentum SGD, LARS, Adam and AdamW over the gradients of a pool. The weights are the program's; the
-// momentum, and float32 master weights of those of 16 bits, are the optimizer's. Nothing here is collective: as long as
-// all ranks begin with the same weights, they keep the same. An optimizer is for one thread at a time.
+// momentum, and float32 master weights for 16-bit weights, are the optimizer's. Nothing here is collective: ranks that
+// begin with the same weights keep the same. An optimizer is for one thread at a time.
 
 typedef struct gf_optimizer gf_optimizer;
 
-// Of a step. Begin with GF_STEP_SETTINGS_INIT, which is a learning rate of 0. No field is negative.
+// Hyperparameters of a step. Begin with GF_STEP_SETTINGS_INIT, which has a learning rate of 0. No field is negative.
 typedef struct gf_step_settings {
   size_t size;  // sizeof(gf_step_settings): tells the library which fields the program knows
   float rate;   // the learning rate
@@ -578,33 +576,34 @@ typedef struct gf_step_settings {
 
 #define GF_STEP_SETTINGS_INIT {sizeof(gf_step_settings), 0, 0, 0, 0}
 
-// `counts` as for the pool whose gradients it takes. `rate_inside` is 1 or 0: whether the learning rate r stands in the
-// momentum v, as suits a sparse pool, or outside, as PyTorch has it. It matters only where r changes.
+// `counts` as for the pool whose gradients it uses. `rate_inside` is 1 or 0: whether the learning rate r is part of the
+// momentum v, as suits a sparse pool, or outside, as in PyTorch. It matters only if r changes.
 //   1: v = momentum * v + r * (g + weight_decay * w); w = w - v          (LARS always, with its local rate in r)
 //   0: v = momentum * v + (g + weight_decay * w);     w = w - r * v
-// Where the momentum of a step is 0, v stays as it is, and the step is made without.
+// A step with a momentum of 0 neither uses nor changes v.
 gf_status gf_optimizer_create(const size_t* counts, size_t tensors, int rate_inside, gf_optimizer** optimizer);
 
-// Makes it Adam from now on; with `decoupled` AdamW, whose weight decay is not in the gradient. The settings of steps
-// have no momentum and no trust then. `updates` have been made before: 0, or those of a checkpoint.
+// Makes it Adam from now on, or with `decoupled` AdamW, whose weight decay is not part of the gradient. Settings of
+// steps then have no momentum and no trust. `updates` is the number of updates so far: 0, or that of a checkpoint.
 //   m = beta_1 * m + (1 - beta_1) * g; v = beta_2 * v + (1 - beta_2) * g * g; w = w - r * m' / (sqrt(v') + epsilon)
-// g has weight_decay * w, or for AdamW w is times 1 - r * weight_decay first; m' and v' are m and v, corrected for the
-// first updates. m is gf_optimizer_momentum, v gf_optimizer_mean_square.
+// g includes weight_decay * w; for AdamW w is first multiplied by 1 - r * weight_decay instead. m' and v' are m and v
+// with bias correction. m is gf_optimizer_momentum, v gf_optimizer_mean_square.
 gf_status gf_optimizer_set_adam(gf_optimizer* optimizer, double beta_1, double beta_2, double epsilon, int decoupled,
                                 uint64_t updates);
 
-// Where the weights of a tensor are: FLOAT32, FLOAT16 or BFLOAT16. They stay alive, and are changed by every step. Of
-// those of 16 bits the master weights are taken from there.
+// Sets the array of a tensor's weights: FLOAT32, FLOAT16 or BFLOAT16. It must stay alive, and every step changes it.
+// Master weights of 16-bit weights are initialised from it.
 gf_status gf_optimizer_set_parameter(gf_optimizer* optimizer, size_t tensor, void* data, gf_dtype dtype);
 
-// Makes a step with the averaged gradients of a pool, times `gradient_scale`: 1, or 1 / loss scale. GF_ERROR_VALUE
-// where the pool has none: no gf_pool_wait has succeeded, or a tensor was made ready since; or where this optimizer has
-// made a step with them already. Several optimizers may each make one. `settings` is an array of `number`: one for each
-// tensor, or a single one for all of them.
+// Makes a step with the averaged gradients of a pool, times `gradient_scale`: 1, or 1 / loss scale. GF_ERROR_VALUE if
+// the pool has none (no gf_pool_wait has succeeded, or a tensor was made ready since), or if this optimizer has already
+// made a step with them. Several optimizers may each make one. `settings` has `number` elements: one for each tensor,
+// or a single one for all of them.
 gf_status gf_optimizer_step(gf_optimizer* optimizer, const gf_pool* pool, const gf_step_settings* settings,
                             size_t number, double gradient_scale);
 
-// The same; weights and momentum change only where gradients were sent. Nothing changes after a dropped iteration.
+// The same, except that weights and momentum change only where gradients were sent. Nothing changes after a dropped
+// iteration.
 gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool* pool,
                                    const gf_step_settings* settings, size_t number, double gradient_scale);
 
@@ -612,9 +611,9 @@ gf_status gf_optimizer_step_sparse(gf_optimizer* optimizer, const gf_sparse_pool
 gf_status gf_optimizer_step_top_k(gf_optimizer* optimizer, const gf_top_k_pool* pool, const gf_step_settings* settings,
                                   size_t number, double gradient_scale);
 
-// Momentum, Adam's means of squares and master weights of a tensor, for checkpoints: as many floats as it has elements,
-// to read and to write, valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL where
-// there are none.
+// Momentum, Adam's means of squares and master weights of a tensor, for checkpoints: one float per element, to read and
+// to write, valid until the optimizer is freed, master weights until gf_optimizer_set_parameter. NULL if there are
+// none.
 float* gf_optimizer_momentum(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_mean_square(gf_optimizer* optimizer, size_t tensor);
 float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
@@ -622,80 +621,79 @@ float* gf_optimizer_master(gf_optimizer* optimizer, size_t tensor);
 void gf_optimizer_free(gf_optimizer* optimizer);
 
 // ---- parameter server ----------------------------------------------------------------------------------------------
-// Weights on servers, which are threads of the ranks: ranks push gradients and pull weights (docs/parameter-server.md).
+// Weights on servers, which are threads of ranks. Ranks push gradients and pull weights (docs/parameter-server.md).
 
 typedef struct gf_parameter_server gf_parameter_server;
 
-// Which pushes are applied together: one of every rank, for which all wait; each as it comes; or the same, with nobody
-// more than `staleness` pushes ahead of the slowest.
+// Which pushes are applied together: a round of one push of every rank, for which all ranks wait (BSP); each push as it
+// comes (ASP); or the latter, with no rank more than `staleness` pushes ahead of the slowest (SSP).
 typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2 } gf_policy;
 
-// Why the round of a push changes nothing, if it does not: a gradient is not finite, or a rank has given up.
+// Whether and why the round of a push changes nothing: a gradient is not finite, or a rank has given up.
 typedef enum gf_skip { GF_SKIP_NO = 0, GF_SKIP_NONFINITE = 1, GF_SKIP_ABANDONED = 2 } gf_skip;
 
-// Begin with GF_PARAMETER_SERVER_OPTIONS_INIT and change what matters; NULL stands for just that. The same on all
-// ranks.
+// Begin with GF_PARAMETER_SERVER_OPTIONS_INIT and change fields; NULL means unchanged. The same on all ranks.
 typedef struct gf_parameter_server_options {
   size_t size;  // sizeof(gf_parameter_server_options): tells the library which fields the program knows
   gf_policy policy;
   int64_t staleness;        // of GF_POLICY_SSP
   int lars;                 // whether settings may have a trust coefficient
-  size_t servers;           // how many of the ranks serve; 0: all
-  gf_dtype wire;            // what gradients and weights travel as: GF_NO_DTYPE is float32
-  size_t fusion_threshold;  // so many bytes travel together, in a piece for each server
+  size_t servers;           // number of ranks that serve; 0: all
+  gf_dtype wire;            // dtype of gradients and weights in messages; GF_NO_DTYPE: float32
+  size_t fusion_threshold;  // bytes that are sent together, in one piece for each server
 } gf_parameter_server_options;
 
 #define GF_PARAMETER_SERVER_OPTIONS_INIT \
   {sizeof(gf_parameter_server_options), GF_POLICY_BSP, 3, 0, 0, GF_NO_DTYPE, GF_AUTO_THRESHOLD}
 
-// `weights`: of each tensor, float32, in the order in which backpropagation produces the gradients; read on rank 0, and
-// otherwise NULL or not looked at. Collective.
+// `weights`: of each tensor, float32, in the order in which backpropagation produces the gradients; read on rank 0 and
+// ignored elsewhere, where it may be NULL. Collective.
 gf_status gf_parameter_server_create(gf_communicator* communicator, const size_t* counts, size_t tensors,
                                      const float* const* weights, const gf_parameter_server_options* options,
                                      gf_parameter_server** server);
 
-// Gives where to write the gradient of a tensor for the push that begins or has begun, in node memory and as the dtype
-// of the wire, until that push; passed to gf_parameter_server_ready it is not copied. Waits as that does. Pushes take
-// turns with two such places. NULL where the tensor has no elements.
+// Gives the array in node memory into which to write the gradient of a tensor for the current push, in the dtype of the
+// wire, until that push. Waits as gf_parameter_server_ready does, which does not copy this array. Successive pushes
+// alternate between two such arrays. NULL if the tensor has no elements.
 gf_status gf_parameter_server_gradient(gf_parameter_server* server, size_t tensor, void** gradient);
 
-// Copies the gradient of a tensor for the push that begins or has begun: FLOAT32, FLOAT16 or BFLOAT16. From any thread.
-// Waits while the pushes before the last one are under way.
+// Copies the gradient of a tensor for the current push: FLOAT32, FLOAT16 or BFLOAT16. From any thread. Waits while
+// pushes before the last one are under way.
 gf_status gf_parameter_server_ready(gf_parameter_server* server, size_t tensor, const void* gradient, gf_dtype dtype);
 
-// Ends the push, and gives its number; tensors that are not ready are zeros. `settings` is an array of `number`: one
-// for each tensor, or a single one for all of them; the same in a round, as is `loss_scale`. `skip`: a gf_skip, whether
-// and why the round changes nothing.
+// Ends the current push, and gives its number; tensors that are not ready count as zeros. `settings` has `number`
+// elements: one for each tensor, or a single one for all of them. Settings and `loss_scale` must be the same in all
+// pushes of a round. `skip`: a gf_skip, whether and why the round changes nothing.
 gf_status gf_parameter_server_push(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                    float loss_scale, int skip, uint64_t* push);
 
-// A push and a pull (see gf_parameter_server_pull) in one: its weights are those of the moment at which this rank may
-// go on, with nobody's later pushes.
+// A push and a pull (see gf_parameter_server_pull) in one: the pull brings the weights of the moment at which the
+// policy lets this rank go on, without any later pushes.
 gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_step_settings* settings, size_t number,
                                         float loss_scale, int skip, int exact, uint64_t* push, uint64_t* pull);
 
-// Waits until the policy lets this rank go on after a push; `skipped`, which may be NULL, becomes the largest gf_skip
-// of its round. Waits at most `timeout` seconds, or GF_ERROR_TIMEOUT, and the push goes on; negative: as long as a call
-// may take. So do the others that have a timeout.
+// Waits until the policy lets this rank go on after a push; sets `*skipped` to the largest gf_skip of its round, unless
+// `skipped` is NULL. After `timeout` seconds it returns GF_ERROR_TIMEOUT, and the push goes on; negative: no limit but
+// that of a call. The same holds for the other timeouts below.
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
 
-// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`; ends the pull before it.
+// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`; ends the previous pull.
 gf_status gf_parameter_server_pull(gf_parameter_server* server, int exact, uint64_t* pull);
 gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pull, double timeout);
 
-// Copies the weights of a tensor, as they come.
+// Copies the weights of a tensor; waits for those that have not arrived.
 gf_status gf_parameter_server_take(gf_parameter_server* server, uint64_t pull, size_t tensor, float* weights);
 
-// Gives where the weights of a tensor lie in node memory, once the pull has come: in the dtype of the wire, or FLOAT32
-// of an exact pull. Copies nothing where a server of the node has all of the tensor. Not to be written to. They stay as
-// they are until the next pull of this rank, or gf_parameter_server_close. NULL where the tensor has no elements.
+// Gives the weights of a tensor in node memory, once the pull has arrived: in the dtype of the wire, or FLOAT32 for an
+// exact pull. Copies nothing if a server of the node has the whole tensor. Read only. They stay unchanged until the
+// next pull of this rank, or gf_parameter_server_close. NULL if the tensor has no elements.
 gf_status gf_parameter_server_weights(gf_parameter_server* server, uint64_t pull, size_t tensor, const void** weights);
 
-// Waits until all ranks have come so far, and all is applied; gives a pull of the exact weights, which has come.
+// Waits until all ranks have called it and all pushes are applied; gives a pull of the exact weights, already arrived.
 gf_status gf_parameter_server_finish(gf_parameter_server* server, double timeout, uint64_t* pull);
 
-// Ends it. A rank that serves waits until the others have closed, too; not while its process has another one open: the
-// close of the last one waits for all, so ranks may close several in different orders.
+// Closes it. A rank that serves waits until the others have closed, too, unless its process has another parameter
+// server open: the close of the last one waits for all, so ranks may close several in different orders.
 gf_status gf_parameter_server_close(gf_parameter_server* server);
 void gf_parameter_server_free(gf_parameter_server* server);  // without gf_parameter_server_close: gives up
 

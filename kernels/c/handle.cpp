@@ -18,7 +18,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Throws in a process that was forked off the one that made the call: nobody there would ever finish it.
+// Throws in a process forked from the one that made the call, because the call would never end there.
 const engine::Handle& usable(const gf_handle* handle) {
   const gf_handle& one = given(handle, "handle");
   if (one.process != getpid()) {
@@ -45,7 +45,7 @@ Deadline deadline_after(double timeout) {
                                            std::chrono::duration<double>(std::min(timeout, longest)));
 }
 
-// The calls of an array, without the entries that are NULL, and where each of them stands.
+// The calls of an array without its NULL entries, and the index of each in the array.
 struct Calls {
   std::vector<engine::Handle*> handles;
   std::vector<std::size_t> places;
@@ -63,7 +63,7 @@ Calls calls_of(gf_handle* const* handles, std::size_t number) {
   return calls;
 }
 
-// How the call has ended, on a device too. Throws what it ended with.
+// Waits for a call, also on its device. Throws its error.
 void end(engine::Handle& handle) {
   handle.wait(std::nullopt);
   handle.synchronize();
@@ -151,7 +151,7 @@ gf_status gf_handle_nonfinite(const gf_handle* handle, int64_t* count) {
 }
 
 void gf_handle_free(gf_handle* handle) {
-  // After a fork, a thread that does not exist any more may count as waiting for it: it is left alone.
+  // Not freed after a fork: a thread that no longer exists may count as a waiter of the handle.
   if (handle != nullptr && handle->process == getpid()) {
     delete handle;
   }

@@ -1,4 +1,4 @@
-// What stands behind the opaque types of gradientflow.h.
+// The definitions of the opaque types of gradientflow.h.
 #pragma once
 
 #include <sys/types.h>
@@ -50,7 +50,7 @@ struct gf_top_k_pool {
 
 struct gf_optimizer {
   gradientflow::engine::Optimizer engine;
-  std::optional<gradientflow::engine::Optimizer::Adam> adam = {};  // its `updates` are those that have been made
+  std::optional<gradientflow::engine::Optimizer::Adam> adam = {};  // `updates`: those made so far
 };
 
 struct gf_parameter_server {

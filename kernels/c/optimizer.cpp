@@ -46,7 +46,7 @@ void check_adam(double beta_1, double beta_2, double epsilon) {
   }
 }
 
-// The elements of the array lie as far apart as the program's struct is large.
+// The stride of the array is the size of the program's struct.
 Settings settings_of(const gf_step_settings* settings, std::size_t number, std::size_t tensors) {
   if (number != 1 && number != tensors) {
     throw Error(ErrorKind::value, "there are settings for " + std::to_string(number) + " tensors, and " +

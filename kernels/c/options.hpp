@@ -9,8 +9,8 @@
 
 namespace gradientflow::c {
 
-// The struct at `from`, whose first field is its size: the fields after it keep their `defaults`, as all do where
-// `from` is nullptr. `Known` is the struct of this library. Throws Error(value) for a size that cannot be.
+// The struct at `from`, whose first field is its size: fields beyond that size keep their `defaults`, as all do if
+// `from` is nullptr. `Known` is the struct of this library. Throws Error(value) for an invalid size.
 template <class Known>
 Known options_of(Known defaults, const void* from, const char* type, const char* initializer) {
   if (from == nullptr) {

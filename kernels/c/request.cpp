@@ -9,7 +9,7 @@
 namespace gradientflow::c {
 namespace {
 
-// Throws in a process that was forked off the one that prepared the call.
+// Throws in a process forked from the one that prepared the call.
 engine::PreparedCall& usable(gf_request* request) {
   gf_request& one = given(request, "request");
   one.engine.communicator().check_process();
@@ -52,7 +52,7 @@ gf_status gf_request_nonfinite(const gf_request* request, int64_t* count) {
 }
 
 void gf_request_free(gf_request* request) {
-  // After a fork, a thread that does not exist any more may count as waiting for it: it is left alone.
+  // Not freed after a fork: a thread that no longer exists may count as a waiter of the request.
   if (request != nullptr && request->process == getpid()) {
     delete request;
   }

@@ -1,4 +1,4 @@
-// The border that no exception crosses: what is thrown becomes a status, and its sentence this thread's last message.
+// No exception leaves the C functions: each becomes a status, and its sentence this thread's last error message.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace gradientflow::c {
 
-// The status of the exception that is being handled; remembers its message.
+// The status of the exception that is being handled; stores its message.
 gf_status caught() noexcept;
 
 template <class Work>
@@ -21,7 +21,7 @@ gf_status guarded(Work work) noexcept {
   }
 }
 
-// For functions that have no status: what fails leaves the last message as it is.
+// For functions that return no status: a failure leaves the last message unchanged.
 template <class Work>
 void quietly(Work work) noexcept {
   try {
@@ -39,7 +39,7 @@ T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-// Where a result goes: NULL until there is one.
+// The caller's pointer to a result, set to NULL until there is one.
 template <class T>
 T*& result_of(T** place, const char* name) {
   return given(place, name) = nullptr;

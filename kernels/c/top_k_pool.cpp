@@ -13,7 +13,7 @@ using gradientflow::engine::TopKPool;
 
 namespace {
 
-// As many numbers as there are elements; nullptr only where there are none.
+// One number per element of the pool; nullptr only if it has no elements.
 std::span<const float> numbers(const TopKPool& pool, const float* data, const char* name) {
   return {pool.elements() > 0 ? &given(data, name) : nullptr, pool.elements()};
 }
