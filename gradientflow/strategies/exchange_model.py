@@ -1,4 +1,4 @@
-"""What a step takes with a strategy whose ranks exchange something every few steps, or in the background."""
+"""The step time of strategies whose ranks exchange something every few steps, or in the background."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .explanation import Explanation
 
 @dataclass(frozen=True)
 class ExchangeExplanation(Explanation):
-    """What a strategy sends that does not wait for the mean of every gradient, and what steps take.
+    """What a strategy sends whose steps do not wait for the mean of every gradient, and how long its steps take.
 
     Communication, bytes and bookkeeping are means over steps. With `parts` exchanges in `period` steps, each of which
-    takes `exchange_seconds` and goes on during `hidden_steps` steps of computation before anybody waits for it::
+    takes `exchange_seconds` and can hide behind the computation of `hidden_steps` steps::
 
         step = computation + bookkeeping + parts / period * max(0, exchange_seconds - hidden_steps * computation)
 
-    What an exchange in the background takes away from computation, cores and memory, is not in it.
+    The model does not include what computation loses to an exchange in the background, cores and memory bandwidth.
 
     Attributes
     ----------
     exchange_seconds : float
-        What one exchange takes, as measured.
+        Seconds of one exchange, as measured.
     period : float
-        Steps in which everything is exchanged once; infinite if nothing is until the end.
+        Steps in which everything is exchanged once; infinite if nothing is exchanged before the end.
     parts : int
-        Exchanges in so many steps.
+        Exchanges in `period` steps.
     hidden_steps : float
-        Steps during which an exchange goes on; infinite where nobody ever waits for one.
+        Steps of computation that hide an exchange; infinite where no step waits for one.
     """
 
     exchange_seconds: float = 0.0
@@ -50,18 +50,18 @@ class ExchangeExplanation(Explanation):
         sent: float = 1.0,
         bytes_sent: float | None = None,
     ) -> ExchangeExplanation:
-        """Return the explanation of a strategy, from that of one in which everything is sent in every step.
+        """Return the explanation of a strategy, from that of sending everything in every step.
 
         Parameters
         ----------
         found : Explanation
-            Everything in every step.
+            That of sending everything in every step.
         exchange_seconds, period, parts, hidden_steps
             As the attributes.
         bookkeeping_seconds : float
             In a step, on average.
         sent : float
-            The share of the weights that are sent in `period` steps.
+            The share of the weights that is sent in `period` steps.
         bytes_sent : float, optional
             Bytes that a rank sends to other nodes in `period` steps; by default those of `found`.
         """
@@ -83,13 +83,13 @@ class ExchangeExplanation(Explanation):
 
     @property
     def exposed_seconds(self) -> float:
-        """What of an exchange somebody waits for."""
+        """Seconds of an exchange for which a step waits."""
         hidden = math.inf if math.isinf(self.hidden_steps) else self.hidden_steps * self.compute_seconds
         return max(0.0, self.exchange_seconds - hidden)
 
     @property
     def step_seconds(self) -> float:
-        """What a step takes on average, as predicted."""
+        """The mean seconds of a step, as predicted."""
         return self.compute_seconds + self.bookkeeping_seconds + self.exposed_seconds * self.parts / self.period
 
     def _sent(self) -> str:

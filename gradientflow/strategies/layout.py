@@ -13,7 +13,7 @@ from gradientflow.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model, in the order in which backpropagation comes to them: the last layer first.
+    """The tensors of a model, in the order in which backpropagation reaches them: the last layer first.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Layout:
 
     @classmethod
     def of(cls, weights: Sequence[Any], names: Sequence[str] | None = None, device: str | int = "cpu") -> Layout:
-        """Return the layout of weights that are arrays, in the order in which backpropagation comes to them.
+        """Return the layout of weights that are arrays, in the order in which backpropagation reaches them.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def widest(self) -> str:
-        """The dtype of the most bytes, of those that `Strategy.explain` knows: float32 in place of float64."""
+        """The widest dtype, among those that `Strategy.explain` takes: float32 in place of float64."""
         return "float32" if {"float32", "float64"}.intersection(self.dtypes) else max(self.dtypes, default="float32")
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class Layout:
         return len(self.names)
 
     def in_order(self, order: Sequence[int]) -> Layout:
-        """Return the same tensors in another order, that of these indices."""
+        """Return the same tensors in the order of these indices."""
         return replace(
             self,
             names=tuple(self.names[i] for i in order),

@@ -1,4 +1,4 @@
-"""What it costs to send: a latency and a time for each element, fitted to calls of two sizes on the live ranks."""
+"""The cost of a call: a latency and a time per element, fitted to calls of two sizes on the live ranks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gradientflow.device import DeviceArray
 from gradientflow.pool import GradientPool
 
 _SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
-_GATHERED = 1 << 15  # entries, in place of the larger one
+_GATHERED = 1 << 15  # entries: the larger size of an allgather
 _LEAST_TURNS, _MOST_TURNS = 5, 25
-_SECONDS = 0.05  # into which so many turns have to fit as are made beyond the least
-ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])  # of a sparse gradient
+_SECONDS = 0.05  # limit for all turns, where they are more than _LEAST_TURNS
+ENTRY = np.dtype([("index", np.int32), ("value", np.float32)])
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a call takes.
+    """The time of a call, as a linear function of its size.
 
     Attributes
     ----------
     latency : float
         Seconds that do not depend on the size.
     seconds_per_element : float
-        For each element that a rank brings.
+        Seconds for each element that a rank contributes.
     """
 
     latency: float
@@ -48,7 +48,7 @@ class Link:
         *,
         large: int | None = None,
     ) -> Link:
-        """Measure the allreduce of a gradient pool, with up to so many elements. Collective."""
+        """Measure the allreduce of a gradient pool, with up to `large` elements. Collective."""
         large = large or _LARGE
         with ExitStack() as closing:
             pools = [
@@ -60,39 +60,39 @@ class Link:
 
     @classmethod
     def of_allgather(cls, comm: Communicator) -> Link:
-        """Measure the allgather of the entries of a rank, indices and values. Collective."""
+        """Measure the allgather of each rank's entries, indices and values. Collective."""
         entries = [np.zeros(count, ENTRY).view(np.int32) for count in (_SMALL, _GATHERED)]
         times = median_seconds_of(comm, [partial(comm.allgather, each) for each in entries])
         return cls.fitted(times, _SMALL, _GATHERED)
 
     @classmethod
     def fitted(cls, times: Sequence[float], small: int, large: int) -> Link:
-        """Return latency and time for each element, from the times of two sizes."""
+        """Return the link that fits the times of two sizes."""
         slope = max(0.0, (times[1] - times[0]) / (large - small))
         return cls(max(0.0, times[0] - slope * small), slope)
 
     def seconds(self, elements: float) -> float:
-        """Return what a call with so many elements takes; nothing without any."""
+        """Return the seconds of a call with so many elements; 0 without any."""
         return self.latency + elements * self.seconds_per_element if elements else 0.0
 
 
 def _average(pool: GradientPool) -> None:
     pool.ready()
     pool.wait()
-    if pool.device is not None:  # the host waits for it, behind which a byte is read
+    if pool.device is not None:  # reading a byte makes the host wait for the device
         DeviceArray(pool._native.segment, 0, (1,), "uint8", pool.device).get()
 
 
 def median_seconds(comm: Communicator, call: Callable[[], object]) -> float:
-    """Return how long the slowest rank waits for a call, as `median_seconds_of`. Collective."""
+    """Return how long the slowest rank waits for a call, as in `median_seconds_of`. Collective."""
     return median_seconds_of(comm, [call])[0]
 
 
 def median_seconds_of(comm: Communicator, calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return how long the slowest rank waits for each of several calls, after one time that does not count. Collective.
+    """Return how long the slowest rank waits for each of several calls, after a turn that does not count. Collective.
 
-    They take turns, the more of them the shorter they are. So what else a machine does for some milliseconds meets few
-    of the times of each call, and the medians leave it out.
+    The calls take turns; short ones get more turns. So other load of some milliseconds affects few turns of each call,
+    and the medians leave it out.
     """
     _turns(comm, calls, 1)
     times = _turns(comm, calls, _LEAST_TURNS)
@@ -104,7 +104,7 @@ def median_seconds_of(comm: Communicator, calls: Sequence[Callable[[], object]])
 
 
 def _turns(comm: Communicator, calls: Sequence[Callable[[], object]], number: int) -> npt.NDArray[np.float64]:
-    """Return what the slowest rank waited, the same on all ranks: a row for each turn, a column for each call."""
+    """Return the waiting times of the slowest rank, on all ranks: a row for each turn, a column for each call."""
     times = np.zeros((number, len(calls)))
     for turn in times:
         for index, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""Numbers that are infinite or NaN: looking for them before they are kept, and what is said of them."""
+"""Infinite and NaN values: how they are found, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gradientflow.errors import NonFiniteError
 
 ALONE = "this rank has skipped its step; the others go on"  # where ranks are not in step
 
-_NARROW = ("float16", "bfloat16", "float32")  # which the core looks at
+_NARROW = ("float16", "bfloat16", "float32")  # dtypes that the core checks
 
 
 def is_finite(array: Any) -> bool:
-    """Tell whether no number of a contiguous array is infinite or NaN."""
+    """Tell whether all elements of a contiguous array are finite."""
     name = array.dtype.name
     if name in _NARROW:
         return not load_core().local_updates.count_nonfinite(array.ctypes.data, name, array.size)
@@ -24,19 +24,19 @@ def is_finite(array: Any) -> bool:
 
 
 def first_nonfinite(arrays: Iterable[Any]) -> int | None:
-    """Return which is the first array that is not finite, if one is."""
+    """Return the index of the first array that is not finite, or None."""
     return next((index for index, array in enumerate(arrays) if not is_finite(array)), None)
 
 
 def nonfinite_error(what: str, rank: int | None, outcome: str) -> NonFiniteError:
-    """Return the error that says of what, and on which rank, numbers are not finite, and what has become of them.
+    """Return an error that says what is not finite, on which rank, and with what outcome.
 
     Parameters
     ----------
     what : str
         Such as "the gradient of fc.weight".
     rank : int or None
-        Where that is so; None: once all ranks had put theirs together.
+        The rank that has it; None for a mean over the ranks.
     outcome : str
         Such as "no weight was changed".
     """

@@ -1,4 +1,4 @@
-"""Places for the gradients of synchronizers without pools: in memory of the host, one stretch for each dtype."""
+"""Places for the gradients of synchronizers without pools: in memory of the host, one block for each dtype."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .layout import Layout
 from .strategy import Strategy
 from .synchronizer import Synchronizer
 
-_ALIGNMENT = 64  # bytes, at whose multiples gradients begin
+_ALIGNMENT = 64  # bytes
 
 
 class PlacedSynchronizer(Synchronizer):
-    """A synchronizer whose gradients lie one after the other.
+    """A synchronizer whose gradients lie one after the other, in memory of the host.
 
     Raises
     ------
@@ -52,7 +52,7 @@ class PlacedSynchronizer(Synchronizer):
         return numpy_dtype(dtype).itemsize
 
     def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory that is zero: of the node, where an allreduce is fastest. Collective."""
+        """Return zero-filled node memory, where an allreduce is fastest. Collective."""
         return self.comm.empty(nbytes, "uint8")
 
     def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
@@ -73,7 +73,7 @@ class PlacedSynchronizer(Synchronizer):
 
 
 def aligned_offsets(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of so many bytes begin, and the end of the last one."""
+    """Return the aligned offsets of parts of so many bytes, and the end of the last one."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)

@@ -1,4 +1,4 @@
-"""What a strategy is: a description, which `bind` turns into the thing that runs."""
+"""Strategies: descriptions, which `bind` turns into synchronizers."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ class Strategy(Description, ABC):
     Attributes
     ----------
     name : str
-        In words; by default the name of the class.
+        The name in ``csc(density=0.1)``; by default that of the class.
     gradients : {"mean", "local", "consumed"}
-        What gradients are after a backward pass: the same on all ranks; the rank's own; or sent already, so that
-        clipping, `torch.amp.GradScaler` and closures, which come too late, are refused, and so are other optimizers
-        than momentum SGD and LARS.
+        The gradients that the step gets: means, the same on all ranks; the rank's own; or none, since they were sent
+        already. In the last case clipping, `torch.amp.GradScaler` and closures come too late, and are refused, as are
+        optimizers other than momentum SGD and LARS.
     step : {"any", "core"}
         Who can make the step: any optimizer, or only the core's kernels.
     rate_in_momentum : bool
-        Whether the core's momentum SGD has the learning rate in the momentum, as the GradientFlow paper has it.
+        Whether the core's momentum SGD has the learning rate in the momentum, as in the GradientFlow paper.
     takes_momentum : bool
         Whether the optimizer may have a momentum.
     everywhere : bool
-        Whether the core's step changes every weight, or only those of gradients that were sent.
+        Whether the core's step changes every weight, or only those whose gradients were sent.
     writes_weights : bool
-        Whether weights are written outside of the step.
+        Whether the strategy itself writes weights, outside of an optimizer's step.
     shares_weights : bool
-        Whether the ranks of a node train on one copy of the weights and of what the optimizer keeps, in
-        `Synchronizer.shared`: each rank makes the core's step on a slice of them. What `gradients` says is true in the
-        step alone: before it they are the rank's own, and must not be changed.
+        Whether the ranks of a node train on one copy of the weights and of the optimizer's state, in
+        `Synchronizer.shared`: each rank makes the core's step on one slice. Gradients are what `gradients` says only in
+        the step; before it they are the rank's own, and must not be changed.
     works_on_host : bool
-        Whether it knows memory of the host alone. Gradients of a CUDA device are then copied down to it, and what comes
-        of them up: means, and weights if it writes them.
+        Whether it works in memory of the host only. Gradients on a CUDA device are then copied to the host, and means
+        back to the device; so are weights, if it writes them.
     alone_is_identity : bool
-        Whether with one rank it changes nothing, so that it can be left out. Only such ones go with
+        Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
     averages : bool
-        Whether what the ranks bring, gradients and residuals, is applied as its mean or stays residual, so that nothing
-        is lost but by `Synchronizer.decay`. Benchmarks check it.
+        Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
+        except by `Synchronizer.decay`. Benchmarks check it.
     warmup : int
-        Iterations after which it sends what it goes on sending.
+        Iterations until the amount sent is final.
     period : int
-        Iterations after which what it does repeats.
+        Iterations after which the pattern of exchanges repeats.
     follows_order : bool
-        Whether it gains by a layout in the order in which backpropagation really comes to the tensors; it is bound
-        again then, once that is known.
+        Whether it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
+        bound again.
     """
 
     gradients: Literal["mean", "local", "consumed"] = "mean"
@@ -76,12 +76,12 @@ class Strategy(Description, ABC):
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
-        """Return one with arguments that suit training of about so many steps, for comparisons of all strategies."""
+        """Return a strategy with arguments that suit training of about so many steps, for comparisons of all."""
         return cls()
 
     @abstractmethod
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
-        """Make what synchronises the ranks with these tensors. Collective: the same strategy and layout on all ranks.
+        """Make the synchronizer for these tensors. Collective: the same strategy and layout on all ranks.
 
         Parameters
         ----------
@@ -101,22 +101,22 @@ class Strategy(Description, ABC):
         compute_seconds: float | None = None,
         backward_seconds: float | None = None,
     ) -> Explanation:
-        """Measure the link, and tell what a step will send and what gain over dense float32 to expect. Collective.
+        """Measure the link, and predict what a step sends and its gain over dense float32. Collective.
 
         Parameters
         ----------
         comm : Communicator
             Whose ranks take part.
         parameters : int
-            How many the model has.
+            Number of parameters of the model.
         dtype : {"float32", "float16", "bfloat16"}
             Of the gradients.
         device : str or int
-            Where they are, as in `gradientflow.GradientPool`.
+            Where the gradients are, as in `gradientflow.GradientPool`.
         compute_seconds : float, optional
-            What a step takes without communication. Without it the gain is that of communication alone.
+            Seconds of a step without communication. If not given, the gain is that of communication alone.
         backward_seconds : float, optional
-            The part of it in which communication can hide; by default two thirds of it.
+            The part of `compute_seconds` that can hide communication; by default two thirds of it.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class Strategy(Description, ABC):
         return self._predicted(comm, found)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
-        """Do the same as `explain` for the tensors of a layout, whose widest dtype counts. Collective.
+        """Do the same as `explain` for the tensors of a layout, with its widest dtype. Collective.
 
         Parameters
         ----------
@@ -139,11 +139,11 @@ class Strategy(Description, ABC):
         return self.explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
 
     def _predicted(self, comm: Communicator, found: Explanation) -> Explanation:
-        """Return what is to be expected, from what `_subject` has led to: that, by default. Collective."""
+        """Adapt the explanation measured for `_subject` to the strategy; by default it stays as it is. Collective."""
         return found
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
-        """Return what is to be explained: what the strategy sends of so many parameters."""
+        """Return the subject to explain: the strategy with so many parameters."""
         message = f"{self.name} does not say what it sends: it has no explain() of its own"
         raise ArgumentError(message)
 

@@ -1,4 +1,4 @@
-"""The moments of an iteration: what a strategy becomes once it knows the ranks and the tensors."""
+"""Synchronizers: strategies bound to ranks and tensors, which are called at the moments of an iteration."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class Synchronizer(ABC):
-    """What `Strategy.bind` returns: it is told of the moments of an iteration, and knows no framework.
+    """A strategy bound to ranks and tensors: it is called at the moments of an iteration, and knows no framework.
 
-    An iteration is a step. Its moments, in their order:
+    Each iteration makes one step. Its moments, in order:
 
     - `begin`: before its first gradient;
-    - `ready`: a gradient is final, from the thread that computed it, in any order;
-    - `flush`: the backward pass is done, tensors that are not ready have zeros for gradients;
+    - `ready`: a gradient is final; called by the thread that computed it, in any order;
+    - `flush`: the backward pass is done; tensors that are not ready have zeros for gradients;
     - `wait`: the update is needed; or `abandon`: the iteration is given up;
     - `drop`: the update will not be used;
     - `after_step`: the step has been made, or skipped.
@@ -47,48 +47,49 @@ class Synchronizer(ABC):
     layout : Layout
         The tensors.
     strategy : Strategy
-        What it was made by.
+        The strategy that was bound.
 
     Attributes
     ----------
     comm, layout, strategy
         As given.
     numbers : numpy.ndarray
-        ``layout.numbers`` numbers of float64 that travel along: written before `flush`, after `wait` the means over the
-        ranks. They may be rounded as gradients are; a mean of zeros is exactly 0, and no other is.
+        ``layout.numbers`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
+        `wait`, the means over the ranks. They may be rounded as gradients are; the mean of zeros is exactly 0, and no
+        other mean is.
     loss_scale : float
-        How many times too large the gradients are; residuals are kept unscaled. Set between iterations.
+        The factor by which gradients are too large; residuals are kept unscaled. Set between iterations.
     skips_nonfinite : bool
-        Whether an iteration with gradients that are not finite is skipped, in place of an error.
+        Whether gradients that are not finite skip the iteration instead of raising an error.
     weights : list of arrays
-        What a strategy writes that writes weights, one flat array a tensor: ``layout.weights``; but master weights of
-        float32 for those of 16 bits, where the core makes the step. They are rounded after `after_step` and `finish`.
+        The weights, one flat array a tensor, for strategies that write them: ``layout.weights``, or float32 master
+        weights for those of 16 bits where the core makes the step. Master weights are rounded to the model's weights
+        after `after_step` and `finish`.
     settings : callable
-        ``settings(i)`` are the `Settings` of tensor i in the step that comes next.
+        ``settings(i)`` are the `Settings` of tensor i in the next step.
     reads_elsewhere : bool
-        Whether `ready` takes gradients from wherever backpropagation has left them, so that nobody needs to write them
-        to their places.
+        Whether `ready` can read gradients where backpropagation has left them, without a copy to their places.
     keeps_elsewhere : bool
-        Whether it reads these until `wait` has returned, so that nobody writes to them or frees them before.
+        Whether it reads these until `wait` has returned, so that they must not be overwritten or freed before.
     takes_any_content : bool
-        Whether a gradient may be written over whatever is in its place, so that nobody needs to zero it before.
+        Whether the place of a gradient may hold anything before the gradient is written, so that it need not be zeroed.
     reads_gradients : bool
-        Whether it has a use for gradients beyond whether they are finite.
+        Whether it uses gradients for more than the check that they are finite.
     exchanges_weights : bool
         Whether the next `after_step` may read or write weights.
     dropped : NonFiniteError or None
-        What was dropped since it was not finite, where ranks are not in step and `wait` goes on: raised once the step
-        is over, or `finish`, and forgotten then.
+        The error for values that were dropped because they are not finite, where ranks are not in step and `wait` does
+        not raise it. It is raised and reset after the step, or after `finish`.
     exchange_failed : bool
-        Whether `after_step` or `finish` has raised; `abandon` takes it back.
+        Whether `after_step` or `finish` has raised; `abandon` resets it.
     shared : NodeWeights or None
-        Where the ranks of a node share weights.
+        The weights of the node, where its ranks share them.
     residuals : sequence of arrays
-        What this rank has kept of gradients for later iterations, one for each tensor; empty if it keeps nothing.
+        The gradient entries that this rank has not sent yet, one array for each tensor; empty without residuals.
     decay : float
-        What is kept was multiplied by this.
+        The factor by which residuals were multiplied.
     bookkeeping_seconds : float or None
-        What this rank spent in the last iteration on choosing and collecting what is sent, if it does and knows.
+        Seconds that this rank spent in the last iteration on selecting and gathering what is sent, where known.
     """
 
     settings: Callable[[int], Settings]
@@ -125,7 +126,7 @@ class Synchronizer(ABC):
         """Return where the gradients of a dtype begin in their memory, in bytes."""
 
     def spans(self, group: int) -> list[list[int]]:
-        """Return which elements of that memory the last update has gradients in: first, and one past the last."""
+        """Return the ranges of that memory with gradients of the last update, in elements: first, one past the last."""
         return [[0, self.memory(group).nbytes // itemsize(self.layout.groups[group][0])]]
 
     @abstractmethod
@@ -135,25 +136,25 @@ class Synchronizer(ABC):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_complete(self) -> None:  # noqa: B027
-        """Raise if what it says of itself is not there, once `Strategy.bind` has returned it."""
+        """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
 
     def check_settings(self) -> None:  # noqa: B027
-        """Raise if the settings that the optimizer has now do not go with the strategy."""
+        """Raise if the current settings of the optimizer do not go with the strategy."""
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""
 
     @contextmanager
     def without_calls(self) -> Iterator[None]:
-        """Have calls of ranks refused in a ``with`` block, in which `begin` is called, where that can be done."""
+        """Refuse communication in a ``with`` block around `begin`, where that is possible."""
         yield
 
     @abstractmethod
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
-        """Take a gradient that is final for this iteration, once what is in the stream now is done.
+        """Take a gradient that is final for this iteration once the work that is in the stream now is done.
 
-        With `reads_elsewhere` it may be the one at the address `elsewhere`, dense and in the order of its place. It is
-        needed no more when this returns; with `keeps_elsewhere`, when `wait` has, or the iteration is given up.
+        With `reads_elsewhere` it may lie at the address `elsewhere`, dense and in the order of its place. It is needed
+        until this returns; with `keeps_elsewhere`, until `wait` returns or the iteration is given up.
         """
 
     @abstractmethod
@@ -162,48 +163,48 @@ class Synchronizer(ABC):
 
     @abstractmethod
     def wait(self, stream: Any = None) -> Update:
-        """End the iteration: wait until gradients, or weights, are what the step shall use.
+        """End the iteration: wait until the gradients, or weights, for the step are there.
 
         Raises
         ------
         gradientflow.errors.NonFiniteError
-            On every rank, if gradients that are averaged are not finite, where the strategy looks for such: nothing is
-            changed then. Of others `dropped` tells.
+            On every rank, if averaged gradients are not finite and the strategy checks them; nothing is changed then.
+            For gradients that are not averaged, see `dropped`.
         gradientflow.errors.CommunicationError
             If ranks are missing, or have failed.
         """
 
     def drop(self, stream: Any = None) -> None:  # noqa: B027
-        """Forget the last update, which no step has used: what was sent becomes residual again where there is one."""
+        """Discard the last update, which no step has used; with residuals, what was sent becomes residual again."""
 
     def after_step(self) -> None:  # noqa: B027
         """Go on after a step that was made or skipped."""
 
     @abstractmethod
     def abandon(self, stream: Any = None) -> None:
-        """Give up the iteration, under way or not yet begun, in a way in which the other ranks can end it."""
+        """Give up the iteration, begun or not, so that the other ranks can end it."""
 
     def finish(self) -> None:  # noqa: B027
-        """End training: drain what is under way, and leave the same weights on all ranks. Collective."""
+        """End training: complete pending exchanges, and leave the same weights on all ranks. Collective."""
 
     @abstractmethod
     def close(self, orderly: bool = True) -> None:
-        """Give back what it has; unless `orderly`, without waiting for what is under way."""
+        """Release all resources; unless `orderly`, without waiting for pending exchanges."""
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the weights that the ranks share for the weights of the model, where a rank trains on its own."""
+        """Put the common weights into the model in a ``with`` block, where each rank trains on weights of its own."""
         yield
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
     @property
     def has_state(self) -> bool:
-        """Whether it keeps something beside the weights."""
+        """Whether it has state beside the weights."""
         return bool(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it keeps beside the weights: this rank's own. Between iterations; does not communicate."""
+        """Return this rank's state beside the weights. Between iterations; does not communicate."""
         return {}
 
     def consolidated_state_dict(self) -> dict[str, Any]:
@@ -217,40 +218,40 @@ class Synchronizer(ABC):
         """Go on from a state, or begin anew without one. Between iterations; collective."""
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say what of a state has to be the same on all ranks that load it."""
+        """Return, as text, what has to be the same in the states that the ranks load."""
         return {}
 
     def check_change(self) -> None:  # noqa: B027
-        """Raise unless another one can take over now."""
+        """Raise unless another synchronizer can take over now."""
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: B027
-        """Take what another one of the same strategy keeps, by the names of tensors. Between iterations.
+        """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
 
-        The gradients of its last update will be copied to the places here; `update` is then for these.
+        The gradients of its last update will be copied to the places here; `update` then describes these.
         """
 
     def update(self) -> Update:
-        """Return the last update once more, for the places where its gradients are now."""
+        """Return the last update again, with the current places of its gradients."""
         return Update("apply")
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether a tensor has a gradient in the last update though no rank computed one: of a residual."""
+        """Tell whether the last update has a gradient of a tensor from residuals, though no rank computed one."""
         return False
 
     # ---- what is to be known -------------------------------------------------------------------------------------
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """How each range of gradients went in the last iteration, where that is known."""
+        """The report of each range of gradients in the last iteration, where known."""
         return ()
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent to others in messages so far; None where `reports` tell, or nobody knows."""
+        """Bytes that this rank has sent to others in messages so far; None where `reports` have them, or unknown."""
         return None
 
     def explain(self, **times: float | None) -> Explanation:
-        """Measure the link, and tell what the strategy sends for these tensors, and what to expect. Collective.
+        """Measure the link, and predict what the strategy sends for these tensors, and its gain. Collective.
 
         Parameters
         ----------

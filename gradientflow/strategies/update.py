@@ -10,7 +10,7 @@ Kind = Literal["apply", "written", "skipped"]
 
 @dataclass(frozen=True)
 class Update:
-    """What comes of an iteration.
+    """The outcome of an iteration.
 
     Attributes
     ----------
@@ -26,16 +26,16 @@ class Update:
 
 
 class AdamSettings(NamedTuple):
-    """What is of Adam in the settings of a step.
+    """The settings of Adam for a tensor in a step.
 
     Attributes
     ----------
     beta_1, beta_2, epsilon : float
-        As `torch.optim.Adam` has them.
+        As in `torch.optim.Adam`.
     decoupled : bool
         Whether weight decay is that of AdamW: not in the gradient.
     updates : int
-        Of the tensor, with this one.
+        Updates of the tensor so far, including this one.
     """
 
     beta_1: float
@@ -51,11 +51,11 @@ class Settings(NamedTuple):
     Attributes
     ----------
     rate, momentum, weight_decay : float
-        The learning rate, and so on.
+        Learning rate, momentum and weight decay.
     trust : float
         The trust coefficient of LARS; 0 without it.
     maximize : bool
-        Whether the step is along the gradient. Only the core's optimizers know it.
+        Whether the step goes along the gradient, not against it. Only the core's optimizers know it.
     adam : AdamSettings or None
         Adam in place of momentum SGD. Only the core's optimizers know it.
     """

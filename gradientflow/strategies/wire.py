@@ -1,4 +1,4 @@
-"""What strategies can round values to on their way."""
+"""Wire dtypes: what strategies can round values to in messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WIRES = ("float32", "float16", "bfloat16")
 
 
 def checked_wire(wire: Any) -> str | None:
-    """Return a wire, or None for what is there by default.
+    """Return a wire dtype, or None for the default.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is something else.
+        If it is neither.
     """
     if wire not in (None, *WIRES):
         message = f"wire is float32, float16 or bfloat16, not {wire!r}"

@@ -1,4 +1,4 @@
-"""Strategies by their own words: ``csc(density=0.1)``, or ``path/to/mine.py:SignSGD(scale=0.01)``."""
+"""Strategies from text: ``csc(density=0.1)``, or ``path/to/mine.py:SignSGD(scale=0.01)``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it names none, or one that there is not, or gives arguments that it does not take.
+        If a name is empty or unknown, or a strategy does not take an argument.
     """
     return _WORDS.parse_all(text, {"all": lambda: [kind.typical(steps) for kind in BY_NAME.values()]})
 
@@ -62,14 +62,14 @@ def parse_strategy(text: str) -> Strategy:
 
 
 def as_strategy(strategy: Any) -> Strategy:
-    """Return a strategy that is given as one, or in words.
+    """Return a strategy that is given as a `Strategy` or as text.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the words name none.
+        If the text names no strategy.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If it is neither.
     """
     return _WORDS.given(strategy)
 
