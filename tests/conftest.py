@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure the machine, and have the limit of a test, unless it is the user's, follow."""
     if PACE not in os.environ:
         os.environ[PACE] = f"{measure():.2f}"
-    if config.option.timeout is None:
+    if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = scaled(float(config.getini("timeout")))
     line = "checks(program, *only, without=()): run the test for each function check_* of tests/programs/<program>.py"
     config.addinivalue_line("markers", line)
