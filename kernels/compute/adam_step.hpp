@@ -19,7 +19,7 @@ namespace gradientflow::compute {
 struct AdamStep {
   float* weight;
   void* parameter;        // a copy of the weights in `parameter_dtype`, of 16 bits; or nullptr
-  DType parameter_dtype;  // read where there is one
+  DType parameter_dtype;  // read only where `parameter` is not nullptr
   const void* gradient;
   DType gradient_dtype;
   float* mean;
@@ -30,7 +30,7 @@ struct AdamStep {
   float rate = 1e-3F;  // divided by 1 - beta_1^t in the t-th update
   float root = 1.0F;   // sqrt(1 - beta_2^t)
   float beta_1 = 0.9F;
-  float alpha_1 = 0.1F;  // 1 - beta_1, of numbers that have not been rounded to float32
+  float alpha_1 = 0.1F;  // 1 - beta_1, computed before rounding to float32
   float beta_2 = 0.999F;
   float alpha_2 = 0.001F;
   float epsilon = 1e-8F;

@@ -1,5 +1,5 @@
-// The kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): the
-// residuals of a gradient, and what is sent of it. Each is one pass over memory.
+// The kernels of coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1): the residuals
+// of a gradient, and the chunks of it that are sent. Each is one pass over memory.
 //
 // Gradients are float16, bfloat16 or float32, computed with in float32; residuals are float32. No pointer needs
 // an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may be 0. All
@@ -38,8 +38,7 @@ struct UpdateResidual {
 double update_residual(const UpdateResidual& call);
 
 // x = gradient * scale + residual; buffer = x / scale, of the gradient's dtype, rounded once. Returns the L1 norm of x.
-// The scale is a power of two, so that it does nothing but keep 16-bit floats in their range; throws Error(value) for
-// another.
+// Throws Error(value) unless the scale is a power of two: all it does is to keep 16-bit floats in range.
 struct Gather {
   const void* gradient;
   DType dtype;

@@ -21,14 +21,13 @@ struct Reduction {
   Store store = Store::cached;
 };
 
-// destinations[d][i] = (sources[0][i] op sources[1][i] op ...) / divisor, for every d, in one pass over memory.
-// The order of the operands is that of `sources`, the same for every element and at every SIMD level, so the result
-// has the same bits wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest
-// even. Integers wrap around. max and min propagate NaN, as numpy.maximum does; every NaN that a sum, mean or product
-// yields is the quiet one without sign or payload. A reduction streams only where that helps: if all destinations lie
-// at the same distance from a cache line boundary, and none is a source. Throws Error(value) if sources or destinations
-// are empty, if the divisor is below 1, or if it is not 1 for another op than mean; Error(type) as check_reducible
-// does.
+// destinations[d][i] = (sources[0][i] op sources[1][i] op ...) / divisor, for every d, in one pass over memory. The
+// order of the operands is that of `sources`, the same for every element and at every SIMD level, so the result has the
+// same bits wherever it is computed. 16-bit floats accumulate in float32 and are rounded once, to nearest even.
+// Integers wrap around. max and min propagate NaN, as numpy.maximum does; every NaN that a sum, mean or product yields
+// is the quiet one without sign or payload. A reduction streams only where that helps: if all destinations lie at the
+// same distance from a cache line boundary, and none is a source. Throws Error(value) if sources or destinations are
+// empty, if the divisor is below 1, or if it is not 1 for an op other than mean; Error(type) as check_reducible does.
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction);
 

@@ -1,6 +1,6 @@
-// The kernels of what a worker does to its own weights while it does not wait for the parameter servers (SSD-SGD paper,
-// section 3.2): GLU, and delay compensation (DC-ASGD-a). Plain SGD is momentum_step of optimizer_steps.hpp without
-// momentum. Each is one pass over memory.
+// The kernels of the local updates of a worker's own weights, made while it does not wait for the parameter servers
+// (SSD-SGD paper, section 3.2): GLU, and delay compensation (DC-ASGD-a). Plain SGD is momentum_step of
+// optimizer_steps.hpp without momentum. Each is one pass over memory.
 //
 // Gradients are float16, bfloat16 or float32; all else is float32. Without fused multiply-add, so that the bits are the
 // same at every SIMD level and on every device. No pointer needs an alignment beyond that of its elements; different
@@ -14,7 +14,7 @@
 
 namespace gradientflow::compute {
 
-// global = (pre_weight - weight) * global_scale, the gradient that the servers' last rounds amount to
+// global = (pre_weight - weight) * global_scale, the gradient to which the servers' last rounds amount
 // direction = alpha * (gradient * gradient_scale) + weight_decay * weight + beta * global
 // pre_weight = weight where `refreshes`; weight = weight - rate * direction
 struct GluStep {
@@ -40,7 +40,7 @@ void glu_step(const GluStep& call);
 struct DcStep {
   float* weight;
   float* mean_square;
-  const float* gradient_weight;  // for which the gradient was computed; nullptr: `weight` itself, nothing to compensate
+  const float* gradient_weight;  // the weights of the gradient; nullptr: `weight`, nothing to compensate
   const void* gradient;
   DType gradient_dtype;
   std::size_t count;

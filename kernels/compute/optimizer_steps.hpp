@@ -16,12 +16,12 @@ namespace gradientflow::compute {
 // direction = gradient * gradient_scale + weight_decay * weight
 // momentum = factor * momentum + inner_rate * direction
 // weight = weight - outer_rate * momentum, and parameter = weight, rounded to nearest even
-// With the learning rate inside (the paper's) inner_rate is the rate and outer_rate 1; outside (PyTorch's) it is the
-// other way round. Without momentum the last line takes inner_rate * direction for it.
+// With the learning rate inside (as in the paper) inner_rate is the rate and outer_rate 1; outside (as in PyTorch) it
+// is the other way round. Without momentum, inner_rate * direction takes its place in the last line.
 struct MomentumStep {
   float* weight;
   void* parameter;        // a copy of the weights in `parameter_dtype`, of 16 bits; or nullptr
-  DType parameter_dtype;  // read where there is one
+  DType parameter_dtype;  // read only where `parameter` is not nullptr
   const void* gradient;
   DType gradient_dtype;
   float* momentum;  // nullptr: without
@@ -32,7 +32,7 @@ struct MomentumStep {
   float inner_rate = 1.0F;
   float outer_rate = 1.0F;
   const float* before = nullptr;  // where the weights are read; nullptr: at `weight`
-  Store store = Store::cached;    // of the weights; streaming where they are at lines of the cache, and not read there
+  Store store = Store::cached;    // of the weights; streaming needs them at a cache line, and another `before`
 };
 void momentum_step(const MomentumStep& call);
 

@@ -1,5 +1,5 @@
-// The kernels of HPSGD (HPSGD paper, algorithms 2 and 3): training on a replica while gradients add up, and the end of
-// a round. Each is one pass over memory.
+// The kernels of HPSGD (HPSGD paper, algorithms 2 and 3): a training step on a replica, which adds up gradients, and
+// the end of a round. Each is one pass over memory.
 //
 // Gradients are float16, bfloat16 or float32; all else is float32. Without fused multiply-add, so that the bits are the
 // same at every SIMD level and on every device. No pointer needs an alignment beyond that of its elements; different

@@ -1,4 +1,4 @@
-// Where the results of a kernel go.
+// Where the results of a kernel are stored.
 #pragma once
 
 namespace gradientflow::compute {

@@ -1,5 +1,5 @@
-// The kernels of sparse communication by entry (LAGS-SGD paper, algorithm 1): what of a layer is sent, in the form
-// in which it travels, and the sum of what all ranks have sent. Those of whole chunks are in chunks.hpp.
+// The kernels of sparse communication by entry (LAGS-SGD paper, algorithm 1): the selection of a layer's entries, in
+// the form in which they travel, and the sum of the entries of all ranks. chunks.hpp has the kernels of whole chunks.
 //
 // Gradients are float16, bfloat16 or float32, computed with in float32; residuals and velocities are float32. No
 // pointer needs an alignment beyond that of its elements; different pointers of one call do not overlap. Counts may
@@ -16,15 +16,14 @@
 
 namespace gradientflow::compute {
 
-// How the indices of entries travel. `words`: 32 bits each. `offsets`: 16 bits each, within pages of 65,536
-// elements, and behind them the number of entries of each page (32 bits). `bitmap`: a bit for each element of the
-// layer.
+// The formats of the indices of entries. `words`: 32 bits each. `offsets`: 16 bits each, within pages of 65,536
+// elements, followed by the number of entries of each page (32 bits). `bitmap`: a bit for each element of the layer.
 enum class IndexFormat : std::uint8_t { words, offsets, bitmap };
 
-// The form in which up to `k` entries of a layer of `count` elements travel. It depends on these numbers alone, so
-// all ranks have the same, and a message needs no sizes: the number of entries that are really there (32 bits), then
-// indices, ascending, then values, of float32, float16 or bfloat16. Parts begin at multiples of 4 bytes; what is not
-// used is zero, so that blocks of equal entries have equal bytes.
+// The layout of a block: up to `k` entries of a layer of `count` elements. It depends on `count`, `k` and the dtype of
+// the values alone, so all ranks have the same, and a message needs no sizes. A block holds the number of its entries
+// (32 bits), then their indices, ascending, then values, of float32, float16 or bfloat16. Parts begin at multiples of 4
+// bytes; unused bytes are zero, so that blocks of equal entries have equal bytes.
 struct Block {
   std::size_t count;
   std::size_t k;
@@ -35,21 +34,21 @@ struct Block {
   std::size_t bytes;
 };
 
-// The smallest of the three, of equal ones the first. `k` is at most `count`, which is below 2^32. Throws
-// Error(value) otherwise, Error(type) for other values.
+// The layout with the smallest of the three index formats, the first of equal ones. Throws Error(value) unless `k` is
+// at most `count` and that below 2^32, Error(type) for other dtypes.
 [[nodiscard]] Block block_of(std::size_t count, std::size_t k, DType values);
 
 // x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
-// The entries of x that are selected are written to the block, rounded to its dtype, and what rounding took stays:
-// next_residual = x - sent, in float32; magnitudes are sent up to `limit`, of float16 up to 65504, and what is beyond
-// stays, too. next_velocity = v', but 0 where entries were sent if `masking` (DGC, factor masking). The gradient is
-// zeroed, if `clear`. residual and velocity are left as they were, so that an iteration can be given up.
+// The selected entries of x are written to the block, clamped to magnitudes up to `limit` (float16: at most 65504) and
+// rounded to its dtype. The rest stays: next_residual = x - sent, in float32. next_velocity = v', but 0 where entries
+// were sent if `masking` (DGC, factor masking). The gradient is zeroed if `clear`. residual and velocity are not
+// written, so that an iteration can be abandoned.
 struct Select {
   enum class How : std::uint8_t {
     exact,    // the k entries of largest magnitude; of equal ones those with the lower index
     sampled,  // by a threshold that is estimated from a random sample (double sampling): k entries or fewer, see below
-    random,   // k entries drawn by `seed` alone, each set of k equally likely (Robert Floyd's algorithm): on ranks with
-              // the same seed the same ones
+    random,   // k entries drawn by `seed` alone (Robert Floyd's algorithm; each set of k is equally likely): ranks with
+              // the same seed draw the same ones
   };
   void* gradient;
   DType dtype;
@@ -64,31 +63,32 @@ struct Select {
   How how = How::sampled;
   std::uint64_t seed = 0;                                // of the sample, or of the entries drawn
   float limit = std::numeric_limits<float>::infinity();  // above 0
-  float threshold = 0.0F;  // sampled: an estimate from before, used in place of a sample where it is not 0
+  float threshold = 0.0F;  // sampled: an earlier estimate, used in place of a sample unless it is 0
   Block block;
   std::byte* data;  // block.bytes
 };
 
-// `sampled`: a sample in which some 64 of the k largest are expected (at a ratio of 1000: 64,000 elements; one, at
-// random, of each of as many parts of the layer) gives a threshold that somewhat more than k elements should pass.
-// Those are found in the one pass that computes x. If more than k pass, the k largest of them are sent; if fewer than
-// 0.8 k do, the k largest of the layer, which takes another pass over x. Without a sample, exactly, are selected fewer
-// than 4,096 entries (a threshold that rises in the pass is as good), and more than an eighth of a layer.
+// `sampled`: the sample is one element, at random, of each of as many parts of the layer, large enough that 64 of the k
+// largest are expected in it (at a ratio of 1000: 64,000 elements). It gives a threshold that somewhat more than k
+// elements should reach; the pass that computes x finds them. If more than k do, the k largest of them are sent; if
+// fewer than 0.8 k do, the k largest of the layer, which takes another pass over x. Fewer than 4,096 entries (a
+// threshold that rises during the pass is as good), or more than an eighth of a layer, are selected exactly, without a
+// sample.
 //
-// Elements that are 0, or so small that they would travel as 0, are never sent, however many are asked for (but by
-// `random`: they are drawn as all others).
+// Elements that are 0, or so small that they would travel as 0, are never sent, however many are asked for; only
+// `random` draws them like all others.
 struct Selected {
   std::size_t sent;       // entries
-  float threshold;        // the least magnitude that was sent, 0 where none was or `random`; for a later call
+  float threshold;        // the least magnitude that was sent, for a later call; 0 if none was or for `random`
   std::size_t nonfinite;  // elements of x that are infinite or NaN; above 0 the block is empty, and next_residual and
                           // next_velocity are not meaningful
 };
 // Throws Error(value) if the given threshold is negative or not finite.
 Selected select(const Select& call);
 
-// gradient[i] = scale * (sum of the entries i of all blocks, in their order, in float32), rounded once, where at
-// least one block has an entry i; other elements are left as they are. Throws Error(value) if a block is not one: an
-// index beyond the layer, more entries than k, indices that do not ascend. Nothing is written then.
+// gradient[i] = scale * (sum of the entries i of all blocks, in their order, in float32), rounded once, where at least
+// one block has an entry i; other elements are left as they are. Throws Error(value), before anything is written, if a
+// block is invalid: an index beyond the layer, more entries than k, indices that do not ascend.
 struct Combine {
   void* gradient;
   DType dtype;

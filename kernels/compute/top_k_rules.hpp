@@ -1,4 +1,4 @@
-// What the twins of top_k.hpp, on the CPU and on devices, must do alike.
+// What the kernels of top_k.hpp on the CPU and on devices have in common.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace gradientflow::compute {
 
 inline constexpr std::size_t page = 65536;                  // elements whose indices have the same upper half
-inline constexpr std::uint32_t infinity_bits = 0x7f800000;  // as all magnitudes: those of a float32 without its sign
+inline constexpr std::uint32_t infinity_bits = 0x7f800000;  // a magnitude: the bits of a float32 without its sign
 inline constexpr float largest_float16 = 65504.0F;
 
 GRADIENTFLOW_EVERYWHERE inline std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
@@ -34,7 +34,7 @@ inline std::uint32_t least_that_travels(DType values) {
   }
 }
 
-// The largest magnitude that is sent of what is selected.
+// The limit of the magnitudes that are sent.
 GRADIENTFLOW_EVERYWHERE inline float most_that_travels(DType values, float limit) {
   return values == DType::float16 && limit > largest_float16 ? largest_float16 : limit;
 }
@@ -47,24 +47,24 @@ GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_at(std::uint64_t seed, std::
   return z ^ (z >> 31);
 }
 
-// One below `limit`, which is at most 2^32: of the upper half of the bits.
+// A random number below `limit`, which is at most 2^32, from the upper half of the bits.
 GRADIENTFLOW_EVERYWHERE inline std::uint64_t random_below(std::uint64_t limit, std::uint64_t seed,
                                                           std::uint64_t counter) {
   return ((random_at(seed, counter) >> 32) * limit) >> 32;
 }
 
-// More than this part of a layer is selected exactly.
+// Whether k is so large a part of a layer that the selection is exact.
 inline bool is_large_part(std::size_t count, std::size_t k) { return k > count / 8; }
 
-// How many elements are in a sample. `sample_hits` of them are expected to be among the k largest of the layer: enough
-// that their number says something. No sample is taken (0) where it is too large a part of the layer to be worth it.
+// The size of a sample. `sample_hits` of its elements are expected to be among the k largest of the layer, enough for
+// an estimate. 0: none is taken, because it would be too large a part of the layer to be worth it.
 inline constexpr std::size_t sample_hits = 64;
 inline std::size_t sample_of(std::size_t count, std::size_t k) {
   const std::size_t size = sample_hits * count / k;
   return size > count / 64 ? 0 : size;
 }
 
-// How many elements of a sample reach the threshold: as many as expected, and so many standard deviations more.
+// The rank of the threshold in a sample: the expected number of hits, and so many standard deviations more.
 inline std::size_t sample_rank(std::size_t deviations) { return sample_hits + deviations * 8 + 1; }
 
 // Where element i of a sample lies: anywhere in part i of as many parts of the layer.

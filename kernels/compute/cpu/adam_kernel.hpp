@@ -38,7 +38,7 @@ template <class Gradient, class Parameter>
 
 template <class Gradient, class Parameter>
 void adam_step(const AdamStep& step) {
-  const AdamStep call = step;  // which no store can change
+  const AdamStep call = step;  // a copy, which no store can change
   const AdamMemory memory{reinterpret_cast<const std::byte*>(call.before == nullptr ? call.weight : call.before),
                           reinterpret_cast<std::byte*>(call.weight),
                           static_cast<std::byte*>(call.parameter),

@@ -1,4 +1,4 @@
-// The residual of a chunk, what is sent of it, and what comes back: see chunks.hpp.
+// Kernels of a chunk: the update of its residual, gather, and scatter: see chunks.hpp.
 #pragma once
 
 #include "norm_kernel.hpp"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t float_size = sizeof(float);
 
-// A vector of elements of `size` bytes, whatever they are.
+// A vector of elements of `size` bytes, of any type.
 template <std::size_t size>
 using Raw = Vector<std::uint8_t, lanes * size>;
 
@@ -66,7 +66,7 @@ struct UpdateResidualPass {
   }
 };
 
-// `is_finite`: no NaN is expected. Where there is one after all, its block is gathered again, without this.
+// `is_finite`: no NaN is expected. A block that has one after all is gathered again, without this assumption.
 template <class Element, bool has_residual, bool is_finite>
 struct GatherPass {
   const std::byte* gradient;

@@ -1,6 +1,6 @@
 // Copies of memory in vectors, into the caches or past them.
 //
-// Not by memcpy: glibc's is `rep movsb` from 2 KiB on also on processors that do it slowly (string_copy.hpp).
+// Not by memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (string_copy.hpp).
 #pragma once
 
 #include "vector.hpp"

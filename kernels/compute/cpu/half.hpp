@@ -31,8 +31,8 @@ template <class V>
   return (value != value) ? V{} + __builtin_nanf("") : value;
 }
 
-// Each half widened to a word, and the lower half of each word (the upper one is 0), in order. What the processor has
-// an instruction for, GCC does not find from __builtin_convertvector.
+// Each half widened to a word, and the lower half of each word (the upper one is 0), in order. By intrinsics, because
+// GCC does not make the processor's instructions of __builtin_convertvector.
 #if defined(__AVX512F__)
 [[gnu::always_inline]] inline Words widen(Halves halves) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
@@ -105,8 +105,8 @@ struct Float16Format {
 #if defined(__F16C__) && (defined(__AVX512F__) || defined(__AVX2__))
 #define GRADIENTFLOW_HAS_F16C 1
 
-// The processor's own conversions. The zero-masked forms with all lanes on stand here since GCC warns of an
-// uninitialised value within the plain ones.
+// The processor's own conversions. In their zero-masked forms, with all lanes on, since GCC warns of an uninitialised
+// value within the plain ones.
 [[gnu::always_inline]] inline Floats float_from_float16(Halves halves) {
 #if defined(__AVX512F__)
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(halves));

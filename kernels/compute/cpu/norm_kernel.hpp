@@ -1,9 +1,9 @@
 // Sums over the elements of a chunk, added up as chunks.hpp says: the same at every SIMD level.
 //
-// A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) does what there is to do with the vector
-// that begins at element i, and returns what is to be added up; its rest(i, count, sums) does so with the last
-// elements, fewer than a row, in padded copies. Where the sum of a block is not finite, and only there, settle(begin,
-// end) is called after it: to look for NaN in each vector would cost a third of the time of a chunk in the caches.
+// A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) processes the vector that begins at element
+// i and returns the terms to add up; its rest(i, count, sums) does so with the last elements, fewer than a row, in
+// padded copies. Where the sum of a block is not finite, and only there, settle(begin, end) is called after it: to look
+// for NaN in each vector would take a third of the time on a chunk in the caches.
 #pragma once
 
 #include "../chunks.hpp"
@@ -75,7 +75,7 @@ template <class Pass>
   }
 }
 
-// The pass is a copy, which the compiler keeps in registers: what is stored might else be part of it.
+// The pass is a copy, which the compiler keeps in registers: no store can change it.
 template <class Pass>
 [[gnu::always_inline]] inline double add_up(const Pass pass, std::size_t count) {
   double total = 0;

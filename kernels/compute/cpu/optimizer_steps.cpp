@@ -12,7 +12,7 @@
 namespace gradientflow::compute {
 namespace {
 
-// The column of the table of steps.
+// The column of the tables of steps.
 template <class Step>
 std::size_t parameter_index(const Step& call) {
   constexpr std::size_t no_copy = 2;

@@ -22,7 +22,7 @@ template <class V>
   }
 }
 
-// How values are combined (a is the earlier operand), and what becomes of the last combination.
+// How values are combined (a is the earlier operand), and how the last combination is finished.
 struct Sum {
   static constexpr bool is_frequent = true;
 

@@ -10,8 +10,8 @@ namespace {
 // The memory of a call, from its first element on; any of it but the weights may be nullptr.
 struct RoundMemory {
   std::byte* weight;
-  std::byte* kept;        // weights, by the first step of a round
-  const std::byte* base;  // the same, at its end
+  std::byte* kept;        // `before`, written by the first step of a round
+  const std::byte* base;  // `before`, read at its end
   std::byte* mean;
   std::byte* sum;
   const std::byte* gradient;

@@ -1,8 +1,8 @@
 // Copies by the processor's own instruction for strings of bytes.
 //
-// A vector store fetches the cache line that it overwrites, from the core that wrote or read it last, although nothing
-// of it remains. The instruction `rep movsb` of x86-64 announces whole lines and fetches none: where ranks fill memory
-// that others read, it takes between a fifth and a half of the time.
+// A vector store first fetches the cache line that it overwrites, from the core that wrote or read it last, for
+// nothing. The instruction `rep movsb` of x86-64 announces whole lines and fetches none: where ranks fill memory that
+// others read, it takes between a fifth and a half of the time.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The kernels of one SIMD level as a table of functions. It is the only thing that the files compiled for that level
-// give to the rest of the library.
+// The kernels of one SIMD level as a table of functions, the only thing that the files compiled for that level give to
+// the rest of the library.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,8 @@ struct Candidates {
   std::size_t number;
 };
 
-// What Select does to the elements from `first` on; all pointers are to the first of them, and none is nullptr but
-// those of a velocity that there is not. Elements of x whose magnitude has the bits `least` (at least 1) or more are
-// appended to the candidates.
+// What Select does to the elements from `first` on; all pointers are to the first of them, and only next_velocity may
+// be nullptr. Elements of x whose magnitude has the bits `least` (at least 1) or more are appended to the candidates.
 struct CorrectCall {
   void* gradient;
   const float* residual;

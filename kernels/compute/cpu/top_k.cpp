@@ -1,4 +1,4 @@
-// The entry points of top_k.hpp. What goes over whole layers is a pass of a SIMD level; what goes over entries is here.
+// The entry points of top_k.hpp. Passes over whole layers are in the tables of SIMD levels; work on entries is here.
 #include "../top_k.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace gradientflow::compute {
 namespace {
 
 constexpr std::size_t run = 4096;                 // elements that a pass looks at before candidates are thrown out
-constexpr std::size_t slack = 16;                 // what a vector is written to behind the last candidate
+constexpr std::size_t slack = 16;                 // room for a whole vector behind the last candidate
 constexpr std::size_t batch = 1024;               // entries that are written to a block together
 constexpr std::size_t streaming_count = 1 << 20;  // layers from here on are written past the caches
 
@@ -77,7 +77,7 @@ Kth kth_largest(const float* x, std::size_t count, std::size_t k) {
   return {prefix, larger};
 }
 
-// Takes entries in ascending order: rounds them, writes them to the block, and leaves what rounding took.
+// Takes entries in ascending order: rounds them, writes them to the block, and leaves the rest as residuals.
 class Writer {
  public:
   Writer(const KernelTable& table, const Select& call)
@@ -195,7 +195,7 @@ class Selection {
   }
 
  private:
-  // The pass over the elements from `begin` on.
+  // Corrects the elements from `begin` on.
   void correct(std::size_t begin, std::size_t number, std::uint32_t least, Candidates& found) {
     static constexpr std::array<float, run> zeros = {};
     const bool has_velocity = call_.next_velocity != nullptr;
@@ -232,7 +232,7 @@ class Selection {
     }
   }
 
-  // All elements, without a look for candidates.
+  // Corrects all elements, without collecting candidates.
   void correct_all() {
     for (std::size_t begin = 0; begin < count_; begin += run) {
       found_.number = 0;
@@ -241,13 +241,13 @@ class Selection {
     }
   }
 
-  // The candidates of the layer, of x as it arises or as it is. There is room for twice as many as are sent; when it
-  // is full, the k largest stay, and what follows must be larger than the least of them.
+  // Collects the candidates of the layer, of x as it is computed (`arises`) or was before. There is room for twice as
+  // many as are sent; when it is full, the k largest stay, and later ones must be larger than the least of them.
   void collect(std::uint32_t least, bool arises) {
     const std::size_t limit = 2 * k_ + 256;
     make_room(limit + run);
     found_.number = 0;
-    std::size_t number = std::min(run, std::max<std::size_t>(4 * k_, 256));  // then there is a threshold at the latest
+    std::size_t number = std::min(run, std::max<std::size_t>(4 * k_, 256));  // short: a threshold is found soon
     for (std::size_t begin = 0; begin < count_; begin += number, number = run) {
       number = std::min(number, count_ - begin);
       const std::size_t before = found_.number;
@@ -291,7 +291,7 @@ class Selection {
     return kept;
   }
 
-  // The k largest of x as it is, for a k that is a large part of the layer.
+  // Sends the k largest of x, already computed, for a k that is a large part of the layer.
   Selected take_largest(Writer& writer) {
     Kth kth = kth_largest(call_.next_residual, count_, k_);
     if (kth.least < floor_) {
@@ -333,8 +333,8 @@ class Selection {
     return selected;
   }
 
-  // The threshold that about k elements pass, and more by so many standard deviations. The sample is stratified: one
-  // element, anywhere, of each of as many parts of the layer. `arises`: x is not yet there, and computed for the sample
+  // Estimates the threshold that about k elements reach, and more by so many standard deviations. The sample is
+  // stratified: one element, at random, of each of as many parts of the layer. `arises`: x is computed for the sample
   // alone.
   std::uint32_t estimate(std::size_t sample, std::size_t deviations, bool arises) {
     const std::size_t rank = sample_rank(deviations);
@@ -410,7 +410,7 @@ class Reader {
   Reader(const Block& block, const std::byte* data)
       : block_(block), data_(data), indices_(data + block.index_begin), entries_(word_at(data)) {}
 
-  // Throws unless the indices are as many as said, ascend, and lie within the layer.
+  // Throws unless the number of indices is right, and they ascend and lie within the layer.
   void check(std::size_t number) const {
     if (entries_ > block_.k) {
       throw no_block(number, std::to_string(entries_) + " entries, where it has room for " + std::to_string(block_.k));
@@ -542,10 +542,10 @@ class Reader {
   std::size_t position_ = 0;  // entries that were read
   std::size_t page_ = 0;      // pages that were begun
   std::size_t page_end_ = 0;  // the first entry behind them
-  std::size_t word_ = 0;      // of a bitmap: that comes next
+  std::size_t word_ = 0;      // of a bitmap: the next one
 };
 
-// A part of a layer in which entries are added up. What has none is -0, to which any number can be added.
+// A part of a layer in which entries are added up. Elements without entries are -0, the neutral element of addition.
 struct Window {
   std::array<float, window> sums;
   std::array<std::uint64_t, window / 64> has_entry = {};

@@ -29,7 +29,7 @@ constexpr std::size_t vector_bytes = 32;
 constexpr std::size_t vector_bytes = 16;
 #endif
 
-// What non-temporal stores like best: whole lines, one after the other.
+// Non-temporal stores are fastest on whole lines, one after the other.
 constexpr std::size_t cache_line = 64;
 
 // A vector of Bytes bytes of T. (A struct, because GCC drops the attribute from an alias of a dependent type.)

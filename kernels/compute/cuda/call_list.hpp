@@ -1,9 +1,9 @@
-// Lists of calls, each of them with its own memory, that one launch serves: starting a kernel takes the time in which
-// the device reads a megabyte or more, so a kernel for every chunk or tensor would be slow.
+// Lists of calls, each on its own memory, that one kernel launch serves: a launch takes as long as the device needs to
+// read a megabyte or more, so a launch for every chunk or tensor would be slow.
 //
-// The calls stand in device memory, and so do the numbers by which the kernels divide the work among themselves: into
-// blocks of norm_block elements, counted through all calls. Whoever makes a list keeps both until the kernels have run.
-// A part of a list is a list: calls + k and first_block + k, the number of calls, and the number of their blocks.
+// The calls are in device memory, and so are the numbers by which the kernels divide the work: into blocks of
+// norm_block elements, counted through all calls. Whoever makes a list keeps both until the kernels have run. A part of
+// a list is a list: calls + k and first_block + k, the number of calls, and the number of their blocks.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct CallList {
   DType dtype;         // of the gradients, the same in all calls
 };
 
-// By call, how many blocks all calls before it have; and one more entry, for the calls together.
+// For each call, the number of blocks of all calls before it; in a last entry, that of all calls.
 template <class Call>
 [[nodiscard]] std::vector<std::uint32_t> first_blocks(std::span<const Call> calls) {
   std::vector<std::uint32_t> first{0};
@@ -35,7 +35,7 @@ template <class Call>
   return first;
 }
 
-// Bytes of device memory in which a list's kernels add up norms. Calls that are in different streams need their own.
+// Bytes of device memory in which a list's kernels add up norms. Calls in different streams need their own.
 template <class Call>
 [[nodiscard]] std::size_t scratch_bytes(const CallList<Call>& list) {
   return list.blocks * sizeof(float);

@@ -11,7 +11,7 @@
 
 namespace gradientflow::compute::cuda {
 
-// No more sources than this, and no more destinations, or reduce throws Error(value).
+// The most sources, and the most destinations, of reduce; it throws Error(value) for more.
 inline constexpr std::size_t most_tensors = 64;
 
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
@@ -20,7 +20,7 @@ void reduce(std::span<void* const> destinations, std::span<const void* const> so
 void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype, std::size_t count,
           float scale, Stream stream);
 
-// *found, on the device, becomes the number.
+// *found, on the device, becomes the count.
 void count_nonfinite(const void* source, DType dtype, std::size_t count, std::uint64_t* found, Stream stream);
 
 }  // namespace gradientflow::compute::cuda

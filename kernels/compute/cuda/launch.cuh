@@ -15,7 +15,7 @@ namespace gradientflow::compute::cuda {
 
 inline void check(cudaError_t status) {
   if (status != cudaSuccess) {
-    (void)cudaGetLastError();  // not for a later call to find
+    (void)cudaGetLastError();  // a later call must not report it
     throw Error(status == cudaErrorMemoryAllocation ? ErrorKind::memory : ErrorKind::system,
                 std::string("CUDA: ") + cudaGetErrorString(status));
   }

@@ -15,7 +15,7 @@ struct Loaded {
   std::string trouble;
 };
 
-// Beside the library that this function is in.
+// As configured, or beside the library that contains this function.
 std::string path_of_library() {
   std::string path = read_config().cuda_library;
   Dl_info here{};

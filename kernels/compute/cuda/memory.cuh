@@ -1,7 +1,7 @@
 // Loads and stores of elements that lie side by side in global memory, each as one access.
 //
-// In PTX, for the compiler splits some of these accesses where it sees through them, and does not know that pointers
-// that come from a list of calls are to global memory.
+// In PTX, because the compiler splits some of these accesses where it sees through them, and does not know that the
+// pointers of a call list are to global memory.
 #pragma once
 
 #include <cstddef>

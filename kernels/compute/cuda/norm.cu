@@ -15,7 +15,7 @@ __device__ int last_bit_of(float value) {
                        : exponent + __ffs(static_cast<int>(fraction | 0x800000U)) - 151;
 }
 
-// Some floats, none below 0, and what is known of them: their sum, and a power of two of which all are multiples.
+// The sum of some floats, none below 0, and the exponent of a power of two of which all are multiples.
 struct Part {
   double sum = 0.0;
   int last_bit = 128;  // beyond that of any float
@@ -39,9 +39,9 @@ __device__ Part add_warp(Part part) {
   return part;
 }
 
-// One thread block for each call. The sum in the order of the blocks is that in any order where it is exact, as it
-// mostly is; otherwise one thread adds one by one. (Sums that round do not fall below the limit: rounding is monotonic,
-// and the limit is a float64.)
+// One thread block for each call. An exact sum, as it mostly is, is the same in any order; otherwise one thread adds
+// the blocks one by one, in their order. (Sums that round do not fall below the limit: rounding is monotonic, and the
+// limit is a float64.)
 __global__ void add_each_call(const float* sums, const std::uint32_t* first_block, double* norms) {
   __shared__ double part_sums[most_threads / warp];
   __shared__ int part_last_bits[most_threads / warp];

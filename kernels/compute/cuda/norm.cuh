@@ -1,9 +1,9 @@
 // Sums over the elements of a call, added up as ../chunks.hpp says, in two kernels: the first adds up each block of
 // norm_block elements in float32, the second the blocks of each call in float64.
 //
-// norm_lanes / width threads, a team, have a block; each has `width` neighbouring lanes and goes over the block row by
-// row. So all loads are of whole packs, each lane adds its elements in their order, and only to add the lanes of a
-// block do threads talk to each other.
+// A team of norm_lanes / width threads adds up a block. Each thread has `width` neighbouring lanes and goes over the
+// block row by row. So all loads are of whole packs, each lane adds its elements in their order, and threads exchange
+// data only to add the lanes of a block.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace gradientflow::compute::cuda {
 template <int width>
 constexpr unsigned team_size = norm_lanes / width;
 
-// Halves: first the lanes of other threads, then those of one. The sum is that of the team's first thread. All threads
-// of the warp call it.
+// Adds the lanes by halves: first those of different threads, then those of one. The team's first thread gets the sum.
+// All threads of the warp call it.
 template <int width>
 __device__ float add_lanes(Pack<float, width> lanes) {
 #pragma unroll
@@ -38,7 +38,7 @@ __device__ float add_lanes(Pack<float, width> lanes) {
   return lanes[0];
 }
 
-// The rows from element i on: this thread's pack of each. finish() gives what is to be added up.
+// Adds this thread's packs of so many rows, from element i on, to the lanes. finish() returns the terms.
 template <int rows, class Body>
 __device__ void add_rows(const Body& body, std::size_t i, Pack<float, Body::width>& lanes) {
   constexpr int width = Body::width;

@@ -17,7 +17,7 @@ struct Tensors {
   unsigned destination_count;
 };
 
-// An element type that is computed with as it is.
+// An element type that is computed with as it is stored.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -26,8 +26,8 @@ struct Plain {
   __device__ static T chosen(T stored) { return stored; }
 };
 
-// One that is computed with as float32. Of max and min, which choose a source's element, a float16 that is NaN becomes
-// quiet, as by the processor's conversion to float32.
+// An element type that is computed with as float32. max and min choose a source's element; one that is a NaN of float16
+// becomes quiet, as by the processor's conversion to float32.
 template <class Element>
 struct Narrow {
   using Stored = typename Element::Stored;
@@ -138,7 +138,7 @@ __device__ void reduce_elements(const Tensors& tensors, std::size_t i, ReduceOp 
 template <class Element>
 constexpr int width = 16 / sizeof(typename Element::Stored);
 
-// The first threads of the grid have `packs` packs, the others an element each of those that are left.
+// The first threads of the grid reduce `packs` packs, one each, the others one of the remaining elements each.
 template <class Element>
 __global__ void __launch_bounds__(threads)
     reduce_all(Tensors tensors, std::size_t count, std::size_t packs, ReduceOp op, int divisor) {
@@ -168,7 +168,7 @@ void reduce_with(const Tensors& tensors, std::size_t count, const Reduction& red
 
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
             const Reduction& reduction, Stream stream) {
-  compute::reduce(destinations, sources, 0, reduction);  // checks the rest
+  compute::reduce(destinations, sources, 0, reduction);  // checks the other arguments
   if (sources.size() > most_tensors || destinations.size() > most_tensors) {
     throw Error(ErrorKind::value, "a reduction on a CUDA device has at most " + std::to_string(most_tensors) +
                                       " sources and as many destinations, not " + std::to_string(sources.size()) +

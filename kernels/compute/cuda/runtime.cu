@@ -25,7 +25,7 @@ Handle handle_of(const ProcessHandle& bytes) {
   return handle;
 }
 
-// What went wrong was found out; it is not for a later call to find.
+// Clears an error that has been handled, so that no later call reports it.
 void forget_error() { (void)cudaGetLastError(); }
 
 class CudaRuntime final : public Runtime {
@@ -44,7 +44,7 @@ class CudaRuntime final : public Runtime {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {
       forget_error();
-      int driver = 0;  // stays so where none is installed, of which the status says that it is too old
+      int driver = 0;  // stays 0 where no driver is installed; the status says that it is too old
       if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
         forget_error();
         return "there is no CUDA device: no CUDA driver is installed";
@@ -62,7 +62,7 @@ class CudaRuntime final : public Runtime {
 
   void use(int device) const override { check(cudaSetDevice(device)); }
 
-  // Only the driver tells. Where it cannot be asked, as if it were.
+  // Only the driver knows. True where it cannot be asked.
   [[nodiscard]] bool is_in_use(int device) const noexcept override {
 #ifdef __CUDACC__
     void* function = nullptr;

@@ -1,13 +1,13 @@
 // CUDA as the layers above see it: devices, memory, streams, events, what processes share, and the kernels.
 //
 // All that needs CUDA is in a library of its own, libgradientflow_cuda.so beside the core's, which is loaded when CUDA
-// is used for the first time: one build runs with and without a GPU, and whoever has none loads nothing of it. Nothing
-// above this interface includes a header of CUDA's.
+// is used for the first time: one build runs with and without a GPU. Nothing above this interface includes a header of
+// CUDA's.
 //
-// Work is put into a stream and done in its order; only what is called synchronize, allocate, free or register waits
-// for a device. Calls are for the current device of the calling thread (see UseDevice), where they have no stream,
-// event or memory to tell. What CUDA reports is thrown as Error(system), or as Error(memory) where there is no memory
-// left; what is called destroy, free or close throws nothing. Errors of kernels are reported by a later call.
+// Work is put into a stream and done in its order; only functions named synchronize, allocate, free or register wait
+// for a device. Calls without a stream, event or memory as an argument are for the calling thread's current device (see
+// UseDevice). Errors of CUDA are thrown as Error(system), or as Error(memory) where memory has run out; functions named
+// destroy, free or close throw nothing. Errors of kernels are reported by a later call.
 #pragma once
 
 #include <array>
@@ -37,14 +37,14 @@ struct MemoryFacts {
 
 enum class EventKind {
   order,    // streams wait for it
-  time,     // tells when it happened, too
+  time,     // also tells when it happened
   process,  // streams of other processes may wait for it, too
 };
 
-// What another process opens memory or an event by.
+// By which another process opens memory or an event.
 using ProcessHandle = std::array<std::byte, 64>;
 
-// Allocations that are shared are multiples of this, so that they share no block of the driver's with others.
+// Shared allocations are multiples of this, so that no other allocation lies in the same block of the driver's.
 inline constexpr std::size_t shared_grain = std::size_t{2} << 20;
 
 class Runtime {
@@ -70,7 +70,7 @@ class Runtime {
   virtual void register_host(void* memory, std::size_t bytes) const = 0;  // pins it, for all devices
   virtual void unregister_host(void* memory) const noexcept = 0;
   [[nodiscard]] virtual MemoryFacts facts(const void* address) const = 0;
-  // Between host and device in either direction, or on devices. What is not pinned may be waited for.
+  // Between host and device in either direction, or on devices. Copies of memory that is not pinned may wait.
   virtual void copy(void* destination, const void* source, std::size_t bytes, Stream stream) const = 0;
   virtual void clear(void* destination, std::size_t bytes, Stream stream) const = 0;  // to zeros
 
@@ -84,7 +84,7 @@ class Runtime {
   virtual void wait(Stream stream, Event event) const = 0;     // what is put into the stream from now on waits
   [[nodiscard]] virtual bool happened(Event event) const = 0;  // an event that was never recorded has happened
   virtual void synchronize_event(Event event) const = 0;       // without burning a core
-  [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // between two that tell the time
+  [[nodiscard]] virtual double milliseconds(Event from, Event to) const = 0;  // between two of EventKind::time
 
   // ---- with other processes of the machine
   [[nodiscard]] virtual ProcessHandle share(void* memory) const = 0;  // what allocate() returned
@@ -93,8 +93,7 @@ class Runtime {
   [[nodiscard]] virtual ProcessHandle share_event(Event event) const = 0;  // of EventKind::process
   [[nodiscard]] virtual Event open_event(const ProcessHandle& event) const = 0;
 
-  // ---- kernels, as kernels.hpp, chunks.hpp, optimizer_steps.hpp, adam_step.hpp, local_updates.hpp and top_k.hpp
-  // of this folder say
+  // kernels, as the headers of this folder say
   virtual void reduce(std::span<void* const> destinations, std::span<const void* const> sources, std::size_t count,
                       const Reduction& reduction, Stream stream) const = 0;
   virtual void cast(void* destination, DType destination_dtype, const void* source, DType source_dtype,
@@ -118,18 +117,18 @@ class Runtime {
   virtual void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) const = 0;
 };
 
-// What the library exports, under this name: its runtime, which lives as long as the process does.
+// The function that the library exports, under this name: it returns the runtime, which lives as long as the process.
 extern "C" using MakeRuntime = const Runtime * ();
 inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 
-// Loads the library, once. Throws Error(system), with what is to be done about it, where there is none, where it cannot
-// be loaded, or where there is no device.
+// Loads the library, once. Throws Error(system), with advice, where there is no library, where it cannot be loaded, or
+// where there is no device.
 [[nodiscard]] const Runtime& runtime();
 
 // Why runtime() throws; empty where it does not.
 [[nodiscard]] std::string runtime_trouble();
 
-// Whether the core was built with CUDA: the library is there, if perhaps no device.
+// Whether the core was built with CUDA: whether the library is there, even if no device is.
 [[nodiscard]] bool is_built();
 
 // How many devices runtime() serves; 0 where it throws.

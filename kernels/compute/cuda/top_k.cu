@@ -132,8 +132,8 @@ struct State {
   unsigned long long nonfinite;
   unsigned long long passing;  // elements that reach the threshold that was given or estimated
   std::uint32_t threshold;
-  std::uint32_t least;        // entries are larger, or
-  unsigned long long equals;  // among so many of the first that are equal
+  std::uint32_t least;        // entries are larger than this, or
+  unsigned long long equals;  // among the first so many that equal it
   std::uint32_t least_sent;
 
   [[nodiscard]] __device__ std::uint32_t at_most_equals(std::uint32_t number) const {
@@ -141,8 +141,7 @@ struct State {
   }
 };
 
-// The elements whose upper bits are known, counted by the next ones. Where `passing` is, also those that reach a
-// threshold.
+// Counts the elements with the known upper bits by their next bits; and those that reach `threshold`, if it is given.
 __global__ void __launch_bounds__(threads)
     fill_bins(const float* x, std::size_t count, Search* search, unsigned high, unsigned low,
               const std::uint32_t* threshold, unsigned long long* passing) {
@@ -236,13 +235,13 @@ __global__ void decide(State* state, std::size_t k, std::uint32_t floor, bool ha
 // ---- which entries
 // ---------------------------------------------------------------------------------------------------
 
-// Of elements in their order: those that are sent for certain, and those that are if not too many come before them.
+// Numbers of elements: those sent for certain, and those equal to the least magnitude sent, of which the first are.
 struct Counts {
   std::uint32_t certain;
   std::uint32_t equal;
 };
 
-// `first[i]` is the first step of Floyd's algorithm that drew i.
+// Whether `step` of Floyd's algorithm drew an element already in the set. `first[i]` is the first step that drew i.
 __device__ bool is_repeated(const std::uint32_t* first, std::size_t begin, std::uint64_t seed, std::size_t step) {
   while (true) {
     const std::size_t i = random_below(step + 1, seed, step);
@@ -252,7 +251,7 @@ __device__ bool is_repeated(const std::uint32_t* first, std::size_t begin, std::
     if (i < begin || i == step) {
       return false;
     }
-    step = i;  // taken before, if that step took itself in place of what it drew
+    step = i;  // in the set, too, if step i had to add i itself in place of what it drew
   }
 }
 
@@ -278,7 +277,7 @@ struct Chosen {
     const std::uint32_t m = magnitude(call.next_residual[i]);
     return {m > state->least ? 1U : 0U, m == state->least ? 1U : 0U};
   }
-  // Of this thread's elements from `begin` on.
+  // The same of this thread's elements, from `begin` on.
   __device__ Counts count(std::size_t begin) const {
     Counts counts{0, 0};
     for (unsigned i = 0; i < own && begin + i < call.block.count; ++i) {
@@ -290,7 +289,7 @@ struct Chosen {
   }
 };
 
-// Becomes the sum of what the threads before this one have. `shared` has one for each thread, and all call it.
+// The sum of the values of all threads before this one. `shared` has a place for each thread, and all call it.
 __device__ std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) {
   shared[threadIdx.x] = value;
   __syncthreads();
@@ -298,7 +297,7 @@ __device__ std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) 
     const std::uint32_t other = threadIdx.x >= distance ? shared[threadIdx.x - distance] : 0;
     __syncthreads();
     const std::uint32_t sum = shared[threadIdx.x] + other;
-    shared[threadIdx.x] = sum < other ? nobody : sum;  // of blocks that are none, too many
+    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have so many
     __syncthreads();
   }
   const std::uint32_t before = threadIdx.x == 0 ? 0 : shared[threadIdx.x - 1];
@@ -306,7 +305,7 @@ __device__ std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) 
   return before;
 }
 
-// One thread block: each number becomes the sum of those before it, and one more the sum of all.
+// One thread block: each number becomes the sum of those before it; numbers[number] the sum of all.
 __global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* numbers, std::size_t number) {
   __shared__ std::uint32_t shared[threads];
   const std::size_t each = (number + threads - 1) / threads;
@@ -354,7 +353,7 @@ __device__ void write_entry(const Select& call, std::uint32_t entry, std::size_t
       atomicAdd(reinterpret_cast<std::uint32_t*>(indices + padded(block.k * 2)) + i / page, 1U);
       break;
     case IndexFormat::bitmap:
-      atomicAdd(reinterpret_cast<std::uint32_t*>(indices) + i / 32, 1U << i % 32);  // a bit that is not there yet
+      atomicAdd(reinterpret_cast<std::uint32_t*>(indices) + i / 32, 1U << i % 32);  // the bit is not set yet
       break;
   }
   const float x = call.next_residual[i];
@@ -408,7 +407,7 @@ __global__ void tell(Select call, const State* state, const std::uint32_t* certa
 // The parts of the scratch memory of a selection.
 struct Scratch {
   State* state;
-  std::uint32_t* certain;  // by group, and all
+  std::uint32_t* certain;  // by group, and a last one of all groups
   std::uint32_t* equal;
   std::byte* rest;  // the sample, or the steps that drew each element
 };
@@ -428,9 +427,9 @@ bool takes_sample(const Select& call) {
 // ---- the sum of blocks
 // -----------------------------------------------------------------------------------------------
 
-constexpr std::uint32_t nothing = 0xffffffffU;  // a sum of no entries: a NaN that no sum is
+constexpr std::uint32_t nothing = 0xffffffffU;  // no entries: a NaN that no sum is
 
-// What of a block goes together: 2,048 entries, a page, or 2,048 bits.
+// The parts in which a block is worked on: 2,048 entries, a page, or 2,048 bits.
 std::size_t parts_of(const Entries& block) {
   switch (block.indices) {
     case IndexFormat::words:
@@ -444,7 +443,7 @@ std::size_t parts_of(const Entries& block) {
 
 __device__ std::uint32_t word_at(const std::byte* data) { return *reinterpret_cast<const std::uint32_t*>(data); }
 
-// The entries of each part of a block.
+// Counts the entries of each part of a block.
 __global__ void __launch_bounds__(threads)
     count_parts(Entries block, const std::byte* data, std::size_t parts, std::uint32_t* entries) {
   const std::size_t part = static_cast<std::size_t>(blockIdx.x) * threads + threadIdx.x;
@@ -472,7 +471,7 @@ __device__ std::size_t index_at(const Entries& block, const std::byte* data, std
                                              : part * page + reinterpret_cast<const std::uint16_t*>(indices)[entry];
 }
 
-// A thread block for each part. Sets *bad to `number` if the block is not one and none before it was bad.
+// A thread block for each part. Sets combined->bad to `number` if the block is invalid and none before it was.
 __global__ void __launch_bounds__(threads)
     check_parts(Entries block, const std::byte* data, std::size_t parts, const std::uint32_t* before,
                 std::uint64_t number, Combined* combined) {

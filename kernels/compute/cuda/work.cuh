@@ -1,8 +1,8 @@
 // How a kernel's threads share a list of calls.
 //
-// A body does what there is to do with n elements that lie side by side: load<n>(i) reads those from element i on, and
-// finish<n>(elements, i) computes and stores. Between the two, a thread loads more, so that it does not wait for memory
-// one access at a time. n is Body::width where body.is_aligned() and all these elements are there, else 1.
+// A body is the work of a kernel on n neighbouring elements: load<n>(i) reads those from element i on, and
+// finish<n>(elements, i) computes and stores. Between the two, a thread issues further loads, so that it does not wait
+// for memory one access at a time. n is Body::width where body.is_aligned() and all n elements are there, else 1.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace gradientflow::compute::cuda {
 
 constexpr unsigned threads = 256;  // in a thread block
 
-// Weights as their copy has them, in float16 or bfloat16.
+// The weights rounded to `dtype`, float16 or bfloat16.
 template <int n>
 __device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights, DType dtype) {
   Pack<std::uint16_t, n> narrow;
@@ -27,14 +27,14 @@ __device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights, DType 
   return narrow;
 }
 
-// One block of the work, of norm_block elements at most.
+// One block of the work: in a call list, norm_block elements at most.
 struct Block {
   std::size_t call;
   std::size_t begin;  // its first element in that call
   unsigned count;
 };
 
-// `block` counts from the first one of this list.
+// Finds a block by its number, counted from the first one of this list.
 template <class Call>
 __device__ Block find_block(const CallList<Call>& list, std::size_t block) {
   block += list.first_block[0];
@@ -49,7 +49,7 @@ __device__ Block find_block(const CallList<Call>& list, std::size_t block) {
   return {low, begin, static_cast<unsigned>(left < norm_block ? left : norm_block)};
 }
 
-// That of this thread block, where `count` elements are divided into blocks of `size`.
+// This thread block's block, where `count` elements are divided into blocks of `size`.
 template <std::size_t size>
 __device__ Block block_of(std::size_t count) {
   const std::size_t begin = blockIdx.x * size;
