@@ -63,7 +63,7 @@ struct Signature {
   std::uint32_t detail = 0;                  // what else they must agree on, see below
   std::optional<DType> wire = std::nullopt;  // what values are rounded to on their way between nodes; empty: not at all
   Memory memory = Memory::host;
-  bool idle : 1 = false;      // this rank adds zeros only: all ranks hear whether all do, and need not agree
+  bool idle : 1 = false;      // this rank adds zeros only: ranks may differ here, and all hear whether all are idle
   bool labelled : 1 = false;  // the detail is a hash of the call's label
 
   friend bool operator==(const Signature& a, const Signature& b) {
@@ -74,8 +74,8 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 24);
 
-// The detail of an allreduce of a gradient pool, or of a barrier at which its ranks meet; of an allgatherv it is a hash
-// of the counts, of an allgather or a barrier of a top-k pool one of its settings.
+// The detail of a gradient pool's allreduce, or of the barrier at which its ranks meet. Of an allgatherv it is a hash
+// of the counts, of an allgather or a barrier of a top-k pool a hash of its settings.
 [[nodiscard]] constexpr std::uint32_t pool_detail(std::size_t range) { return static_cast<std::uint32_t>(range) + 1; }
 inline constexpr std::uint32_t norms_detail = UINT32_MAX;  // of the allreduce of norms of a sparse pool
 
@@ -86,7 +86,7 @@ inline constexpr int made_for_count = 5;
 // "allreduce of 1024 float32, op sum"; with its label "allreduce of 'fc1.weight' (32, 32), 1024 float32, op sum".
 [[nodiscard]] std::string describe(const Signature& signature, std::string_view label = {});
 
-// What a rank has done that others wait for in a call: "has closed its communicator", or its gradient pool.
+// How errors describe a rank that has closed what a call needs: "has closed its communicator", or its gradient pool.
 [[nodiscard]] const char* closing_of(const Signature& signature);
 
 // "rank 3" or "ranks 1, 2, 5"
@@ -96,7 +96,7 @@ inline constexpr int made_for_count = 5;
 [[nodiscard]] Error difference_error(std::string_view what, std::span<const std::string> of_each,
                                      std::span<const int> ranks);
 
-// What the ranks tell each other of their calls where these differ.
+// What each rank tells the others about its call once the calls are known to differ.
 struct Said {
   Said() = default;
   Said(const Signature& of_call, std::string_view its_label);
@@ -105,7 +105,7 @@ struct Said {
 };
 inline constexpr std::size_t longest_label = sizeof(Said::label) - 1;
 
-// The same of calls: said[i] is that of ranks[i].
+// difference_error() for calls: said[i] is what ranks[i] said.
 [[nodiscard]] Error mismatch_error(std::span<const Said> said, std::span<const int> ranks);
 
 }  // namespace gradientflow::transport

@@ -27,8 +27,8 @@ constexpr int drawn_at_once = 256;
 constexpr std::size_t told_in_errors = 3;
 constexpr std::size_t longest_reason = 3000;  // bytes: MPI sends so much at once
 
-// Below what Open MPI sends over TCP before the receiver has asked for it, 64 KiB with a header. The number is enough
-// to fill a link on which messages wait for others.
+// Below Open MPI's eager limit over TCP, 64 KiB with a header. The number is enough to fill a link on which messages
+// wait for others.
 constexpr std::size_t part_bytes = std::size_t{60} << 10;
 constexpr std::size_t most_parts_under_way = 16;
 
@@ -117,7 +117,7 @@ Arrival::~Arrival() {
   }
 }
 
-// What a mailbox's thread sleeps on: beyond the mailbox, which may be destroyed meanwhile, by a callback for example.
+// What a mailbox's thread sleeps on. It outlives the mailbox, which may be destroyed by a callback, for example.
 class Mailbox::Alarm {
  public:
   // For so long, or until it rings; while nothing is pending, until it rings.
@@ -137,7 +137,7 @@ class Mailbox::Alarm {
     is_idle_ = false;
     rings_.notify_one();
   }
-  // Both with the mailbox's mutex_ held. The second costs nothing while the thread only naps.
+  // Both with the mailbox's mutex_ held. ring_if_idle() costs nothing while the thread only naps.
   void rest() noexcept { is_idle_ = true; }
   void ring_if_idle() {
     if (is_idle_) {
@@ -174,7 +174,7 @@ Mailbox::Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::
       words_(static_cast<std::size_t>(mpi_->size())),
       acquainted_(words_.size()) {}
 
-// In a forked process MPI must not be called, and its thread is not there.
+// In a forked process MPI must not be called, and the mailbox's thread does not exist.
 Mailbox::~Mailbox() {
   if (is_forked()) {
     static_cast<void>(mpi_.release());
@@ -187,7 +187,7 @@ Mailbox::~Mailbox() {
       awaited.push_back(r);
     }
   }
-  // Messages that have been drawn and not received would stay with MPI, and many ranks do not tell everybody.
+  // Messages that have been drawn and not received would stay with MPI; and of many ranks, not all send notices.
   if (!arrived_.empty() || taken_ > 0 || size() > few_ranks) {
     mpi_->keep();
   }
@@ -202,7 +202,7 @@ void Mailbox::check_process() const {
   }
 }
 
-// In a forked process the lock may be that of a thread which is not there.
+// In a forked process the lock may be held by a thread that does not exist there.
 std::unique_lock<std::mutex> Mailbox::lock() const {
   check_process();
   return std::unique_lock(mutex_);
@@ -277,7 +277,7 @@ std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data
   return letter;
 }
 
-// The next one that has not begun.
+// The next part that has not begun.
 std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole) {
   auto part = std::make_shared<Letter>();
   const std::size_t begin = whole->parts_begun_++ * part_bytes;
@@ -291,7 +291,8 @@ std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole)
   return part;
 }
 
-// As many as may be under way. A synchronous send ends when the receiver has taken it: that bounds what waits there.
+// Begins as many parts as may be under way. A synchronous send ends when the receiver has taken it: that bounds what
+// waits there.
 void Mailbox::send_parts() {
   for (const std::shared_ptr<Letter>& whole : leaving_) {
     std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
@@ -344,7 +345,7 @@ std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data,
   return letter;
 }
 
-// Of a letter in posted_, or of its next part. It is posted until all parts have begun.
+// Receives the message of a letter in posted_, or of its next part. The letter is posted until all parts have begun.
 void Mailbox::begin_receive(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message) {
   const std::shared_ptr<Letter> part = letter->parts_ == 0 ? letter : next_part(letter);
   if (letter->parts_begun_ == letter->parts_) {
@@ -448,7 +449,7 @@ void Mailbox::drop(Arrival& arrival) noexcept {
   }
 }
 
-// What MPI has done at once is not worth the thread's while.
+// The thread need not look after what MPI has done at once.
 void Mailbox::start(const std::shared_ptr<Letter>& letter) {
   if (!test(letter)) {
     in_flight_.push_back(letter);
@@ -479,7 +480,7 @@ void Mailbox::begin(const std::shared_ptr<Letter>& letter, const Envelope& envel
   }
 }
 
-// Its sender waits for somebody to take it.
+// Receives a message that nobody wants, because its sender waits until it is received.
 void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
   auto memory = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(envelope.bytes, 1));
   auto unwanted = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
@@ -531,7 +532,7 @@ void Mailbox::end_part(const Letter& part) {
   }
 }
 
-// What belongs to letters that have ended is let go, and their callbacks are run, where no lock is held.
+// Releases the memory of letters that have ended and runs their callbacks, while no lock is held.
 void Mailbox::finish(std::unique_lock<std::mutex>& lock) {
   std::vector<Owner> owners;
   owners.reserve(ended_.size());
@@ -562,7 +563,7 @@ bool Mailbox::test(const std::shared_ptr<Letter>& letter) {
   return true;
 }
 
-// The parts that a rank is sent end in their order, and each test looks for messages: so only the first one is tested.
+// Parts sent to one rank end in their order, and each test looks for messages: so only the first one is tested.
 void Mailbox::test_all() {
   std::vector<bool> waits(words_.size());
   std::erase_if(in_flight_, [&](const auto& letter) {
@@ -649,7 +650,7 @@ void Mailbox::note(int rank, State state, std::optional<Error> reason) {
   end_posted_in_vain();
 }
 
-// All that a rank has sent has been drawn before its notice, or before it was found dead.
+// All messages of a rank have been drawn before its notice, or before it was found dead.
 void Mailbox::end_posted_in_vain() {
   std::erase_if(posted_, [this](const auto& letter) {
     auto error = loss(letter->peer_, letter->what());
@@ -673,7 +674,7 @@ void Mailbox::end_all(const Error& error) {
   }
 }
 
-// Why rank `peer`, or all others, cannot take part any more.
+// Why rank `peer`, or every other rank, cannot take part any more.
 std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   if (lost_ == 0 || (peer == any_source && lost_ < size() - 1)) {
     return std::nullopt;
@@ -699,8 +700,8 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   return std::nullopt;
 }
 
-// Ranks that have died; and what was on its way to or from those that have left a while ago. What a rank has sent
-// before it closed may still be arriving, however long that takes.
+// Notes ranks that have died, and gives up messages under way to or from ranks that left a while ago. A receive from a
+// rank that has closed goes on: its message may still be arriving, however long that takes.
 void Mailbox::look_out() {
   std::vector<int> dead;
   if (std::exchange(is_told_of_deaths_, false)) {
@@ -832,8 +833,8 @@ void Mailbox::when_ended(const std::shared_ptr<Letter>& letter, std::function<vo
   letter->then_ = std::move(then);
 }
 
-// It holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait for its
-// end.
+// The thread holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait
+// for it to end.
 void Mailbox::carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
   std::chrono::nanoseconds nap = shortest_nap;
   const auto carry_on = [&] {
@@ -849,7 +850,7 @@ void Mailbox::carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr
   }
 }
 
-// Returns whether it has to be called again, after a nap.
+// Returns whether to call it again, after a nap.
 bool Mailbox::carry_on(std::chrono::nanoseconds& nap) {
   std::unique_lock lock(mutex_);
   if (closed_) {

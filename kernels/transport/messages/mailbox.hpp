@@ -1,21 +1,21 @@
 // Messages that may come from anybody at any time, on an MPI communicator of their own.
 //
-// Every message that arrives is drawn from MPI as soon as somebody looks (MPI_Improbe, from any rank, with any tag), so
-// that its source, tag and size are known before it is received. It goes to the oldest receive that was posted for it,
-// or waits until one is posted, or until next() asks for it. So MPI never has a receive that would have to be
-// cancelled, a message of another size than expected is an error that names both sizes, and the last message of a rank,
-// its notice that it has closed, comes after everything else that it has sent.
+// Every message that arrives is drawn from MPI at the next poll (MPI_Improbe, from any rank, with any tag), so its
+// source, tag and size are known before it is received. It goes to the oldest receive posted for it, or waits until one
+// is posted, or until next() asks for it. So MPI never has a receive that would have to be cancelled, a message of
+// another size than expected is an error that names both sizes, and the last message of a rank, its notice that it has
+// closed, comes after everything else that it has sent.
 //
 // Between two ranks, messages with one tag are received in the order in which they were sent.
 //
-// Whoever waits carries all messages of the mailbox on; while nobody does, a thread does so, in naps of up to 5 ms. The
-// thread starts with the first message, and sleeps while nothing is pending.
+// A thread that waits makes progress on all messages of the mailbox; while none waits, the mailbox's own thread does,
+// between naps of up to 5 ms. It starts with the first message, and sleeps while nothing is pending.
 //
-// A message may travel in parts, each of which MPI sends without announcing it first, and of which few are under way to
-// a rank at a time. Where large messages cross on TCP, Open MPI's announcements wait behind data, and links rest: parts
-// fill them.
+// A message may travel in parts, each of which MPI sends at once, without a handshake, and of which few are under way
+// to a rank at a time. Where large messages cross on TCP, Open MPI's handshakes wait behind data, and links are idle:
+// parts fill them.
 //
-// Inside a node, too, MPI carries the messages: its own way through shared memory is as fast as a direct read with a
+// Inside a node, too, MPI carries the messages: its shared memory transport is as fast as a direct read with a
 // handshake. docs/architecture.md has the figures.
 #pragma once
 
@@ -61,15 +61,15 @@ struct Tags {
   [[nodiscard]] bool has(int tag) const noexcept { return tag >= first && tag - first < count; }
 };
 
-// A send or receive, under way or ended. It goes on, and keeps the owner of its memory, whether it is held or not.
+// A send or receive, under way or ended. It goes on, and keeps the owner of its memory, even if no caller holds it.
 class Letter {
  public:
-  // Whether it has ended, well or badly. Asks nobody: see Mailbox::poll.
+  // Whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
 
-  // Once it has ended: throws the error that it ended with, if it did. Error(mismatch): a message of another size came,
-  // and is gone. Error(peer): the other rank has closed its mailbox, given up, or died; where it has given up for a
-  // reason, that instead. Error(closed): this one has closed.
+  // Once it has ended: throws its error, if it has one. Error(mismatch): a message of another size came, and is
+  // dropped. Error(peer): the other rank has closed its mailbox, given up, or died; if it gave a reason, that error
+  // instead. Error(closed): this mailbox has closed.
   void check() const;
 
   // Of a receive, once it has ended: what came.
@@ -85,7 +85,7 @@ class Letter {
   int tag_ = 0;
   void* data_ = nullptr;  // of a receive, or of a send in parts
   std::size_t bytes_ = 0;
-  std::size_t parts_ = 0;  // that it travels in; 0: it is a part, or travels whole
+  std::size_t parts_ = 0;  // in which it travels; 0: it is a part, or travels whole
   std::size_t parts_begun_ = 0;
   std::size_t parts_ended_ = 0;
   std::shared_ptr<Letter> whole_;  // of a part
@@ -97,8 +97,8 @@ class Letter {
   std::atomic<bool> ended_{false};
 };
 
-// A message that has been taken out of a mailbox, to be received once there is memory for it. One that is dropped
-// instead is gone, and its sender need not wait.
+// A message that has been taken out of a mailbox, to be received once there is memory for it. If it is destroyed
+// instead, the message is discarded, and its sender need not wait.
 class Arrival {
  public:
   Arrival() = default;
@@ -111,7 +111,7 @@ class Arrival {
   friend class Mailbox;
   Envelope envelope_;
   MPI_Message message_ = MPI_MESSAGE_NULL;
-  std::weak_ptr<Mailbox> mailbox_;  // that it has been taken out of
+  std::weak_ptr<Mailbox> mailbox_;  // from which it has been taken
 };
 
 // For any thread.
@@ -119,20 +119,20 @@ class Mailbox {
  public:
   using Clock = std::chrono::steady_clock;
   using Deadline = std::optional<Clock::time_point>;
-  using Owner = std::shared_ptr<const void>;  // of memory: lives until MPI is done with it, perhaps for ever
+  using Owner = std::shared_ptr<const void>;  // of memory: kept until MPI is done with it, perhaps for ever
   static constexpr int any_source = -1;
 
-  // Not collective. `ranks`: for this mailbox alone. `name`: what has been closed then, in errors. `is_alive`: whether
-  // the process of a rank lives, as far as that is known otherwise than by MPI; called by any thread. Throws
-  // Error(value) where MPI cannot be called from several threads.
+  // Not collective. `ranks`: for this mailbox alone. `name`: what has been closed, in errors. `is_alive`: whether the
+  // process of a rank lives, as far as that is known other than from MPI; called by any thread. Throws Error(value)
+  // where MPI cannot be called from several threads.
   static std::shared_ptr<Mailbox> make(std::unique_ptr<MpiCommunicator> ranks, std::string name,
                                        std::function<bool(int rank)> is_alive);
-  ~Mailbox();  // closes it as one that gives up
+  ~Mailbox();  // closes it, not orderly
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Tags that nobody else has, from the upper end of those that MPI offers; the second: all that are left. All ranks
-  // draw alike. Throws Error(value) where there are not so many.
+  // Draws unused tags, from the upper end of those that MPI offers; draw_rest: all that are left. All ranks must make
+  // the same draws. Throws Error(value) where too few are left.
   [[nodiscard]] Tags draw(std::int64_t count);
   [[nodiscard]] Tags draw_rest();
 
@@ -145,47 +145,47 @@ class Mailbox {
   [[nodiscard]] std::shared_ptr<Letter> receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
                                                 Way way = Way::whole);
 
-  // The oldest message that no receive was posted for, from a rank or any, with a tag of these: taken out of the
-  // mailbox, to be received with `receive`. Nothing where none has come until the deadline. Throws Error(peer) where
+  // Takes the oldest message without a posted receive out of the mailbox, from rank `from` or any, with one of these
+  // tags; receive(arrival) then receives it. Returns nothing where none comes by the deadline. Throws Error(peer) where
   // none can come any more, Error(value), Error(closed).
   [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
   [[nodiscard]] std::shared_ptr<Letter> receive(Arrival& arrival, void* data, Owner owner);
 
-  // The same of what has come already: nothing where there is none, also where none can come any more.
+  // The same without waiting: returns nothing where no message is there, also where none can come any more.
   [[nodiscard]] std::unique_ptr<Arrival> take(int from, const Tags& tags);
   [[nodiscard]] bool has(const Tags& tags) const;  // from any
 
-  // Carries messages on until `done`, which may look into the mailbox, or the time has come: says which.
+  // Makes progress until done(), which may look into the mailbox, or the deadline. Returns whether it was done().
   bool until(const std::function<bool()>& done, const Deadline& deadline);
 
-  // How many of the others are known to have closed, given up or died; and why rank `rank` cannot take part in `what`
-  // any more, if so: as the letters to and from it say.
+  // How many other ranks are known to have closed, given up or died; and the error, if any, why rank `rank` cannot take
+  // part in `what` any more: the one that its letters raise.
   [[nodiscard]] int losses() const;
   [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
-  [[nodiscard]] bool has_closed(int rank) const;  // in order
+  [[nodiscard]] bool has_closed(int rank) const;  // orderly
 
-  // Waits until the letter has ended, or the time has come: says which.
+  // Waits until the letter has ended, or the deadline has passed. Returns whether it has ended.
   [[nodiscard]] bool ended_by(const Letter& letter, const Deadline& deadline);
 
   // Waits and throws as Letter::check does; Error(timeout) if `seconds` pass first. The letter then goes on, and can be
   // waited for again.
   void wait(const Letter& letter, std::optional<double> seconds = {});
 
-  // What `wait` throws then.
+  // The Error(timeout) of `wait`.
   [[nodiscard]] Error timeout_error(const Letter& letter, double seconds) const;
 
-  // Carries messages on, without waiting.
+  // Makes progress, without waiting.
   void poll();
 
-  // Ends a receive whose message has not come, with Error(closed). Returns whether that was so.
+  // Ends a receive whose message has not come, with Error(closed). Returns whether it did.
   bool cancel(const std::shared_ptr<Letter>& letter);
 
   // Calls `then` once the letter has ended, in the mailbox's thread, or in the one that closes it. Once for a letter.
   void when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then);
 
-  // Gives up receives. `orderly`: waits a moment for what is on its way, and tells the others that this rank has
-  // closed, otherwise that it has given up, and the reason, if there is one: it is what they raise then. Closing twice
-  // is harmless, and the second time waits for the first. Not collective.
+  // Gives up receives. If `orderly`, waits a moment for messages under way and tells the others that this rank has
+  // closed. Otherwise tells them that it has given up, and the reason, if any, which they then raise. Closing twice is
+  // harmless: the second call waits for the first. Not collective.
   void close(bool orderly, const std::optional<Error>& reason = {}) noexcept;
 
   [[nodiscard]] int rank() const noexcept { return mpi_->rank(); }
@@ -195,7 +195,7 @@ class Mailbox {
   friend class Arrival;
   enum class State : std::int32_t { open, closed, failed, died };
 
-  struct Word {  // of another rank
+  struct Word {  // what is known of another rank
     State state = State::open;
     Clock::time_point since{};
     std::optional<Error> reason = {};  // why it has given up, if it has said so
@@ -271,7 +271,7 @@ class Mailbox {
   bool is_told_of_deaths_ = false;                  // by MPI, since look_out() was called
   bool has_thread_ = false;
   bool closed_ = false;
-  std::atomic<bool> has_left_{false};  // whoever closes it is done with MPI
+  std::atomic<bool> has_left_{false};  // the thread that closes it is done with MPI
   std::atomic<int> waiters_{0};
 };
 

@@ -161,8 +161,8 @@ std::size_t Messages::wait_apart(Message& message, const std::string& what) {
   return static_cast<std::size_t>(bytes);
 }
 
-// A rank that failed stops the collective call wherever it is awaited. One that closed is missed only by those who wait
-// for it; what it sent before it closed has arrived before its notice.
+// A failed rank ends the collective call wherever it is awaited. A closed rank is an error only for its waiters; what
+// it sent before it closed has arrived before its notice.
 void Messages::look_out(const Message& awaited, const std::string& what, bool collective) {
   if (mpi_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
@@ -194,7 +194,7 @@ void Messages::look_out(const Message& awaited, const std::string& what, bool co
   }
   if (collective) {
     node_->check_nobody_failed();
-    node_->pulse();  // the others of the node wait for this rank, whose own patience has an end
+    node_->pulse();  // the others of the node wait for this rank, which itself waits within a timeout
   }
 }
 
@@ -300,8 +300,8 @@ void Messages::leave(State state, ErrorKind kind, const char* text) noexcept {
   }
 }
 
-// The ranks that wait in the same call answer; who does not within a while is missing. Where a node has none that
-// answers, all of its ranks are.
+// Ranks that wait in the same call answer the roll; those that do not answer in time are missing. Where no rank of a
+// node answers, all of its ranks are missing.
 std::vector<int> Messages::missing_ranks(int awaited) {
   std::vector<int> others;
   std::copy_if(participants_->begin(), participants_->end(), std::back_inserter(others),

@@ -3,8 +3,8 @@
 // A collective call sends many messages, segments of its tensors. Between two ranks, messages of one call and one
 // purpose arrive in the order in which they were sent; the tag keeps the calls apart, so a rank may be ahead of others.
 //
-// A rank that waits long looks for notices of the others: one that closed its communicator, or gave up after an error,
-// tells everybody. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
+// A rank that closes its communicator, or gives up after an error, sends all others a notice, for which they look in
+// long waits. When the time is up, the ranks that still wait call a roll, and those that do not answer are named.
 #pragma once
 
 #include <mpi.h>
@@ -75,7 +75,7 @@ class Message {
 
 class Messages {
  public:
-  // Collective. `node`: this rank's, told about progress, and told apart from other nodes.
+  // Collective. `node`: this rank's, which is told about progress, and asked for ranks that have failed.
   Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, double timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
@@ -85,12 +85,11 @@ class Messages {
   // leaves.
   void acquaint(int peer) { acquainted_[static_cast<std::size_t>(peer)] = true; }
 
-  // The next collective call; its number becomes part of the tags. `participants`: the ranks that exchange messages in
-  // it, which are called upon when it stalls.
-  // They must stay where they are during the call.
+  // Begins the next collective call; its number becomes part of the tags. `participants`: the ranks that exchange
+  // messages in it, among which the roll is called when it stalls. The vector must outlive the call.
   void begin(const Signature& signature, const std::vector<int>& participants);
 
-  // The data of the call pass between other ranks than those that agreed on it.
+  // Sets other participants: those between which the data pass, not those that agreed on the call.
   void expect(const std::vector<int>& participants) { participants_ = &participants; }
 
   // `bytes` must be below 2^31. Throws Error(mpi).
@@ -112,7 +111,7 @@ class Messages {
   [[nodiscard]] int rank() const { return mpi_->rank(); }
   [[nodiscard]] int size() const { return mpi_->size(); }
 
-  // Tells the other ranks, of many those that this one has exchanged messages with, that it has left, and why.
+  // Tells the other ranks (of many: those that this one has exchanged messages with) that it has left, and why.
   void tell_closed() noexcept;
   void tell_failed(const Error& error) noexcept;
 
@@ -131,12 +130,12 @@ class Messages {
   struct PeerState {  // of a rank of another node
     State state = State::open;
     std::uint32_t present = 0;  // the last call in which it said that it was there
-    bool asks = false;          // who else is
+    bool asks = false;          // it asks who else is there
     ErrorKind kind = ErrorKind::peer;
     std::string text;
   };
 
-  struct Sent {  // and perhaps still on its way
+  struct Sent {  // a notice, perhaps still on its way
     std::unique_ptr<Notice> notice;
     std::vector<MPI_Request> requests;
   };

@@ -59,7 +59,7 @@ constexpr std::string_view alone = "give MPI_COMM_SELF where every process is to
 bool is_alone() {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Comm parent = MPI_COMM_NULL;  // of a process started by a program: the variables may be those of that program
+  MPI_Comm parent = MPI_COMM_NULL;  // of a spawned process, whose variables may be those of the program that spawned it
   MPI_Comm_get_parent(&parent);
   return size == 1 && parent == MPI_COMM_NULL;
 }

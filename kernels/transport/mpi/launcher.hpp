@@ -1,6 +1,5 @@
-// Whether the launcher that started this process is one of the MPI library that the program uses. Another library's,
-// and PyTorch's torchrun, start as many jobs of one rank as the job should have ranks, and each of them would work
-// alone.
+// Whether the launcher that started this process belongs to the MPI library that the program uses. Another library's,
+// or PyTorch's torchrun, starts many jobs of one rank in place of one job, and each rank would work alone.
 #pragma once
 
 #include <mpi.h>
@@ -9,8 +8,8 @@
 
 namespace gradientflow::transport {
 
-// What is wrong with how this process was started, in one sentence; empty where nothing is. `comm` is what a
-// communicator is to be made of: whoever gives MPI_COMM_SELF wants to be alone. MPI must be initialised.
+// What is wrong with how this process was started, in one sentence; empty where nothing is. `comm`: what a communicator
+// is to be made of; MPI_COMM_SELF shows that the program wants to be alone. MPI must be initialised.
 [[nodiscard]] std::string launcher_trouble(MPI_Comm comm);
 
 }  // namespace gradientflow::transport

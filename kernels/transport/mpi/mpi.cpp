@@ -92,8 +92,8 @@ MpiCommunicator::MpiCommunicator(MPI_Comm own) : comm_(own), timeout_(0) {
   check_mpi(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
-// Whoever gives up says so in a second roll call, which all ranks that come make: so each of them makes the same calls
-// on `original`, and none is left alone in the duplication, which MPI cannot call off.
+// A rank that gives up says so in a second roll call, which all ranks make that come at all: so each of them makes the
+// same calls on `original`, and none is left alone in the duplication, which MPI cannot cancel.
 void MpiCommunicator::assemble(MPI_Comm original) const {
   const std::string what = "making a communicator of " + std::to_string(size_) + " ranks";
   try {
@@ -275,8 +275,8 @@ void MpiCommunicator::wait(MPI_Request& request, const std::string& what, std::o
   }
 }
 
-// Whoever has come out of it, or waits no more, says so to all others, and a rank has its part once all have said that
-// they came out: so all have it, or none. Until then nobody can have gone on, and whoever has gone is missing.
+// A rank whose MPI_Comm_split has ended, or that gives up, says so to all others; it returns its part once all have
+// said that theirs has ended: so all return, or none. Until then no rank goes on, so one that has left is missing.
 MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
   if (size_ == 1 || !mpi_thread_multiple()) {
@@ -311,8 +311,8 @@ MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) con
   return part;
 }
 
-// Tells the others; returns the error, or after a timeout the one that names whoever has not said anything. Of many
-// ranks nobody can be told: that would be a collective call beside the one that is stuck.
+// Tells the others that this rank gives up. Returns `error`, or after a timeout the error that names the silent ranks.
+// Many ranks cannot be told: that would be a collective call beside the one that is stuck.
 Error MpiCommunicator::give_up_in(const std::string& what, const Error& error) const {
   if (size_ > few_ranks || finalized()) {
     return error;

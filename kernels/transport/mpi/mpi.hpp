@@ -1,5 +1,5 @@
-// The MPI library, as far as we use it: one duplicated communicator whose errors come back as exceptions, and
-// waiting that is polite and ends.
+// The MPI library, as far as it is used here: one duplicated communicator whose errors come back as exceptions, and
+// waits that leave cores to others and have a timeout.
 #pragma once
 
 #include <mpi.h>
@@ -30,10 +30,10 @@ void check_mpi(int code, std::string_view what, MPI_Comm comm = MPI_COMM_NULL);
 [[nodiscard]] std::vector<int> failed_ranks(MPI_Comm comm);
 void acknowledge_failures(MPI_Comm comm) noexcept;
 
-// So many ranks may all exchange messages with each other, where that makes an error clearer.
+// Up to so many ranks, all may exchange messages with all others, where that makes an error clearer.
 inline constexpr int few_ranks = 64;
 
-// How long a rank that waits no more listens who else is there, to name the others.
+// How long a rank that gives up waiting listens for the other ranks, to name those that are missing.
 inline constexpr double roll_call_seconds = 1.0;
 
 // The tag of what MpiCommunicator itself sends; other tags differ from it.
@@ -45,10 +45,10 @@ class MpiCommunicator {
 
   // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
   // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
-  // leave `original` as it was. With many ranks nobody is named.
+  // leave `original` as it was. Beyond few_ranks, no rank is named.
   MpiCommunicator(MPI_Comm original, double timeout);
 
-  // Takes `own` over, which is freed in the end. Not collective; it is not for calls that wait for other ranks.
+  // Takes over `own`, which it frees in the end. Not collective; not for calls that wait for other ranks.
   explicit MpiCommunicator(MPI_Comm own);
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -58,24 +58,24 @@ class MpiCommunicator {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
-  // Every rank's `bytes` bytes, in rank order. Collective; waits as the constructor does. For what comes before calls,
-  // or rarely: it sends something to every rank. `timeouts`: how often the timeout may pass, where the others may have
-  // to wait for something else before they come.
+  // Every rank's `bytes` bytes, in rank order. Collective; waits as the constructor does. For set-up and rare cases: it
+  // sends something to every rank. `timeouts`: how many timeouts it may take, where the others may have to wait for
+  // something else before they come.
   [[nodiscard]] std::vector<std::byte> allgather(const void* mine, std::size_t bytes, int timeouts = 1) const;
 
-  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective; all ranks have their part or none has it.
-  // Throws Error(timeout) that names the ranks that do not come out of it in time, Error(peer) on a rank for which
-  // others have not waited; with many ranks nobody is named. Where MPI cannot be called from several threads it has no
-  // timeout. `look_out`: called several times a second, to throw where a rank is missing.
+  // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective; all ranks get their part or none does.
+  // Throws Error(timeout) that names the ranks whose split has not ended in time, Error(peer) on a rank for which
+  // others have not waited; beyond few_ranks, no rank is named. Where MPI cannot be called from several threads it has
+  // no timeout. `look_out`: called several times a second, to throw where a rank is missing.
   [[nodiscard]] MPI_Comm split(int color, int key, const LookOut& look_out) const;
 
-  // Before it is freed, a last message with `tag` has to come from each of `ranks`.
+  // The communicator is freed only after a last message with `tag` has come from each of `ranks`.
   void await_last_messages(std::vector<int> ranks, int tag) noexcept {
     awaited_ = std::move(ranks);
     awaited_tag_ = tag;
   }
 
-  // Has it never freed, for what MPI still has of it.
+  // Never frees the communicator, because MPI still has messages of it.
   void keep() noexcept { stuck_.store(true); }
 
   // Whether a request was given up: MPI may still read and write its buffers.
@@ -152,7 +152,7 @@ class Buffer {
   std::unique_ptr<std::byte[]> bytes_;
 };
 
-// Gives a communicator back that was made by MpiCommunicator::split, if it is one.
+// Frees a communicator that MpiCommunicator::split made; nothing for MPI_COMM_NULL.
 void free(MPI_Comm comm) noexcept;
 
 [[nodiscard]] bool mpi_initialised() noexcept;
@@ -163,7 +163,7 @@ void free(MPI_Comm comm) noexcept;
 // Whether several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 [[nodiscard]] bool mpi_thread_multiple();
 
-// The end of a sentence about a call that needs it: which level there is, and what to do.
+// The end of an error about a call that needs it: which thread level there is, and what to do.
 [[nodiscard]] std::string thread_level_advice();
 
 // The MPI library's own name and version, one line.

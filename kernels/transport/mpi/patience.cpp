@@ -19,14 +19,14 @@ constexpr auto looking = 5ms;
 constexpr auto longest_nap = 1ms;
 constexpr int naps_of_a_wait = 16;
 
-// A quarter of what the wait may last, and then a sixteenth of what it has lasted: a rank that wakes up too often takes
-// time from others, one that sleeps too long loses some of its own.
+// A nap takes a quarter of the expected wait, later a sixteenth of the wait so far: a rank that wakes up too often
+// takes time from others, one that sleeps too long loses some of its own.
 long nap_for(Patience::Clock::duration expected) {
   return static_cast<long>(
       std::chrono::nanoseconds(std::clamp<Patience::Clock::duration>(expected / 4, 20us, 200us)).count());
 }
 
-// The system adds up to 50 microseconds to a sleep, so that it can wake several threads at once; that is as long again.
+// The system delays wake-ups by up to 50 microseconds, to wake several threads at once: as long again as a nap.
 void take_nap(long nanoseconds) {
   const int slack = prctl(PR_GET_TIMERSLACK);
   prctl(PR_SET_TIMERSLACK, 1000UL);

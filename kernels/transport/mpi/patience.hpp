@@ -12,16 +12,16 @@ class Patience {
   using Clock = std::chrono::steady_clock;
 
   // `seconds`: how long the wait may take. `awake`: until when it does not sleep, for calls that are soon done.
-  // `expected`: how long the last wait took; after a long one the next is not begun with polls, and sleeps are longer.
+  // `expected`: how long the last wait took; after a long one, this one sleeps from its beginning, and longer.
   explicit Patience(double seconds, Clock::time_point awake = {}, Clock::duration expected = {});
 
-  // Lets a little time pass, the more the longer the wait has lasted. Returns true from time to time, when it is time
-  // to look for what can go wrong.
+  // Lets a little time pass, the more the longer the wait has lasted. Returns true from time to time, for the caller to
+  // look for what can go wrong.
   bool pause();
 
   [[nodiscard]] bool over() const;
 
-  // How long the wait has lasted; nothing if there was none to speak of.
+  // How long the wait has lasted; nothing if it has only polled.
   [[nodiscard]] std::optional<Clock::duration> lasted() const {
     return start_ == Clock::time_point{} ? std::nullopt : std::optional(Clock::now() - start_);
   }

@@ -18,7 +18,7 @@ struct Sending {
   std::vector<MPI_Request> requests;
 };
 
-// Of the process, as the identities that MPI gives to communicators are.
+// One for the process, as MPI's identities of communicators are.
 struct Waiting {
   std::mutex mutex;
   std::list<Sending> sends;
@@ -52,8 +52,8 @@ bool try_free(Retired& retired) {
              MPI_STATUS_IGNORE);
     return true;
   });
-  // What nobody has received, a tensor for example, is older than the notices. It would block the communicator for
-  // good.
+  // A message that nobody has received, of a tensor for example, is older than the notices. It keeps the communicator
+  // for good.
   if (!retired.awaited.empty() || is_there(retired.comm, MPI_ANY_SOURCE, MPI_ANY_TAG)) {
     return false;
   }

@@ -18,7 +18,7 @@ class Roll {
 
   // Collective, and waits for nobody. Throws as check_mpi does.
   Roll(MPI_Comm comm, Answer mine);
-  // One that is not complete goes on for good, in memory that is never given back.
+  // An incomplete roll goes on for good, in memory that is never freed.
   ~Roll();
   Roll(const Roll&) = delete;
   Roll& operator=(const Roll&) = delete;
@@ -29,7 +29,7 @@ class Roll {
   // The ranks whose words have not come; none where that is not known.
   [[nodiscard]] std::vector<int> missing();
 
-  // Whether some rank has given up, and which ranks; none where that is not known. Of one that is complete.
+  // Whether some rank has given up, and which ranks; none where that is not known. For a complete roll only.
   [[nodiscard]] bool abandoned() const;
   [[nodiscard]] std::vector<int> abandoners() const;
 

@@ -1,5 +1,4 @@
-// MPI_Comm_split, which can neither be called off nor asked how far it is: a thread of its own is in it, so that the
-// caller can look at the clock.
+// MPI_Comm_split in a thread of its own: it can be neither cancelled nor polled, and the caller has to watch the clock.
 #pragma once
 
 #include <mpi.h>

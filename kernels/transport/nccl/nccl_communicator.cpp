@@ -16,7 +16,7 @@ using nccl::Result;
 
 constexpr double seconds_to_end = 5.0;
 
-// The last error's text is NCCL's, not the communicator's: one that has gone can be asked about, too.
+// The text of the last error is NCCL's, not a communicator's: it can be asked for after that is gone, too.
 std::string reason_of(const NcclLibrary& library, Result result) {
   const nccl::Functions& functions = library.functions();
   const std::string text = functions.get_error_string(result);
@@ -32,7 +32,7 @@ Error error_of(const NcclLibrary& library, Result result) {
   return {ErrorKind::system, "NCCL: " + reason_of(library, result)};
 }
 
-// What a rank tells the others before it starts, and how that went.
+// What a rank tells the others before it starts, and after.
 struct Introduction {
   nccl::UniqueId id;  // of the communicator whose first member it is
   int version;
@@ -49,7 +49,7 @@ struct Verdict {
   }
 };
 
-// Throws what the first rank that failed has to say. Others may have waited for a timeout before they come.
+// Throws the error of the first rank that failed. Others may have waited for a timeout before they come.
 void check_all(const MpiCommunicator& mpi, const Verdict& mine) {
   constexpr int timeouts = 3;
   const std::vector<Verdict> all = mpi.allgather(mine, timeouts);
@@ -165,7 +165,7 @@ Result NcclCommunicator::state() {
   return asked == Result::success ? result : asked;
 }
 
-// Without a time limit of its own: whoever looks after the calls aborts the communicator.
+// Has no time limit: whoever watches over the calls aborts the communicator.
 void NcclCommunicator::finish(Result result) {
   Patience patience(0);
   while (result == Result::in_progress) {

@@ -1,5 +1,5 @@
-// One communicator of NCCL's, which makes nobody wait: its calls return at once, and while they are under way it is
-// asked how they stand. So whoever waits can always be told that it is over, and nothing hangs.
+// A non-blocking communicator of NCCL: its calls return at once, and their state is polled while they are under way. So
+// every wait can be ended, and nothing hangs.
 //
 // NCCL demands that one thread at a time uses a communicator. Here, every use of it is under a lock that is never held
 // while anybody waits for another rank; so abort() and trouble() may be called from any thread.
@@ -19,26 +19,25 @@ namespace gradientflow::transport {
 
 class NcclCommunicator {
  public:
-  // On the current device, of `members`, which are ranks of `mpi` with this one among them, or empty for ranks that are
-  // in no such communicator, who get none. Several communicators without a common member are made at once. Collective
-  // over `mpi`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have different
-  // versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed) where
-  // `mpi` is interrupted.
+  // Makes a communicator on the current device, of `members`: ranks of `mpi`, this one among them; or empty for ranks
+  // that are to be in none, which get nullptr. Several communicators without a common member are made at once.
+  // Collective over `mpi`. Throws on all ranks, the same Error, where one fails: Error(mismatch) where they have
+  // different versions of NCCL, Error(system) with NCCL's reason, Error(timeout) after `timeout` seconds, Error(closed)
+  // where `mpi` is interrupted.
   static std::unique_ptr<NcclCommunicator> make(std::shared_ptr<const NcclLibrary> library, const MpiCommunicator& mpi,
                                                 std::span<const int> members, double timeout);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Takes part in ending what is under way, for a few seconds at most. All calls should have been finished by the
-  // device.
+  // Takes part in ending the communicator, for a few seconds at most. The device should have finished all calls.
   ~NcclCommunicator();
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
   // Calls `call(functions, comm)`, which puts work into a stream and returns NCCL's result, and returns when the work
-  // is there. Throws Error(system) with NCCL's reason; Error(closed) after abort(), also while it waits. One thread
-  // only.
+  // is in the stream. Throws Error(system) with NCCL's reason; Error(closed) after abort(), also while it waits. One
+  // thread only.
   template <class Call>
   void launch(Call call) {
     nccl::Result result = nccl::Result::success;
@@ -70,7 +69,7 @@ class NcclCommunicator {
     return result != nccl::Result::success && result != nccl::Result::in_progress;
   }
 
-  // What NCCL has found wrong by now. Says nothing while another thread uses the communicator.
+  // The error that NCCL has found by now, if any. Nothing while another thread uses the communicator.
   [[nodiscard]] std::optional<Error> trouble();
 
   // Ends all that is under way, also on the device. Nothing can be launched any more.
@@ -90,7 +89,7 @@ class NcclCommunicator {
   int rank_;
   int size_;
   std::mutex mutex_;
-  nccl::Comm* comm_ = nullptr;  // none any more after abort()
+  nccl::Comm* comm_ = nullptr;  // nullptr after abort()
 };
 
 }  // namespace gradientflow::transport

@@ -1,7 +1,7 @@
 // NCCL, loaded when tensors of CUDA devices are to be sent for the first time: nothing is linked to it, so one build
 // runs with and without it, and with every version from oldest_nccl on.
 //
-// The declarations say what that version's C interface says, which later ones have kept. Streams are CUDA's.
+// The declarations are those of that version's C interface, which later ones have kept. Streams are CUDA's.
 #pragma once
 
 #include <cstddef>
@@ -79,7 +79,7 @@ struct Functions {
 
 }  // namespace nccl
 
-inline constexpr int oldest_nccl = 21400;  // the first with communicators that make nobody wait, and their settings
+inline constexpr int oldest_nccl = 21400;  // the first with non-blocking communicators, and their settings
 
 class NcclLibrary {
  public:

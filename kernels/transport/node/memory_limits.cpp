@@ -15,13 +15,13 @@ namespace {
 
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-// Where groups of the memory controller are to be seen: the group `top` and all below it, at `folder`.
+// A mount of the memory controller: `folder` shows the group `top` and all below it.
 struct Mount {
   std::string top;
   std::string folder;
 };
 
-// What a mount is of, and what the kernel says of this process's group there.
+// The mounts of one version, and this process's group there, as the kernel reports it.
 struct Hierarchy {
   std::optional<std::string> group;
   std::vector<Mount> mounts;
@@ -93,8 +93,8 @@ std::optional<std::string> below(const std::string& top, const std::string& grou
   return own.substr(above.size());
 }
 
-// The folders of the group and of all above it that can be seen. A container may show its group under another name
-// than the kernel tells: then the mount is all that is known of it.
+// The folders of the group and of all above it that are visible. A container may show its group under another name than
+// the kernel reports: then only the mount's own folder is known.
 std::vector<std::string> folders_of(const Hierarchy& hierarchy) {
   std::optional<std::string> inside;
   const Mount* chosen = nullptr;
@@ -126,7 +126,7 @@ std::optional<std::size_t> read_number(const std::string& path) {
   return file >> value ? std::optional(value) : std::nullopt;  // "max", or no such file
 }
 
-// The sum of what stands behind some names, in lines of "NAME NUMBER".
+// The sum of the numbers of these names, in lines of "NAME NUMBER".
 std::size_t read_sum(const std::string& path, const std::array<std::string_view, 2>& names) {
   std::size_t sum = 0;
   std::ifstream file(path);

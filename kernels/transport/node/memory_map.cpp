@@ -102,7 +102,7 @@ bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   while (madvise(data_ + offset, bytes, advice_populate_write) != 0) {
     if (errno == EINVAL) {  // a system that does not know the advice: a page that is written to is there
       for (std::size_t i = 0; i < bytes; i += page) {
-        std::byte none{0};  // others may use what lies there already: it stays what it is
+        std::byte none{0};  // only over 0: others may use the page already
         std::atomic_ref(data_[offset + i]).compare_exchange_strong(none, none, std::memory_order_relaxed);
       }
       return true;
@@ -114,9 +114,9 @@ bool MemoryMap::provide(std::size_t offset, std::size_t bytes) const noexcept {
   return true;
 }
 
-// Shared memory gets no huge pages of itself on most systems, but stretches of which there is at least one page can be
-// made huge, and zero where they were not there: that is much faster than to have every small page first. A system
-// that once cannot, because it does not know how or has no huge page left, is not asked again.
+// On most systems, shared memory gets no huge pages by itself, but a stretch with at least one page can be collapsed
+// into a huge one, its missing pages zero: much faster than to provide every small page first. After one failure (the
+// system does not know how, or has no huge page left) the rest of the stretch gets ordinary pages.
 void MemoryMap::populate(std::size_t offset, std::size_t bytes, const std::function<void()>& between) const {
   const MemoryLimits limits;
   bool huge = true;

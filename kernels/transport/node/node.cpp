@@ -35,8 +35,7 @@ inline void pause_core() {
 #endif
 }
 
-// Has the core get these lines, for writing, while it does other things. A store that waits for its line holds up the
-// ordered ones behind it.
+// Prefetches these lines for writing. A store that waits for its line holds up the ordered ones behind it.
 inline void fetch_for_writing(const void* memory, std::size_t bytes) {
   const auto* const start = static_cast<const std::byte*>(memory);
   for (std::size_t at = 0; at < bytes; at += cache_line) {
@@ -262,8 +261,8 @@ bool Node::hear() {
     same = same && theirs == signature_;
     all_idle_ = all_idle_ && theirs.idle;
   }
-  // The other ranks have read what this one said before: the next announcement goes there, and may be as long as this.
-  // The same goes for its tasks.
+  // The other ranks have read this rank's previous announcement: the next one takes its place, and may be as long as
+  // this. The same goes for its tasks.
   fetch_for_writing(&flags(rank_).tasks[(sequence_ + 1) % 2], sizeof(Tasks));
   fetch_for_writing(announcement_at(rank_, sequence_ + 1), sizeof(Announcement) + payload_behind_);
   return same;
@@ -371,8 +370,8 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
   }
 }
 
-// A rank that has left after it did its part is not missed. Of shared work every rank does a part until it takes its
-// step, which it does when all of the work is done.
+// A rank that left after its part of the event is no loss. In shared work, every rank does a part until its step, which
+// it takes when all of the work is done.
 void Node::check_peers(Event event, std::uint32_t target) const {
   const Event part = event == Event::tasks ? Event::step : event;
   const std::uint32_t part_done = event == Event::tasks ? step_ + 1 : target;
@@ -406,8 +405,8 @@ void Node::check_nobody_failed() const {
   }
 }
 
-// A rank that has closed its communicator ends what it has begun. Of ranks that have given up, rather one that has not
-// done so because of another.
+// A closed rank finishes the calls that it has begun, so it is no loss. Among failed ranks, one with an error of its
+// own is preferred to one that lost a peer.
 std::optional<Error> Node::find_loss(const Signature& during) const {
   std::optional<Error> loss;
   for (int local = 0; local < size_; ++local) {
@@ -426,7 +425,8 @@ std::optional<Error> Node::find_loss(const Signature& during) const {
   return loss;
 }
 
-// With several nodes a rank may have waited for ranks of other nodes, for all of this one.
+// With several nodes, the timeout of a rank may be about ranks of other nodes: then it is one for all ranks of this
+// node.
 Error Node::failure_of(int local, const Signature& during) const {
   const Flags& theirs = flags(local);
   const Error lost = loss_of(local, "has given up after an error", during);

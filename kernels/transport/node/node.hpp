@@ -9,10 +9,10 @@
 // Two announcements are enough: a rank reuses one only after it has seen everybody's next one, and a rank makes its
 // next announcement only when it is done with the last.
 //
-// Waiting: poll `spin` times (not at all with more ranks than cores: whom one waits for needs the core), yield the core
-// `yields` times, then sleep on a futex. A sleeping rank looks up every few milliseconds whether the others are alive
-// and the time is up. A rank that raises for such a reason marks itself failed, and the others, wherever they wait,
-// raise too.
+// Waiting: poll `spin` times (not at all with more ranks than cores: the awaited rank needs the core), yield the core
+// `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds whether the others are alive and
+// the time is up. A rank that raises for such a reason marks itself failed, and the others, wherever they wait, raise
+// too.
 #pragma once
 
 #include <array>
@@ -47,8 +47,8 @@ struct Location {
   std::uint64_t segment : 24 = 0;
 };
 
-// One cache line, followed in memory by the payload. Where no tensors have to be found, a payload that fits lies in the
-// place of their locations: the others read one line, not two.
+// One cache line, followed in memory by the payload. In calls without tensors to locate, a payload that fits takes the
+// place of the locations: the others read one line, not two.
 struct alignas(64) Announcement {
   std::atomic<std::uint32_t> sequence;
   bool has_payload_inside;
@@ -62,7 +62,7 @@ struct alignas(64) Announcement {
 };
 static_assert(sizeof(Announcement) == 64 && offsetof(Announcement, output) == offsetof(Announcement, input) + 16);
 
-// Memory of the node, one part of equal size for every rank. This rank's mapping of it.
+// This rank's mapping of memory of the node, in which every rank has a part of equal size.
 class Segment {
  public:
   Segment(MemoryMap memory, std::size_t stride, int rank, std::uint32_t id)
@@ -76,8 +76,8 @@ class Segment {
   [[nodiscard]] std::size_t parts() const noexcept { return memory_.size() / stride_; }
   [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
 
-  // Has the system provide the pages of a stretch of memory that was allocated with Pages::on_demand, and what lies on
-  // the same ones. Throws Error(memory).
+  // Has the system provide the pages of a stretch of memory that was allocated with Pages::on_demand; each page as a
+  // whole. Throws Error(memory).
   void provide(const std::byte* begin, std::size_t bytes) const;
 
  private:
@@ -122,7 +122,7 @@ class Node {
   // theirs.
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  // Where the ranks then tell each other labels, confirm() calls `before_more` first: one may take long to come there.
+  // Where ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to come there.
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
   [[nodiscard]] bool is_heard() const noexcept;       // whether all have told theirs
   [[nodiscard]] bool is_heard_soon() const noexcept;  // the same, after the polls that come before the core is yielded
@@ -141,8 +141,8 @@ class Node {
   void wait_all(std::uint32_t step) { wait_for_all(Event::step, step); }
   void synchronize() { wait_all(advance()); }
 
-  // What this rank has to say about the call under way: numbers, one on each topic, which the others read after the
-  // next step and before this rank's next exchange.
+  // Numbers that this rank publishes about the call under way, one on each topic. The others read them after the next
+  // step and before this rank's next exchange.
   enum class Topic : std::size_t { agreement, result };
   void tell(Topic topic, std::uint64_t word) noexcept {
     flags(rank_).words[static_cast<std::size_t>(topic)].store(word, std::memory_order_release);
@@ -151,7 +151,7 @@ class Node {
     return flags(local).words[static_cast<std::size_t>(topic)].load(std::memory_order_acquire);
   }
 
-  // This rank makes progress outside of the node: the others, who wait for it, are patient.
+  // Shows that this rank makes progress outside of the node: the others, who wait for it, extend their deadlines.
   void pulse() noexcept {
     if (size_ > 1) {
       flags(rank_).pulse.fetch_add(1, std::memory_order_relaxed);
@@ -266,13 +266,13 @@ class Node {
   int size_;
   std::vector<int> world_ranks_;
   std::vector<Process> processes_;
-  bool waits_outside_;  // some rank, for other nodes
+  bool waits_outside_;  // whether some rank waits for other nodes
   double timeout_;
   std::size_t cores_;
   std::int64_t spin_;
   std::int64_t yields_;
   std::uint32_t sequence_ = 0;      // of the last announcement
-  std::size_t payload_behind_ = 0;  // bytes behind that
+  std::size_t payload_behind_ = 0;  // bytes of payload behind it
   std::uint32_t step_ = 0;          // of the last advance()
   Signature signature_;             // of the call under way
   bool all_idle_ = false;
