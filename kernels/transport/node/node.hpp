@@ -188,10 +188,10 @@ class Node {
   std::shared_ptr<Segment> allocate(std::size_t bytes, Pages pages = Pages::now,
                                     const std::function<void()>& attend = {});
 
-  // Where this rank's memory at `address` lies, and the segment that holds it, if one does.
+  // The location of this rank's memory at `address`, and the segment that holds it, if one does.
   [[nodiscard]] std::pair<Location, std::shared_ptr<Segment>> locate(const void* address, std::size_t bytes) const;
 
-  // After close() or fail() the others do not wait for this rank any more.
+  // After close() or fail() the others no longer wait for this rank.
   void close() noexcept { leave(State::closed); }
   // For any thread; the first reason counts.
   void fail(const Error& reason) noexcept;
