@@ -1,4 +1,4 @@
-// What workers did under a policy, added up from the events that it was told and its answers.
+// Statistics of workers under a policy: pushes, waiting, staleness and barriers, counted from its events and answers.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Event {
   Answer answer;
 };
 
-// Where all workers have departed, all begin afresh with the next event.
+// When all workers have departed, the next event starts a new run with all of them.
 class Account {
  public:
   explicit Account(int workers);
@@ -26,22 +26,22 @@ class Account {
 
   [[nodiscard]] std::int64_t pushes(int worker) const { return at(worker).all; }
 
-  // Seconds from its pushes until it went on, or until now.
+  // Total seconds between the worker's pushes and their answers, up to `now` for pushes without one.
   [[nodiscard]] double waited(int worker, double now) const;
 
-  // How often a worker went on so many pushes ahead of the slowest one that takes part.
+  // Histogram: element k counts how often a worker went on k pushes ahead of the slowest one present.
   [[nodiscard]] const std::vector<std::int64_t>& staleness() const { return staleness_; }
 
-  // When all workers that took part, at least two, went on together.
+  // The times at which all present workers, at least two, went on together.
   [[nodiscard]] const std::vector<double>& barriers() const { return barriers_; }
 
-  [[nodiscard]] double last() const { return last_; }  // event
+  [[nodiscard]] double last() const { return last_; }  // the time of the last event
 
  private:
   struct Worker {
-    std::int64_t all = 0;      // pushes
-    std::int64_t pushes = 0;   // since all began
-    std::deque<double> waits;  // since when, for each push that is not answered
+    std::int64_t all = 0;      // pushes in all runs
+    std::int64_t pushes = 0;   // pushes in this run
+    std::deque<double> waits;  // times of the pushes that are not answered
     double waited = 0;
     bool here = true;
   };
@@ -50,7 +50,7 @@ class Account {
   void count(std::int64_t pushes, int change);
 
   std::vector<Worker> workers_;
-  std::map<std::int64_t, std::size_t> present_;  // how many that take part have so many pushes
+  std::map<std::int64_t, std::size_t> present_;  // by number of pushes: the number of present workers
   std::size_t here_ = 0;
   std::vector<std::int64_t> staleness_;
   std::vector<double> barriers_;

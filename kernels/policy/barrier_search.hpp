@@ -1,5 +1,5 @@
-// When the next barrier of ElasticBSP falls (elastic synchronization thesis, chapter 6): of each worker one predicted
-// push is chosen such that the spread, from the earliest to the latest of them, is smallest. The barrier falls with the
+// The search for the next barrier of ElasticBSP (elastic synchronization thesis, chapter 6): select one predicted push
+// of each worker such that the spread, from the earliest to the latest of them, is smallest. The barrier is at the
 // latest. Pure functions of the predicted times.
 #pragma once
 
@@ -12,10 +12,11 @@
 
 namespace gradientflow::policy {
 
-// When each worker is expected to push next: `lookahead` times for each of `workers`, in a row for each, ascending.
+// The predicted times of the next `lookahead` pushes of each worker: one row per worker, each in ascending order.
 class Predictions {
  public:
-  // Throws Error(value) unless there are workers and times, as many for each, finite, ascending in each row.
+  // Throws Error(value) unless there are workers and times, the same number of times for each worker, all finite, and
+  // in ascending order in each row.
   Predictions(std::span<const double> times, std::size_t workers);
 
   [[nodiscard]] std::size_t workers() const { return workers_; }
@@ -33,23 +34,23 @@ class Predictions {
 struct Barrier {
   double spread;
   double time;
-  std::vector<std::size_t> pushes;  // of each worker up to the barrier, at least 1
+  std::vector<std::size_t> pushes;  // by worker: number of pushes up to the barrier, at least 1
 };
 
 enum class Search : std::uint8_t {
-  grid_scan,        // the push nearest to each of the earliest worker's: heuristic
-  full_grid_scan,   // the same, nearest to each push of any worker: nearly exact
-  zipline,          // one pass over the sorted times, looking for the earliest of the set each time
-  zipline_opt,      // looking for it only where the earliest is replaced
-  zipline_opt_bs,   // and finding what is replaced by bisection
-  smallest_window,  // ours: exact, in time proportional to the number of predictions, with no sort over all of them
+  grid_scan,        // sets of the pushes nearest to each push of the earliest worker: heuristic
+  full_grid_scan,   // the same for each push of every worker: nearly exact
+  zipline,          // one pass over the sorted times, with a search for the earliest of the set at each
+  zipline_opt,      // with that search only if the earliest was replaced
+  zipline_opt_bs,   // and with the replaced push found by bisection
+  smallest_window,  // our own: exact, in time proportional to the number of predictions, without sorting all of them
 };
 
-// "grid_scan", ...; nothing for another name.
+// The search named "grid_scan", ...; nothing for an unknown name.
 [[nodiscard]] std::optional<Search> search_of(std::string_view name);
 
-// The smallest spread that this way finds; of equal ones the earliest barrier. Exact ones give each worker its latest
-// predicted push that is not after the barrier, so that they agree on all of a Barrier.
+// The barrier with the smallest spread that this search finds, the earliest of equal ones. Exact searches count each
+// worker's predicted pushes up to the barrier, so they agree on all of a Barrier.
 [[nodiscard]] Barrier find_barrier(const Predictions& predictions, Search search = Search::smallest_window);
 
 }  // namespace gradientflow::policy

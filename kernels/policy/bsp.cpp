@@ -15,7 +15,7 @@ Answer Bsp::departed(int worker, double /*seconds*/) {
   return apply_complete_rounds();
 }
 
-// A worker that has left takes part in rounds as long as it has pushes.
+// A departed worker takes part in rounds until all its pushes are applied.
 Answer Bsp::apply_complete_rounds() {
   Answer answer;
   while (true) {

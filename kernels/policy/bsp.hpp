@@ -1,4 +1,4 @@
-// Bulk synchronous parallel: one push of every worker that takes part is applied together, and all wait for it.
+// Bulk synchronous parallel: a round of one push of every present worker is applied together, and all wait for it.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Bsp : public Policy {
  private:
   [[nodiscard]] Answer apply_complete_rounds();
 
-  std::vector<std::int64_t> waiting_;  // pushes that are not applied, by worker
+  std::vector<std::int64_t> waiting_;  // by worker: pushes that are not applied yet
   std::vector<bool> here_;
 };
 

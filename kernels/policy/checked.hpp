@@ -1,5 +1,5 @@
-// Refuses events and answers that cannot be: so that a user's own policy, or a trace that was changed, ends with a
-// sentence and not with weights that nobody understands.
+// A policy that checks another one, and refuses impossible events and answers. A faulty policy of a user, or an edited
+// trace, ends with an error and not with wrong weights.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace gradientflow::policy {
 
-// Asks another policy, and throws Error(value), which names the policy and the worker, where
-// - an event is of a worker that there is not or that has departed, or its time is not finite, or before the last one;
+// Asks another policy, and throws Error(value), which names the policy and the worker, if
+// - an event is of an unknown or departed worker, or its time is not finite, or is before the last one;
 // - a round is empty, or its workers are not in ascending order;
-// - a worker's push is applied that has not come, or was applied already;
-// - a worker may go on that has not pushed since it was last told so.
+// - a push is applied that has not arrived, or that is applied already;
+// - a worker may go on that has not pushed since it last could.
 // After an error it throws the same one at every event, because the other policy and the counts no longer agree.
 class Checked : public Policy {
  public:

@@ -29,7 +29,7 @@ bool Dssp::goes_on_later(std::size_t worker, double seconds) {
   return judged_ == Judged::all && judge(worker, seconds);
 }
 
-// Whether it goes on, with the first of what it is granted.
+// Whether the worker goes on, which uses up the first granted iteration.
 bool Dssp::judge(std::size_t worker, double seconds) {
   const std::int64_t granted = iterations_ahead(worker, seconds);
   granted_[worker] = std::max<std::int64_t>(granted - 1, 0);
@@ -53,7 +53,7 @@ std::int64_t Dssp::iterations_ahead(std::size_t worker, double seconds) const {
   }
   const double own_interval = own.last - own.before;
   const double interval = slowest->last - slowest->before;
-  // Both go on in ascending order, so that the nearest push never goes back.
+  // Both times ascend, so the nearest push never moves back.
   std::int64_t best = 0;
   double nearest = std::numeric_limits<double>::infinity();
   std::int64_t push = 1;

@@ -1,16 +1,16 @@
-// Dynamic stale synchronous parallel (elastic synchronization thesis, chapter 5): within `low` pushes ahead of the
-// slowest everybody goes on. The fastest worker may run further ahead, up to `high`, by as many iterations as let it
-// stop where it will wait least.
+// Dynamic stale synchronous parallel (elastic synchronization thesis, chapter 5): a worker at most `low` pushes ahead
+// of the slowest goes on. The fastest worker may run further ahead, up to `high`, by the number of iterations after
+// which it will wait least.
 //
-// From its last interval, and that of the slowest worker, the next pushes of both are predicted. It is granted the
-// number of iterations after which its push is nearest in time to one of the slowest worker's; of equally near ones the
-// smallest. It uses them up before it is judged again; with none it waits until it is within `low`. Unlike the thesis'
-// algorithm 1, the iteration that begins with the judgement is one of them, and no more are granted than `high` allows:
-// there a worker could run one further, and be granted more again without limit.
+// The next pushes of this worker and of the slowest one are predicted from their last intervals. The worker is granted
+// the number of iterations after which its push is nearest in time to a push of the slowest worker, the smallest of
+// equally good numbers. It uses them up before it is judged again; if none are granted, it waits until it is within
+// `low`. Unlike in the thesis' algorithm 1, the iteration that begins with the judgement counts as granted, and `high`
+// limits the number: there a worker could run one iteration further, and be granted more again without limit.
 //
-// The thesis judges the fastest worker alone, to save time, and never one that waits; so the others, and one that has
-// waited, are back at `low`. With `judged` all, each worker that is ahead is judged, and one that waits again each time
-// that the slowest one pushes: as the thesis' figure 5.1 has it, its waiting ends there.
+// The thesis judges only the fastest worker, to save time, and never a waiting one; so for all others, and for a worker
+// that has waited, the bound is `low`. With `judged` all, each worker that is ahead is judged, and a waiting one is
+// judged again at each push of the slowest, where its waiting ends in the thesis' figure 5.1.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Dssp : public Ssp {
   Judged judged_;
   std::int64_t high_;
   std::int64_t range_;                 // high - low
-  std::vector<std::int64_t> granted_;  // iterations that are left, by worker
+  std::vector<std::int64_t> granted_;  // by worker: granted iterations that are left
 };
 
 }  // namespace gradientflow::policy

@@ -39,7 +39,7 @@ Answer ElasticBsp::pushed(int worker, double seconds) {
 Answer ElasticBsp::departed(int worker, double seconds) {
   paces_[static_cast<std::size_t>(worker)].here = false;
   Answer answer;
-  if (all_here([](const Pace&) { return false; })) {  // nobody is
+  if (all_here([](const Pace&) { return false; })) {  // no worker is left
     return answer;
   }
   if (is_known_) {

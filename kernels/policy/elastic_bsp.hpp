@@ -1,10 +1,11 @@
-// Elastic bulk synchronous parallel (elastic synchronization thesis, chapter 6): barriers at which all workers wait for
-// each other, each after as many iterations as make the waiting short. Between them each push is applied as it comes.
+// Elastic bulk synchronous parallel (elastic synchronization thesis, chapter 6): all workers wait for each other at
+// barriers, each after the number of iterations that keeps the waiting short. In between, each push is applied as it
+// comes.
 //
-// After a barrier everybody goes on until each worker has pushed twice. From its last interval the next `lookahead`
-// pushes of each are predicted, and the barrier is searched: see barrier_search.hpp. Each worker runs as many
-// iterations as it has predicted pushes up to the barrier, and waits. Where a worker leaves, the barrier is searched
-// again for the others: for those that wait already, their last push is one more that can be chosen.
+// After a barrier all workers go on until each has pushed twice. Their next `lookahead` pushes are predicted from their
+// last intervals, and the next barrier is searched: see barrier_search.hpp. Each worker runs its number of predicted
+// pushes up to the barrier, and waits. If a worker departs, the barrier is searched again for the others; for a worker
+// that already waits, its last push is a candidate, too.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +26,10 @@ class ElasticBsp : public Policy {
  private:
   struct Pace {
     std::int64_t pushes = 0;    // since the last barrier
-    std::int64_t left = 0;      // iterations to run before it waits, once that is known
-    std::int64_t answered = 0;  // pushes since the last barrier
-    double last = 0;            // push
-    double before = 0;          // it
+    std::int64_t left = 0;      // iterations until it waits at the barrier, once that is known
+    std::int64_t answered = 0;  // answered pushes since the last barrier
+    double last = 0;            // time of the last push
+    double before = 0;          // time of the push before
     bool here = true;
   };
   [[nodiscard]] bool all_here(bool (*is)(const Pace& pace)) const;
@@ -38,7 +39,7 @@ class ElasticBsp : public Policy {
 
   std::vector<Pace> paces_;
   std::int64_t lookahead_;
-  bool is_known_ = false;  // when the next barrier falls
+  bool is_known_ = false;  // whether the next barrier is
   std::vector<double> times_;
 };
 

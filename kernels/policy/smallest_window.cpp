@@ -18,7 +18,7 @@ struct Arrival {
   std::size_t worker;
 };
 
-// The workers that have pushed, the one whose latest push is earliest first.
+// The workers that have pushed, in the order of their latest pushes.
 class Window {
  public:
   explicit Window(std::size_t workers) : latest_(workers, -unbounded), links_(workers + 1, Link{workers, workers}) {}
@@ -53,11 +53,11 @@ class Window {
   [[nodiscard]] std::size_t end() const { return latest_.size(); }
 
   std::vector<double> latest_;
-  std::vector<Link> links_;  // of each worker; the last one is before the first and behind the last
+  std::vector<Link> links_;  // by worker; the last element is the sentinel of the circular list
   std::size_t size_ = 0;
 };
 
-// The pushes of one slab of time after the other, each in order.
+// Iterates over slabs of time; the pushes of each slab are in order.
 class Slabs {
  public:
   explicit Slabs(const Predictions& predictions) : predictions_(predictions), taken_(predictions.workers(), 0) {
@@ -70,7 +70,7 @@ class Slabs {
     width_ = (last - end_) / static_cast<double>(predictions.lookahead());
   }
 
-  // Empty where nothing is left.
+  // The pushes of the next slab; empty at the end.
   const std::vector<Arrival>& next() {
     gather();
     if (pushes_.size() > 1) {
@@ -86,7 +86,7 @@ class Slabs {
     pushes_.clear();
     begin_ = end_;
     end_ = begin_ + width_;
-    double earliest = unbounded;  // of those that are left
+    double earliest = unbounded;  // of the pushes that are left
     for (std::size_t worker = 0; worker < predictions_.workers(); ++worker) {
       const std::span<const double> times = predictions_.of(worker);
       std::size_t& taken = taken_[worker];
@@ -97,7 +97,7 @@ class Slabs {
         earliest = std::min(earliest, times[taken]);
       }
     }
-    if (pushes_.empty() && earliest < unbounded) {  // a gap, or slabs too narrow to move on by: over to what comes next
+    if (pushes_.empty() && earliest < unbounded) {  // a gap, or a width that rounds to nothing: go to the next push
       end_ = earliest;
       gather();
     }
@@ -119,7 +119,7 @@ class Slabs {
     for (const Arrival& push : pushes_) {
       ordered_[begins_[bucket_of(push)]++] = push;
     }
-    // A bucket begins now where the next one began.
+    // begins_[bucket] is now the end of the bucket.
     const auto earlier = [](const Arrival& one, const Arrival& other) { return one.time < other.time; };
     for (std::size_t bucket = 0, begin = 0; bucket < buckets; begin = begins_[bucket++]) {
       if (begins_[bucket] - begin > 1) {
@@ -131,7 +131,7 @@ class Slabs {
   }
 
   const Predictions& predictions_;
-  std::vector<std::size_t> taken_;  // pushes of each worker
+  std::vector<std::size_t> taken_;  // by worker: pushes in slabs so far
   double begin_ = 0;
   double end_;
   double width_;
@@ -157,7 +157,7 @@ Barrier smallest_window(const Predictions& predictions) {
       }
     }
     if (window.is_complete() && !slabs.has_more(window.first())) {
-      break;  // the earliest of the window will stay so
+      break;  // the earliest of the window stays, so the window cannot shrink
     }
   }
   return with_pushes(predictions, best);

@@ -81,7 +81,7 @@ Barrier grid_scan(const Predictions& predictions, bool everywhere) {
 
 Barrier zipline(const Predictions& predictions, Removal removal) {
   Best best{infinite, infinite};
-  std::vector<Push> set;  // one of each worker that has been met, ascending
+  std::vector<Push> set;  // the latest push of each worker so far, ascending
   set.reserve(predictions.workers() + 1);
   std::vector<std::size_t> met(predictions.workers(), 0);
   for (const Push& push : sorted(predictions)) {
@@ -106,7 +106,7 @@ Barrier zipline(const Predictions& predictions, Removal removal) {
       if (best.improved_by(push.time - earliest, push.time)) {
         best = {push.time - earliest, push.time};
       }
-    } else if ((was_earliest || before == 0) &&  // or the spread has grown (thesis, theorem 7)
+    } else if ((was_earliest || before == 0) &&  // else the spread has grown (thesis, theorem 7)
                best.improved_by(push.time - set.front().time, push.time)) {
       best = {push.time - set.front().time, push.time};
     }

@@ -1,4 +1,4 @@
-// The searches of the elastic synchronization thesis (algorithms 3 and 4, section 6.5.3), to compare with.
+// The searches of the elastic synchronization thesis (algorithms 3 and 4, section 6.5.3), for comparison.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace gradientflow::policy {
 
-// `everywhere`: takes the pushes of every worker in turn for the middle, in place of the earliest worker's. Of equally
-// near pushes the earlier one is taken.
+// `everywhere`: searches around the pushes of every worker in turn, instead of only those of the earliest worker. Of
+// equally near pushes the earlier one is taken.
 [[nodiscard]] Barrier grid_scan(const Predictions& predictions, bool everywhere);
 
-// How the push that a worker's next one replaces is removed from the set.
+// How a worker's previous push is found in the set, and removed, when its next push replaces it.
 enum class Removal : std::uint8_t {
-  traverse_all,  // and the earliest of the set is looked for each time
-  traverse,      // the earliest is looked for where it is the one that was replaced
-  bisect,        // the same, by (time, worker): times alone can be equal
+  traverse_all,  // linear search, and a search for the earliest of the set each time
+  traverse,      // linear search; the earliest is looked at only if it was replaced
+  bisect,        // the same with a binary search by (time, worker), because times can be equal
 };
 
-// Sets that lack a worker do not count, other than in the thesis' algorithm 4 as printed.
+// Sets that lack a worker do not count, unlike in the thesis' algorithm 4 as printed.
 [[nodiscard]] Barrier zipline(const Predictions& predictions, Removal removal);
 
 // The smallest spread so far, and the earliest barrier that has it.
