@@ -35,7 +35,7 @@ bool breaks(ErrorKind kind) {
   return true;
 }
 
-// How many forks lie between this process and the first one that asked.
+// Number of forks between the first process that counts and this one.
 std::atomic<int> forks{0};
 
 int count_forks() {
@@ -44,7 +44,8 @@ int count_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// In whose call this thread runs the handlers of signals: that call has the turn, and cannot be waited for here.
+// The communicator in whose call this thread runs signal handlers: that call has the turn, so a handler cannot wait for
+// it.
 thread_local const Communicator* attending = nullptr;
 
 bool uses_mpi(const collective::Call& call) { return call.choice && !collective::is_inside_node(call.choice->path); }
@@ -57,8 +58,8 @@ Communicator::Communicator(MPI_Comm comm, const Config& config, const Communicat
       point_to_point_(group_->messages()),
       forks_(count_forks()) {}
 
-// In a forked process it is never destroyed: neither MPI nor the parent's flags may be touched there, and a lock or
-// condition variable that was in use at the fork stays so.
+// In a forked process a communicator is never destroyed: neither MPI nor the parent's flags may be touched there, and a
+// lock or condition variable that was in use at the fork stays so.
 std::shared_ptr<Communicator> Communicator::make(MPI_Comm comm, const Config& config, const Communicator* within) {
   if (count_forks() > 0) {
     throw Error(ErrorKind::closed,
@@ -115,7 +116,7 @@ void Communicator::check_device(int device) const {
   }
 }
 
-// From its first call on, also one that is still to be served.
+// Binds the communicator to a device: from the first call on it, even before that call is served.
 void Communicator::take_device(int device) {
   check_device(device);
   const std::lock_guard lock(mutex_);
@@ -127,7 +128,7 @@ const collective::DeviceGroup* Communicator::device_group() const {
   return device_group_.get();
 }
 
-// So that no stream waits for ranks that do not come any more.
+// Aborts device calls, so that no stream waits for ranks that will not come.
 void Communicator::abort_on_device() noexcept {
   collective::DeviceGroup* devices = nullptr;
   {
@@ -139,8 +140,8 @@ void Communicator::abort_on_device() noexcept {
   }
 }
 
-// In turn. Making it is collective, so that all have to agree on the call for which it is made: others may be in one on
-// memory of the host.
+// Called in turn. Making the group is collective, so all ranks first agree on the call for which it is made: others may
+// be in a call on host memory.
 collective::DeviceGroup& Communicator::device_group(int device, const collective::Call& call) {
   take_device(device);
   if (device_group_ == nullptr) {
@@ -229,8 +230,8 @@ std::shared_ptr<Failure> Communicator::untold_failure() const {
   return nullptr;
 }
 
-// A rank may wait in vain because of an asynchronous call that failed before and that nobody has asked about: where the
-// others know of it they have gone another way.
+// A timeout may come from an earlier asynchronous call that failed, and whose error no thread here has asked for: the
+// other ranks may know of it and make other calls.
 Error Communicator::with_untold_failure(const Error& error) const {
   if (error.kind() != ErrorKind::timeout) {
     return error;
@@ -245,9 +246,9 @@ Error Communicator::with_untold_failure(const Error& error) const {
           error.code()};
 }
 
-// Who draws a ticket looks at `serving_` afterwards, and who has been served looks at `next_ticket_` after it has
-// called the next; both orders are sequentially consistent, so one of them sees the other. The same goes for `usable_`,
-// which is looked at with a ticket in the hand, and for who waits until all tickets are served.
+// A thread draws a ticket and then reads `serving_`; a thread that has been served advances `serving_` and then reads
+// `next_ticket_`. Both are sequentially consistent, so at least one sees the other. The same holds for `usable_`, which
+// is read after a ticket is drawn, and for threads that wait until all tickets are served.
 template <class Work>
 auto Communicator::in_turn(Work work, const LetGo& let_go) {
   check_usable();
@@ -273,7 +274,7 @@ void Communicator::leave_turn() {
   }
 }
 
-// Waits until it is so, and finishes a prepared call that is in the way.
+// Waits until `reached()`; finishes the open prepared call, if there is one, as it has the turn.
 template <class Reached>
 void Communicator::wait_for(std::unique_lock<std::mutex>& lock, Reached reached) {
   while (!reached()) {
@@ -283,7 +284,7 @@ void Communicator::wait_for(std::unique_lock<std::mutex>& lock, Reached reached)
   }
 }
 
-// Does nothing where none is open any more: its own thread may have come first.
+// Finishes the open prepared call. Returns whether there was one: its own thread may have finished it.
 bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
   PreparedCall* const prepared = open_.exchange(nullptr);
   if (prepared == nullptr) {
@@ -302,8 +303,8 @@ bool Communicator::finish_open(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
-// What goes on at the moment may keep the turn for long: a call that is not the next one is left to the progress
-// thread.
+// Begins the call if it is next in turn. Otherwise it goes to the progress thread, as the calls before it may take
+// long.
 void Communicator::start(PreparedCall& prepared, const LetGo& let_go) {
   const collective::Call& call = prepared.call_;
   const auto hand_over = [&] {
@@ -334,7 +335,7 @@ void Communicator::start(PreparedCall& prepared, const LetGo& let_go) {
   offer(prepared);
 }
 
-// To whoever wants the turn. As in leave_turn.
+// Offers the call to any thread that wants the turn. Memory order as in leave_turn.
 void Communicator::offer(PreparedCall& prepared) {
   open_.store(&prepared);
   if (next_ticket_.load() != serving_.load() + 1 || draining_.load() > 0) {
@@ -343,7 +344,7 @@ void Communicator::offer(PreparedCall& prepared) {
   }
 }
 
-// Takes it back from there, unless somebody else has it.
+// Takes an offered call back, unless another thread has it.
 bool Communicator::take(PreparedCall& prepared) {
   PreparedCall* open = &prepared;
   return open_.compare_exchange_strong(open, nullptr);
@@ -374,7 +375,7 @@ collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<d
     }
     handle = prepared.handle_;
   }
-  if (hand_over) {  // to the progress thread, by a call behind it
+  if (hand_over) {  // to the progress thread, by an empty call behind it
     try {
       enqueue([](Served& /*served*/) {});
     } catch (const Error&) {
@@ -430,7 +431,7 @@ collective::Outcome Communicator::run_within(const collective::Call& call, Times
   return served.outcome;
 }
 
-// Records when the device is at it, too.
+// Also records when the device runs the call.
 collective::Outcome Communicator::run_on_device(const collective::Call& call) {
   const collective::Placement& placement = placement_of(call);
   const auto timeline = device_timeline(placement.device);
@@ -504,7 +505,8 @@ void Communicator::record(const collective::Call& call, const collective::Outcom
   timeline->span(track, name, times.started, times.ended, facts);
 }
 
-// The ranks see by the detail what it is for: a rank that splits instead would wait for the others in MPI, for ever.
+// The detail of the signature says what the duplicate is for, so that a rank that splits instead gets an error: it
+// would wait in MPI for ever.
 std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, transport::MadeFor what) {
   check_process();
   Config config = group_->config();
@@ -536,7 +538,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
 
 void Communicator::follow(const std::shared_ptr<Timeline>& timeline) {
   const int track = timeline == nullptr ? 0 : timeline->add_track(name_);
-  std::shared_ptr<DeviceTimeline> former;  // ends when it is not locked any more
+  std::shared_ptr<DeviceTimeline> former;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   former = std::exchange(device_timeline_, nullptr);
   timeline_ = timeline;
@@ -726,7 +728,7 @@ std::shared_ptr<Handle> Communicator::enqueue(const std::function<void(Served&)>
   return handle;
 }
 
-// Does what an asynchronous call is, without the lock. Returns why it failed, which is kept until somebody is told.
+// Runs the work of an asynchronous call, without the lock. Returns its failure, which is kept until a caller is told.
 template <class Work>
 std::shared_ptr<Failure> Communicator::attempt(std::unique_lock<std::mutex>& lock, Work work) {
   try {
@@ -736,7 +738,7 @@ std::shared_ptr<Failure> Communicator::attempt(std::unique_lock<std::mutex>& loc
     lock.lock();
     return nullptr;
   } catch (const Error& error) {
-    // Whoever closes the communicator, or made the call that broke it, need not be told of the calls behind.
+    // Nobody need be told of calls that fail only because the communicator is closed or broken already.
     const bool is_consequence = lock.owns_lock() || error.kind() == ErrorKind::closed;
     auto failure = std::make_shared<Failure>(error, is_consequence);
     if (!lock.owns_lock()) {
@@ -789,7 +791,7 @@ void Communicator::close(bool drain) noexcept {
     return;
   }
   std::thread finished;
-  bool unserved = false;  // calls that others may be waiting for in vain; what has been served ends by itself
+  bool unserved = false;  // whether other ranks may wait for calls in vain; served calls end by themselves
   {
     std::unique_lock lock(mutex_);
     if (closed_) {

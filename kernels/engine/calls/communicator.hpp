@@ -1,11 +1,11 @@
 // A communicator: the calls of one rank, from any thread, served one at a time in the order in which they were made.
 //
 // Every call draws a ticket. A blocking call waits for its turn and runs in the caller's thread; an asynchronous call
-// is run by the progress thread, which starts with the first of them and sleeps while there is nothing to do. A
-// blocking call that nobody is in front of, and nobody behind, takes no lock; clocks are read for those who ask for
-// times. A process forked off this one has no part in it: there every call throws, and closing does nothing. After an
-// error that leaves the ranks in different states (a dead peer, a timeout, MPI) the communicator is broken: every later
-// call throws, on this rank and, as soon as they wait for it, on the others.
+// runs in the progress thread, which starts with the first such call and sleeps while there is nothing to do. A
+// blocking call takes no lock if no other call waits before or behind it; clocks are read only for calls whose times
+// are recorded. In a forked process every call throws, and closing does nothing. After an error that leaves the ranks
+// in different states (a dead peer, a timeout, MPI) the communicator is broken: every later call throws, on this rank
+// and, as soon as they wait for it, on the others.
 #pragma once
 
 #include <atomic>
@@ -36,13 +36,13 @@ class PreparedCall;
 
 class Communicator {
  public:
-  // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process whose MPI
-  // is that of a process that it was forked from, as far as this is known: see watch_forks. `within`: what it sends
-  // counts as sent by that one, too.
+  // Collective over `comm`, which is duplicated. MPI must be initialised. Throws Error(closed) in a process that was
+  // forked off one with MPI, as far as this is known: see watch_forks. `within`: a communicator whose bytes_sent()
+  // includes those of the new one.
   static std::shared_ptr<Communicator> make(MPI_Comm comm, const Config& config = read_config(),
                                             const Communicator* within = nullptr);
-  // From now on, if MPI has been initialised: a process forked off this one can make no communicator. Making one does
-  // this too.
+  // If MPI is initialised, processes forked off this one from now on can make no communicator. Making a communicator
+  // has the same effect.
   static void watch_forks() noexcept;
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -56,50 +56,50 @@ class Communicator {
   [[nodiscard]] int nodes() const { return group_->topology().nodes(); }
   [[nodiscard]] const collective::Group& group() const { return *group_; }
 
-  // What this rank has sent in messages so far, here and by communicators made of this one: pools, duplicates, parts.
-  // Nothing once a call has sent what is not counted: by the MPI library's own collectives, or by NCCL.
+  // Bytes that this rank has sent in messages so far, through this communicator and those made of it: pools,
+  // duplicates, parts. Nothing once a call has sent bytes that are not counted: by the MPI library's own collectives,
+  // or by NCCL.
   [[nodiscard]] std::optional<std::uint64_t> bytes_sent() const { return sent_->total(); }
-  void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // by other means
+  void count_as_sent(std::optional<std::uint64_t> bytes) const { sent_->add(bytes); }  // sent by other means
 
-  void check_rank(int rank, const char* what) const;  // throws Error(value) where there is none of that number
-  void check_device(int device) const;                // throws Error(value) where another one has been served
+  void check_rank(int rank, const char* what) const;  // throws Error(value) if there is no such rank
+  void check_device(int device) const;                // throws Error(value) if calls have used another one
   void check_open() const;
-  // Whether the process of a rank lives, as far as that is known without asking MPI: of this node.
+  // Whether the process of a rank lives, as far as known without asking MPI: for ranks of this node.
   [[nodiscard]] bool is_alive(int rank) const;
   void check_process() const;  // throws Error(closed) in a process that was forked off the communicator's
 
-  // Gives up what the caller holds and other threads want, such as Python's lock. It is called, perhaps more than once,
-  // before anything that may take longer than some microseconds: giving a lock up and getting it back would cost a
-  // small call, for which the other ranks are there already, more than the call itself.
+  // Releases what the caller holds and other threads want, such as Python's GIL. Called, perhaps more than once, before
+  // anything that may take longer than some microseconds: to release and regain a lock costs more than a small call for
+  // which the other ranks are ready.
   using LetGo = std::function<void()>;
 
-  // Serves a call made by make_call (request.hpp), which has checked it. The tensors must stay as they are until then.
-  // Those on a device may still be at work when it returns: whatever is put into the call's stream afterwards sees the
-  // result.
+  // Serves a call made and checked by make_call (request.hpp). The tensors must not change meanwhile. On a device the
+  // call may still be running when this returns: work put into the call's stream afterwards sees the result.
   collective::Outcome run(const collective::Call& call, const LetGo& let_go = {});
 
   // The same in the background. The tensors must stay alive until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // The same for tensors on a device, in a stream of the communicator's own, once what is marked is done: so a call can
-  // wait for several streams. The marks must stay as they are until the handle is done.
+  // The same for tensors on a device, in a stream of the communicator's own, after the work that is marked: so a call
+  // can wait for several streams. The marks must not change until the handle is done.
   std::shared_ptr<Handle> submit(const collective::Call& call, const StreamMarks& after);
 
-  // Several calls, and what lies between them, in the background, as one.
+  // Runs several calls, and the work between them, in the background, as one.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
 
-  // Of a PreparedCall. Served in turn, in the order in which they are started; finish() throws what the call ended
-  // with, or Error(timeout) where the time is over first and the call goes on.
+  // For PreparedCall. Prepared calls are served in turn, in the order in which they are started; finish() throws the
+  // call's error, or Error(timeout) if the time is over first: then the call goes on.
   void start(PreparedCall& prepared, const LetGo& let_go);
   collective::Outcome finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go);
   [[nodiscard]] bool is_finished(PreparedCall& prepared);
 
-  // As run(), by such work. Tells when the call began and ended.
+  // As run(), from within such work. Reads `times.queued`, and sets when the call began and ended.
   collective::Outcome run_within(const collective::Call& call, Times& times);
 
-  // One tensor from this rank to rank `to`, or from rank `from` to this one. They do not wait for collective calls, nor
-  // for each other, where the MPI library can be called from several threads at once. Tensors on
-  // devices pass through memory of the host, and are waited for.
+  // Sends one tensor to rank `to`, or receives one from rank `from`. Where the MPI library can be called from several
+  // threads at once, neither waits for collective calls or for other sends and receives. Tensors on devices pass
+  // through host memory, and the device is waited for.
   void send(int to, const void* data, std::size_t count, DType dtype,
             const std::optional<collective::Placement>& placement = {});
   void receive(int from, void* data, std::size_t count, DType dtype,
@@ -113,33 +113,34 @@ class Communicator {
   // wait for each other. It is closed with this one, and writes to the same timeline, under `name`. Collective.
   std::shared_ptr<Communicator> duplicate(const std::string& name, transport::MadeFor what);
 
-  // Has every call recorded, in a file of this rank's own (see path_of_rank), until it is stopped or all communicators
-  // that write to it are gone. Collective.
+  // Records every call in a file of this rank's own (see path_of_rank), until stopped or until all communicators that
+  // write to it are gone. Collective.
   void start_timeline(const std::string& path);
   void stop_timeline();
   [[nodiscard]] std::shared_ptr<Timeline> timeline() const;
 
-  // The same of a device: nullptr where nothing is recorded.
+  // The timeline of a device; nullptr if nothing is recorded.
   [[nodiscard]] std::shared_ptr<DeviceTimeline> device_timeline(int device);
   void record(const collective::Call& call, const collective::Outcome& outcome, const Times& times,
               const std::optional<Error>& failure = {}) const;
 
-  // What the threads that allocate large node memory call several times a second. It may throw: that ends the call and
-  // breaks the communicator. Duplicates take it over. To be set before other threads use the communicator.
+  // Sets a function that threads call several times a second while they allocate large node memory. If it throws, the
+  // call ends and the communicator is broken. Duplicates inherit it. Call this before other threads use the
+  // communicator.
   void attend_with(std::function<void()> attend) { attend_ = std::move(attend); }
 
   // `bytes` bytes of node memory for every rank of the node, zero-filled; lives as long as the segment is held, also
   // beyond the communicator. Collective.
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now);
 
-  // The same of a CUDA device, where the ranks of the node map each other's if they can.
+  // The same on a CUDA device; the ranks of the node map each other's memory if they can.
   std::shared_ptr<collective::DeviceSegment> allocate_on_device(int device, std::size_t bytes);
 
-  // What serves calls on tensors of devices; nullptr before the first. For people to read.
+  // Serves calls on device tensors; nullptr before the first such call. For information only.
   [[nodiscard]] const collective::DeviceGroup* device_group() const;
 
-  // Ends it. `drain` waits for the asynchronous calls first; otherwise they end with Error(closed). Closing twice is
-  // harmless. Not collective: the others find out when they wait for this rank.
+  // Closes the communicator. `drain`: waits for the asynchronous calls first; otherwise they end with Error(closed).
+  // Closing twice is harmless. Not collective: the others find out when they wait for this rank.
   void close(bool drain) noexcept;
   [[nodiscard]] bool closed() const;
 
@@ -151,7 +152,7 @@ class Communicator {
   };
   struct Pending {
     std::uint64_t ticket;
-    std::function<void(Served&)> work;  // what it has noted is kept where it throws, too
+    std::function<void(Served&)> work;  // what it writes is kept even if it throws
     std::shared_ptr<Handle> handle;
   };
 
@@ -195,7 +196,7 @@ class Communicator {
 
   std::unique_ptr<collective::Group> group_;
   std::shared_ptr<SentBytes> sent_;
-  std::optional<int> device_;                              // of the first call on tensors of one
+  std::optional<int> device_;                              // of the first call on device tensors
   std::shared_ptr<collective::DeviceGroup> device_group_;  // made by the first call on tensors of a device
   collective::PointToPoint point_to_point_;
   int forks_;  // how often the process had forked when this was made
@@ -203,14 +204,14 @@ class Communicator {
   std::condition_variable turn_;
   std::atomic<std::uint64_t> next_ticket_{0};
   std::atomic<std::uint64_t> serving_{0};
-  std::atomic<PreparedCall*> open_{nullptr};  // it has begun, and has the turn until somebody finishes it
-  std::atomic<int> draining_{0};              // threads that wait until nobody has a ticket
+  std::atomic<PreparedCall*> open_{nullptr};  // begun; has the turn until a thread finishes it
+  std::atomic<int> draining_{0};              // threads that wait until all tickets are served
   std::deque<Pending> pending_;
-  int apart_ = 0;                    // threads that send or receive a tensor, out of turn
+  int apart_ = 0;                    // threads in send() or receive(), out of turn
   std::atomic<bool> usable_{true};   // neither closed nor broken
-  std::atomic<bool> closed_{false};  // once `usable_` is false, this or what follows does not change any more
+  std::atomic<bool> closed_{false};  // once `usable_` is false, this is true or `broken_` is set
   std::optional<Error> broken_;
-  std::shared_ptr<Failure> failure_;  // of the first asynchronous call that failed, until somebody is told
+  std::shared_ptr<Failure> failure_;  // of the first asynchronous call that failed, until a caller is told
   std::thread progress_thread_;
   std::vector<std::weak_ptr<Communicator>> duplicates_;
   std::string name_ = "collectives";  // in the timeline

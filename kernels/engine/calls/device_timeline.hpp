@@ -1,7 +1,7 @@
-// When calls ran on a device, for the timeline: what the host sees of them is only when they were put into a stream.
+// When calls ran on a device, for the timeline: the host itself sees only when they were put into a stream.
 //
-// Events that tell the time are recorded around each call. Once they have happened, their distance from a first event,
-// whose time on the host's clock is known, gives the times on that clock, to some ten microseconds.
+// Timing events are recorded around each call. Once they have happened, their distance from a first event, whose time
+// on the host's clock is known, gives the times on that clock, to within some ten microseconds.
 #pragma once
 
 #include <deque>
@@ -20,10 +20,10 @@ class DeviceTimeline {
   DeviceTimeline(std::shared_ptr<Timeline> timeline, int device, const std::string& name);
   DeviceTimeline(const DeviceTimeline&) = delete;
   DeviceTimeline& operator=(const DeviceTimeline&) = delete;
-  ~DeviceTimeline();  // writes what happens within a second
+  ~DeviceTimeline();  // waits up to a second to write what is left
 
-  // What is put into the stream between begin() and end() is written as one span; what is in the stream at instant(),
-  // as what happened when it was done.
+  // Work put into the stream between begin() and end() is written as one span. instant() is written as the time at
+  // which the work then in the stream was done.
   void begin(compute::cuda::Stream stream);
   void end(compute::cuda::Stream stream, const std::string& name, const std::string& facts);
   void instant(compute::cuda::Stream stream, const std::string& name);

@@ -102,7 +102,7 @@ bool Handle::ends_on_device() const { return end() != nullptr; }
 
 void Handle::order(compute::cuda::Stream stream) const {
   if (const DeviceEnd end = this->end()) {
-    const compute::cuda::UseDevice use(end->device);  // whose default stream it is, if it is one
+    const compute::cuda::UseDevice use(end->device);  // `stream` may be its default stream
     compute::cuda::runtime().wait(stream, end->event.get());
     check(*end);
   }
@@ -125,7 +125,7 @@ bool Handle::device_done() const {
   if (!done()) {
     return false;
   }
-  const DeviceEnd end = this->end();  // known only once it is done
+  const DeviceEnd end = this->end();  // set before done_
   try {
     return end == nullptr || compute::cuda::runtime().happened(end->event.get());
   } catch (const Error&) {  // a device that has failed, or one of the process that this one was forked from
@@ -143,7 +143,7 @@ void Handle::finish(const collective::Outcome& outcome, const Times& times, Devi
   done_.store(true, std::memory_order_release);
   changed_.notify_all();
   for (Watcher* const watcher : watchers_) {
-    const std::lock_guard watching(watcher->mutex);  // so that it is either still to look, or asleep
+    const std::lock_guard watching(watcher->mutex);  // so that the watcher either has yet to check or is asleep
     watcher->changed.notify_all();
   }
 }

@@ -1,4 +1,4 @@
-// What an asynchronous call hands back: whether it is done, when it ran, and how it ended.
+// The handle of an asynchronous call: whether it is done, when it ran, and how it ended.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ struct Times {
   Clock::time_point ended;
 };
 
-// Of a call on tensors of a device: what happens there once the result is there, and who knows of what went wrong.
+// Of a call on device tensors: the event that follows its result in the stream, and the group that knows its errors.
 struct OnDevice {
   int device;
   compute::cuda::OwnedEvent event;
@@ -38,7 +38,7 @@ using DeviceEnd = std::shared_ptr<OnDevice>;  // nullptr for other calls
 // How a call failed.
 struct Failure {
   Error error;
-  std::atomic<bool> told;  // whether somebody has been told, who waited for the call or made another one
+  std::atomic<bool> told;  // whether a thread that waited for the call, or made another one, has been told
 };
 
 class Handle {
@@ -49,35 +49,37 @@ class Handle {
   // more) that passes first: throws Error(timeout); the call goes on and can be waited for again.
   void wait(std::optional<double> timeout);
 
-  // Waits until the call is done, or the time has come: says which. The error that it ended with is thrown by `wait`.
+  // Waits until the call is done or the deadline has passed; returns whether it is done. `wait` throws the call's
+  // error.
   bool done_by(std::optional<Times::Clock::time_point> deadline);
 
-  // Waits until one of the calls is done, or the time has come: which one, the first of several, or nothing.
+  // Waits until one of the calls is done or the deadline has passed. Returns the index of the first that is done, if
+  // any.
   static std::optional<std::size_t> any_done_by(std::span<Handle* const> handles,
                                                 std::optional<Times::Clock::time_point> deadline);
 
-  // Why the call failed, if it did and nobody has been told. `told` says that somebody has.
+  // The error of the call, if it failed and nobody has been told. `told` marks it as told.
   [[nodiscard]] std::optional<std::string> untold() const;
   void told() const;
 
-  // After `wait`, for tensors of a device, on which the call may still be at work: what is put into the stream from now
-  // on sees the result; or the host waits for it. Both throw what has gone wrong on the device by then.
+  // After `wait`, for device tensors, on which the call may still be running: `order` lets work put into the stream
+  // from now on see the result; `synchronize` waits for it. Both throw errors of the device so far.
   [[nodiscard]] bool ends_on_device() const;
   void order(compute::cuda::Stream stream) const;
   void synchronize() const;
 
-  // Whether the call has ended, on the device, too: nothing of it reads or writes the tensors any more.
+  // Whether the call has ended, on the device too: it no longer reads or writes the tensors.
   [[nodiscard]] bool device_done() const;
 
   // Of a call that has ended: how it was served, and when.
   [[nodiscard]] collective::Outcome outcome() const;
   [[nodiscard]] Times times() const;
 
-  // By the engine, once.
+  // Called by the engine, once.
   void finish(const collective::Outcome& outcome, const Times& times, DeviceEnd end, std::shared_ptr<Failure> failure);
 
  private:
-  // Who waits for one of several calls.
+  // A thread in any_done_by.
   struct Watcher {
     std::mutex mutex;
     std::condition_variable changed;

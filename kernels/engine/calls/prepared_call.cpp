@@ -42,7 +42,7 @@ void PreparedCall::wait(std::optional<double> timeout, const Communicator::LetGo
     if (handle_ == nullptr) {
       throw;
     }
-    handle_->wait({});  // where it has ended just after the time was over, nothing was wrong with it
+    handle_->wait({});  // throws the call's error; the call may have succeeded just after the timeout
     outcome_ = handle_->outcome();
   }
   under_way_ = false;

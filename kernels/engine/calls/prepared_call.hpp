@@ -1,10 +1,10 @@
-// A call that is checked once, and its way chosen, and then made as often as one likes on the same tensors: the
-// persistent collectives of MPI 4. It is served in turn with all other calls of its communicator, in the order in which
-// they were started, and is the same call to the other ranks as one that is not prepared.
+// A call that is checked and whose path is chosen once, and that is then made any number of times on the same tensors,
+// like the persistent collectives of MPI 4. It is served in turn with all other calls of its communicator, in the order
+// in which they were started; other ranks may make the same call without preparing it.
 //
-// A small call inside a node is begun by start(): the others then need nothing more of this rank, and whoever first has
-// to wait for the turn that it keeps (wait(), the next call, the progress thread) finishes it. Other calls go to the
-// progress thread.
+// start() begins a small call inside a node: the other ranks then need nothing more of this rank. The call keeps the
+// turn until wait(), or the first thread that has to wait for the turn, finishes it. Other calls go to the progress
+// thread.
 #pragma once
 
 #include <memory>
@@ -18,24 +18,24 @@ namespace gradientflow::engine {
 
 class PreparedCall {
  public:
-  // `call` is one that make_call has made. The tensors must live as long as this.
+  // `call`: made by make_call. The tensors must live as long as this.
   PreparedCall(std::shared_ptr<Communicator> communicator, collective::Call call);
   PreparedCall(const PreparedCall&) = delete;
   PreparedCall& operator=(const PreparedCall&) = delete;
   ~PreparedCall();  // waits for the call, if it is under way
 
-  // One thread at a time. From start() to wait() the tensors must be left alone. start() throws Error(value) where the
-  // call is under way already, wait() where it is not; both throw as Communicator::submit and Handle::wait do. After a
-  // wait that has thrown anything but the end of its own timeout the call is not under way any more.
+  // One thread at a time. The tensors must not be used between start() and wait(). start() throws Error(value) if the
+  // call is under way already, wait() if it is not; both also throw as Communicator::submit and Handle::wait do. After
+  // any error of wait() but its own timeout the call is no longer under way.
   void start(const Communicator::LetGo& let_go = {});
   void wait(std::optional<double> timeout = {}, const Communicator::LetGo& let_go = {});
   [[nodiscard]] bool under_way() const { return under_way_; }
   // Whether wait() would return at once: nothing is under way, or it has ended.
   [[nodiscard]] bool done();
 
-  // What the last call that was waited for came to.
+  // The outcome of the last call that was waited for.
   [[nodiscard]] const collective::Outcome& outcome() const { return outcome_; }
-  // On a device, of the call that was started last: for the streams that shall see its result.
+  // On a device: the handle of the call started last, to order streams behind its result.
   [[nodiscard]] const std::shared_ptr<Handle>& handle() const { return handle_; }
 
   [[nodiscard]] Communicator& communicator() const { return *communicator_; }
@@ -48,7 +48,7 @@ class PreparedCall {
   std::shared_ptr<Communicator> communicator_;
   collective::Call call_;
   bool under_way_ = false;
-  std::shared_ptr<Handle> handle_;  // of the call under way, where others may end it; guarded by the communicator
+  std::shared_ptr<Handle> handle_;  // of the call under way, if other threads may end it; guarded by the communicator
   collective::Outcome outcome_{};
 };
 

@@ -134,7 +134,7 @@ std::string text_of(const Label& label, const Request& request) {
   if (text.size() > transport::longest_label) {
     const std::string end = "... (hash " + std::to_string(collective::hash_of(std::as_bytes(std::span(text)))) + ")";
     std::size_t length = transport::longest_label - end.size();
-    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0U) == 0x80U) {  // inside a letter of UTF-8
+    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0U) == 0x80U) {  // inside a UTF-8 character
       --length;
     }
     text.resize(length);
@@ -206,7 +206,7 @@ Call make_call(const Communicator& communicator, const Request& request) {
   if (known.placement) {
     communicator.check_device(known.placement->device);
   } else {
-    call.choice = communicator.group().choose(signature, false);  // throws where the algorithm cannot serve it
+    call.choice = communicator.group().choose(signature, false);  // throws if the algorithm cannot serve it
   }
   return call;
 }

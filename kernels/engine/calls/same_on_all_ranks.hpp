@@ -1,4 +1,4 @@
-// Finding out, before anything else, that all ranks make the same thing.
+// Checking, before anything else, that all ranks make the same object.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace gradientflow::engine {
 // `things` says in the plural what they are. Collective.
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, std::string description);
 
-// The same of what takes more words: what all is, by its names, in an order that counts. The error names the first rank
-// that differs from rank 0, and in what first.
+// The same for longer descriptions: pairs of name and value, whose order counts. The error names the first rank that
+// differs from rank 0, and the first entry in which it differs.
 using Entries = std::vector<std::pair<std::string, std::string>>;
 void check_same_on_all_ranks(Communicator& communicator, const std::string& things, const Entries& entries);
 

@@ -11,10 +11,10 @@ namespace gradientflow::engine {
 
 class SentBytes {
  public:
-  // `within`: of the communicator that it is made of, if it is made of one.
+  // `within`: those of the communicator that this one is made of, if any.
   explicit SentBytes(std::shared_ptr<SentBytes> within = nullptr) : within_(std::move(within)) {}
 
-  // Of a call; nothing where it is not known, as the total is not from then on. From any thread.
+  // Adds the bytes of a call. Nothing if they are not known: then the total is not known from then on. From any thread.
   void add(std::optional<std::uint64_t> bytes) noexcept {
     if (bytes) {
       bytes_.fetch_add(*bytes, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Where streams of a device stood when something was said about them: one event for each of the streams, reused.
+// Marks in streams of a device: one reused event for each stream, recorded at the end of its work at that time.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ class StreamMarks {
  public:
   explicit StreamMarks(int device) : device_(device) {}
 
-  // Remembers what is in the stream now; more than what was remembered of it before.
+  // Marks the work that is in the stream now, in place of the stream's earlier mark.
   void mark(compute::cuda::Stream stream) {
     const compute::cuda::UseDevice use(device_);
     std::size_t place = 0;
@@ -29,7 +29,7 @@ class StreamMarks {
     compute::cuda::runtime().record(marks_[place].event.get(), stream);
   }
 
-  // What is put into `stream` from now on waits for all that is remembered.
+  // Work put into `stream` from now on waits for all work marked.
   void hold(compute::cuda::Stream stream) const {
     const compute::cuda::UseDevice use(device_);
     for (std::size_t place = 0; place < marked_; ++place) {

@@ -1,4 +1,4 @@
-// Waiting for the end of an iteration, from any thread, perhaps not for long.
+// Waiting for the end of an iteration, from any thread, with an optional timeout.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Deadline = std::optional<Times::Clock::time_point>;
 
 struct TimeOver : std::exception {};  // and the iteration goes on
 
-// Throws TimeOver where the deadline passes first, else what the call ended with.
+// Waits for a call and throws its error, or TimeOver if the deadline passes first.
 inline void await(Handle& handle, Deadline deadline) {
   if (!handle.done_by(deadline)) {
     throw TimeOver();
@@ -26,8 +26,8 @@ inline void await(Handle& handle, Deadline deadline) {
   handle.wait({});
 }
 
-// Ends an iteration by `end(deadline)`, unless another thread has done so meanwhile: `iteration()` tells. One thread at
-// a time does it. Throws Error(timeout) where the time, in seconds, is over first: the iteration goes on, and can be
+// Ends an iteration by `end(deadline)`, one thread at a time, unless `iteration()` shows that another thread has ended
+// it meanwhile. Throws Error(timeout) if the timeout, in seconds, passes first: the iteration goes on, and can be
 // waited for again.
 template <class Iteration, class End>
 void wait_for_end(std::timed_mutex& waiting, std::optional<double> timeout, Iteration iteration, End end) {

@@ -1,5 +1,5 @@
-// Lists of calls for kernels on a device, see compute/cuda/call_list.hpp: written to memory of the host one behind the
-// other, and brought to the device with one copy.
+// Lists of calls for kernels on a device, see compute/cuda/call_list.hpp: written one behind the other to host memory,
+// and copied to the device with one copy.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace gradientflow::engine {
 
 class CallLists {
  public:
-  // Bytes that `lists` lists of `calls` calls in all take at most.
+  // The most bytes that `lists` lists take, of `calls` calls in all.
   template <class Call>
   [[nodiscard]] static std::size_t bytes_for(std::size_t calls, std::size_t lists) {
     return calls * (sizeof(Call) + sizeof(std::uint32_t)) + lists * (sizeof(std::uint32_t) + 2 * alignment);
@@ -25,7 +25,7 @@ class CallLists {
 
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
 
-  // The calls must not be run before send(). There has to be room for them.
+  // Adds a list. Its calls must not run before send(). Throws Error(internal) if there is no room.
   template <class Call>
   [[nodiscard]] compute::cuda::CallList<Call> add(std::span<const Call> calls, DType dtype) {
     const auto first = compute::cuda::first_blocks(calls);
@@ -35,13 +35,13 @@ class CallLists {
             first.back(), dtype};
   }
 
-  // Puts what was added since the last time on its way.
+  // Copies the lists added since the last send() to the device, in the stream.
   void send(compute::cuda::Stream stream) {
     memory_.upload(sent_, used_ - sent_, stream);
     sent_ = used_;
   }
 
-  // Begins anew. All that was sent must have been run.
+  // Removes all lists. The calls that were sent must have run.
   void clear() { used_ = sent_ = 0; }
 
  private:

@@ -33,7 +33,7 @@ FloatArray::FloatArray(std::size_t size, std::optional<int> device) : device_(de
   }
 #if defined(MADV_HUGEPAGE)
   if (is_large) {
-    ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // a wish: harmless where it is not fulfilled
+    ::madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // only advice: failure is harmless
   }
 #endif
   std::memset(memory_.get(), 0, bytes);

@@ -1,5 +1,5 @@
-// Zero-filled float32 numbers: in memory of the host, at a multiple of a cache line and in huge pages where the system
-// has them, or in memory of a CUDA device; or numbers that lie in memory of somebody else's.
+// An array of float32 numbers: zero-filled in memory of the host, aligned to a cache line and in huge pages where the
+// system has them; zero-filled in memory of a CUDA device; or in memory that somebody else owns.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class FloatArray {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::optional<int> device() const noexcept { return device_; }
 
-  // Copies from element `begin` on, to and from memory of the host. On a device what was done to the array before must
-  // be done, or be in the default stream; it is waited for.
+  // Copy from element `begin` on, to and from memory of the host. On a device, earlier work on the array must be done
+  // or in the default stream; it is waited for.
   void read(std::size_t begin, std::span<float> destination) const;
   void write(std::size_t begin, std::span<const float> source);
 

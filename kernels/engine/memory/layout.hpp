@@ -1,4 +1,4 @@
-// Where the tensors of a pool lie.
+// The layout of the tensors of a pool.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Pinned memory of the host and as much of a device, for small things that go from one to the other in every iteration:
-// copies between the two wait for nobody.
+// Pinned memory of the host and as much memory of a device, for small data that is copied between them in every
+// iteration: such copies are asynchronous.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class MirroredMemory {
       on_device_ = compute::cuda::DeviceMemory(bytes);
     }
   }
-  // What is dropped must not be in use: the pinning ends before the memory does.
+  // The memory replaced must not be in use. It is unpinned before it is freed.
   MirroredMemory(MirroredMemory&&) noexcept = default;
   MirroredMemory& operator=(MirroredMemory&& other) noexcept {
     pinned_ = std::move(other.pinned_);

@@ -1,5 +1,5 @@
 // The memory of a pool: node memory of the host, or memory of a CUDA device, which the ranks of the node share as far
-// as they can. Zero-filled at first.
+// as they can. Initially zeros.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace gradientflow::engine {
 
 class PoolMemory {
  public:
-  // `bytes` bytes of `device`, or of the host, and there `more` behind them. Collective.
+  // `bytes` bytes on `device`; or on the host, followed there by `more` bytes. Collective.
   PoolMemory(Communicator& communicator, std::optional<int> device, std::size_t bytes, std::size_t more = 0);
 
   [[nodiscard]] std::byte* data() const { return device_ ? on_device_->mine() : on_host_->mine(); }
@@ -21,7 +21,7 @@ class PoolMemory {
   [[nodiscard]] const std::shared_ptr<transport::Segment>& on_host() const { return on_host_; }
   [[nodiscard]] const std::shared_ptr<collective::DeviceSegment>& on_device() const { return on_device_; }
 
-  // Zeros in this memory, or other memory of the same place; on a device put into the stream.
+  // Zeroes bytes of this memory, or of other memory on the same device or host; on a device, in the stream.
   void clear(std::byte* begin, std::size_t bytes, compute::cuda::Stream stream) const;
 
  private:

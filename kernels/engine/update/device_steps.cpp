@@ -7,14 +7,13 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// What is replaced grows by more than is needed now, for a sparse pool sends more parts in one iteration than in
-// another.
+// Memory that is replaced grows by more than is needed now, as a sparse pool sends more parts in some iterations.
 constexpr std::size_t grown(std::size_t bytes) { return bytes + bytes / 2; }
 
 template <class Memory>
 void make_room(Memory& memory, std::size_t bytes) {
   if (memory.bytes() < bytes) {
-    memory = Memory();  // first: both may be more than there is
+    memory = Memory();  // freed first: there may not be room for both
     memory = Memory(grown(bytes));
   }
 }

@@ -26,15 +26,15 @@ class DeviceSteps {
 
   [[nodiscard]] int device() const { return device_; }
 
-  // Makes all steps, behind those that were made before, in whatever stream. `dtype`: of the gradients.
+  // Puts all steps into the stream, behind earlier steps in any stream. `dtype`: of the gradients.
   void run(std::span<const compute::MomentumStep> steps, std::span<const compute::AdamStep> steps_of_adam, DType dtype,
            Stream stream);
 
-  // The sums of these gradients, and behind them those of these weights, which are float32. Waits for the stream.
+  // The sums of squares of the gradients, followed by those of the weights, which are float32. Waits for the stream.
   [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,
                                                     std::span<const SumOfSquares> weights, Stream stream);
 
-  // What is put into the stream from now on sees the steps.
+  // Work put into the stream from now on sees the steps.
   void order(Stream stream) const;
 
  private:

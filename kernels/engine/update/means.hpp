@@ -1,5 +1,5 @@
-// The averaged gradients that the tensors of a pool hold between two iterations, by a number: a step takes them once,
-// and no other iteration of any pool has the same number.
+// The number of the averaged gradients that a pool holds between two iterations. No other iteration of any pool has the
+// same number, so an optimizer takes the same averages only once.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ inline constexpr Means no_means = 0;  // an iteration is under way, or failed, o
   return ++last;
 }
 
-// Of an iteration that averaged nothing.
+// The error of an iteration that averaged nothing.
 [[nodiscard]] inline Error nothing_ready_error() {
   return {ErrorKind::value,
           "no rank made a tensor of the pool ready before it waited: the averages are zeros, and no gradients"};

@@ -13,7 +13,7 @@
 
 namespace gradientflow::engine {
 
-// The gradients of all tensors, and which of them are there.
+// The gradients of an update, tensor by tensor.
 struct Optimizer::Gradients {
   const Update& update;
 
@@ -36,8 +36,8 @@ struct Optimizer::Gradients {
     }
   }
 
-  // The same with the gradients of the part, work(begin, end, gradients); where they are those of several ranks, in
-  // blocks whose means stay in a cache until they are used.
+  // The same with the gradients of the part, work(begin, end, gradients); if the step takes the mean of several ranks,
+  // in blocks whose means stay in a cache until they are used.
   template <class Work>
   void each_gradient(std::size_t tensor, std::size_t count, Work work) const {
     constexpr std::size_t block = 4096;
@@ -73,11 +73,13 @@ struct Optimizer::Task {
   float scale;
 
   [[nodiscard]] bool has_master() const { return parameter.master.data() != nullptr; }
-  [[nodiscard]] bool is_local() const { return !settings.adam && settings.trust > 0.0F; }  // its rate: that of LARS
+  [[nodiscard]] bool is_local() const {
+    return !settings.adam && settings.trust > 0.0F;
+  }  // whether its rate is the local one of LARS
   [[nodiscard]] float* weights() const {
     return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
   }
-  [[nodiscard]] std::byte* parameter_at(std::size_t element) const {  // of 16 bits
+  [[nodiscard]] std::byte* parameter_at(std::size_t element) const {  // of 16-bit weights
     return has_master() ? parameter.data + element * size_of(parameter.dtype) : nullptr;
   }
   [[nodiscard]] const std::byte* gradient(std::size_t element) const {
@@ -88,7 +90,7 @@ struct Optimizer::Task {
     gradients.each_part(tensor, parameter.count, work);
   }
 
-  // Where it is a local one, for gradients and weights with these sums of squares.
+  // The local rate of LARS, for gradients and weights with these sums of squares.
   [[nodiscard]] float local_rate(double gradient_squares, double weight_squares) const {
     const double weight = std::sqrt(weight_squares);
     const double gradient = std::sqrt(gradient_squares);
@@ -104,8 +106,8 @@ struct Optimizer::Task {
 namespace {
 
 // The square of a float32 is infinite from 2^64 on, and loses bits below 2^-63. A sum of squares that this may have
-// spoilt is taken again, of values times 2^shift: this is the shift for values times `scale`, or 0 where the sum is
-// right. That of overflows leaves room for the sum of a block; the other one is for values below 2^-45.
+// spoilt is computed again, from values times 2^shift. Returns this shift, for values times `scale`, or 0 if the sum is
+// right. The shift for overflow leaves room for the sum of a block; the shift for underflow is for values below 2^-45.
 int shift_for(double squares, float scale) {
   constexpr double least = 0x1p-90;
   if ((std::isfinite(squares) && squares >= least) || !std::isnormal(scale)) {
@@ -122,7 +124,7 @@ double squares_on_host(const void* source, DType dtype, std::size_t count, float
                     : std::ldexp(compute::sum_of_squares(source, dtype, count, std::ldexp(scale, shift)), -2 * shift);
 }
 
-// The sums of the gradients, and behind them those of the weights. Changes the scales of those taken again.
+// The sums of squares of the gradients, followed by those of the weights. Changes the scales of sums computed again.
 std::vector<double> squares_on_device(DeviceSteps& device, std::vector<DeviceSteps::SumOfSquares>& gradients,
                                       DType dtype, std::vector<DeviceSteps::SumOfSquares>& weights,
                                       compute::cuda::Stream stream) {
@@ -310,7 +312,7 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
       throw Error(ErrorKind::value, "the weights of tensor " + std::to_string(tensor) + " are missing");
     }
     if (given && (given->adam || given->momentum != 0.0F)) {
-      (void)momentum(tensor);  // memory may be what is missing: before anything is changed
+      (void)momentum(tensor);  // allocates, and may throw: before anything is changed
     }
     if (given && given->adam) {
       (void)mean_square(tensor);
@@ -328,8 +330,8 @@ void Optimizer::step(const Gradients& gradients, std::span<const std::optional<S
   }
 }
 
-// The steps of whole tensors, without gradients. A step whose settings have no momentum leaves that of the steps before
-// as it is, as PyTorch's does.
+// The steps of whole tensors, without gradients. A step whose settings have no momentum leaves the momentum of earlier
+// steps unchanged, as PyTorch's does.
 compute::MomentumStep Optimizer::momentum_step_of(const Task& task, float rate) const {
   const bool inside = rate_inside_ || task.is_local();  // a local rate changes from step to step
   const Parameter& parameter = task.parameter;
@@ -398,11 +400,11 @@ void Optimizer::step_on_host(const Task& task) const {
   make(momentum_step_of(task, rate), compute::momentum_step);
 }
 
-// The norms of all tensors are asked for at once, and so the host waits once.
+// The norms of all tensors are computed together, so that the host waits once.
 void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stream stream) {
   std::vector<DeviceSteps::SumOfSquares> gradients;
   std::vector<DeviceSteps::SumOfSquares> weights;
-  std::vector<std::size_t> parts(tasks.size(), 0);  // of the gradients, by task
+  std::vector<std::size_t> parts(tasks.size(), 0);  // by task: number of gradient parts
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const Task& task = tasks[i];
     if (task.is_local()) {

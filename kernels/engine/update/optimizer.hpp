@@ -1,8 +1,9 @@
-// The step of momentum SGD, LARS, Adam or AdamW over the gradients of a pool: weights anywhere in memory, momentum
-// here, and for weights of 16 bits float32 master weights, too (GradientFlow paper, sections 2.5, 3.2 and 4.2).
+// The step of momentum SGD, LARS, Adam or AdamW over the gradients of a pool: the weights are anywhere in memory; the
+// momentum, and for 16-bit weights the float32 master weights, are here (GradientFlow paper, sections 2.5, 3.2 and
+// 4.2).
 //
-// All of that is in memory of the host, or all on one CUDA device. There, steps are put into a stream, and nobody waits
-// for them; but the local rates of LARS are computed by the host, which waits for the norms in every step.
+// All of these are in host memory, or all on one CUDA device. There, steps are put into a stream without waiting,
+// except with LARS: the host waits for the norms in every step to compute the local rates.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +23,15 @@ namespace gradientflow::engine {
 
 class Optimizer {
  public:
-  using Stream = compute::cuda::Stream;  // of the device; not used where there is none
+  using Stream = compute::cuda::Stream;  // of the device; unused on the host
 
-  // Adam, or with `decoupled` AdamW: its mean of gradients is the momentum.
+  // Adam, or AdamW if `decoupled`. The mean of the gradients is kept as the momentum.
   struct Adam {
     double beta_1;
     double beta_2;
     double epsilon;
-    bool decoupled;         // whether weight decay makes the weights smaller by itself, and is not in the gradient
-    std::uint64_t updates;  // of the tensor, with this one
+    bool decoupled;         // whether weight decay shrinks the weights directly, and is not added to the gradient
+    std::uint64_t updates;  // of the tensor, including this one
   };
 
   // Of one tensor, in one step.
@@ -41,7 +42,7 @@ class Optimizer {
     // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: without.
     float trust;
     bool maximize = false;
-    std::optional<Adam> adam = {};  // in place of momentum and trust
+    std::optional<Adam> adam = {};  // instead of momentum and trust
   };
 
   // `counts`: elements of each tensor, as in the pools whose gradients it takes. `rate_inside`: whether the learning
@@ -53,36 +54,36 @@ class Optimizer {
   [[nodiscard]] std::size_t count(std::size_t tensor) const { return parameters_[tensor].count; }
   [[nodiscard]] std::optional<int> device() const { return device_; }
 
-  // Where the weights of a tensor are: float32, float16 or bfloat16. Of those of 16 bits the master weights are taken
-  // from there, unless `keep_master`; on a device, the host waits until they are, behind what is in the stream of
-  // `placement`. Throws Error(type) for another dtype, and Error(value) for weights that are somewhere else.
+  // Sets where the weights of a tensor are: float32, float16 or bfloat16. The master weights of 16-bit weights are
+  // copied from there, unless `keep_master`; on a device, behind the work in the stream of `placement`, and the host
+  // waits for it. Throws Error(type) for another dtype, and Error(value) for weights that are not on the optimizer's
+  // device.
   void set_parameter(std::size_t tensor, std::byte* data, DType dtype, bool keep_master,
                      const std::optional<collective::Placement>& placement = {});
 
-  // Has these numbers of a tensor lie in this memory of the host, with the numbers that are there.
+  // Keeps these numbers of a tensor in `memory`, which is on the host; its contents become their values.
   enum class Numbers { momentum, mean_square, master };
   void place(Numbers numbers, std::size_t tensor, std::span<float> memory);
 
-  // Makes weights of 16 bits what their master weights round to; on a device, the host waits for it.
+  // Sets 16-bit weights to their rounded master weights; on a device, the host waits for it.
   void round_master(std::size_t tensor);
 
-  // One step of the tensors that have settings, with the gradients times `gradient_scale`; only the spans of the update
-  // change, momentum included. Throws Error(value) where it has other tensors, or is somewhere else, or weights are
-  // missing, or this optimizer has made its step with it: before anything is changed. On a device, gradients and
-  // weights are those that are there once what is in the stream now is done.
+  // One step of the tensors that have settings, with the gradients times `gradient_scale`; weights and momentum change
+  // only in the spans of the update. Before anything is changed, throws Error(value) if the update has other tensors or
+  // is on another device, if weights are missing, or if this optimizer has used the update already, and Error(type) for
+  // gradients in float64. On a device, the step comes behind the work in the stream.
   void step(const Update& update, std::span<const std::optional<Settings>> settings, double gradient_scale,
             Stream stream = nullptr);
 
-  // In place of a step that is not to be made. Throws what `step` would of the update.
+  // Counts the update as used without making a step. Throws as `step` does for an update that does not fit.
   void skip(const Update& update);
 
-  // On a device: what is put into the stream from now on sees weights, momentum and master weights as the last step
-  // leaves them.
+  // On a device: work put into the stream from now on sees the weights, momentum and master weights of the last step.
   void order(Stream stream) const;
 
   [[nodiscard]] const FloatArray& momentum(std::size_t tensor) const { return parameters_[tensor].momentum; }
   [[nodiscard]] const FloatArray& master(std::size_t tensor) const { return parameters_[tensor].master; }
-  // There from then on; `mean_square` is that of Adam.
+  // Allocated on first use; `mean_square` is that of Adam.
   [[nodiscard]] FloatArray& momentum(std::size_t tensor) { return array(parameters_[tensor], &Parameter::momentum); }
   [[nodiscard]] FloatArray& mean_square(std::size_t tensor) {
     return array(parameters_[tensor], &Parameter::mean_square);
@@ -94,7 +95,7 @@ class Optimizer {
     std::size_t count;
     std::byte* data = nullptr;
     DType dtype = DType::float32;
-    FloatArray momentum;     // none as long as it is 0
+    FloatArray momentum;     // empty until first used
     FloatArray mean_square;  // the same
     FloatArray master;       // of weights of 16 bits
   };

@@ -1,5 +1,5 @@
-// What a step uses, as data: gradients side by side in memory of the host or of a CUDA device, and which of their
-// elements count. An exchange makes it; optimizers take it, and know no exchange.
+// The input of a step, as plain data: gradients side by side in memory of the host or of a CUDA device, and which of
+// their elements count. Exchanges make it; optimizers take it, and do not depend on any exchange.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,17 @@ struct Update {
   DType dtype;
   std::optional<int> device;
   std::vector<std::size_t> offsets;  // of each tensor, in elements; then the end of the last
-  std::vector<Span> spans;           // sorted, and apart
-  // On the host: memory of the same form on each rank of the node, this one's included, of whose gradients the step
-  // takes the mean. Empty: the gradients are those at `data`.
+  std::vector<Span> spans;           // sorted and disjoint
+  // On the host: the memory, in the same layout, of each rank of the node, this one included; the step takes the mean
+  // of their gradients. Empty: the gradients are those at `data`.
   std::vector<const std::byte*> of_ranks = {};
 
   [[nodiscard]] std::size_t tensors() const { return offsets.size() - 1; }
-  void limit(Span elements);  // to those that lie in it
+  void limit(Span elements);  // restricts the spans to these elements
 };
 
-// Throws Error(value) unless a pool holds averaged gradients: `ready` of its tensors are ready for the next iteration.
+// Throws Error(value) unless a pool holds averaged gradients. `ready`: how many of its `tensors` are ready already for
+// the next iteration.
 void check_has_means(Means means, std::size_t ready, std::size_t tensors);
 
 }  // namespace gradientflow::engine
