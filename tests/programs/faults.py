@@ -438,7 +438,7 @@ def check_close_during_a_call() -> None:
 
 def leave_during_a_call(node_size: int) -> None:
     """Leaving `with` by an exception, in another thread, ends a call that waits for ranks that do not come."""
-    comm = gf.init(config=gf.Config(timeout=12, node_size=node_size))
+    comm = gf.init(config=gf.Config(timeout=scaled(12), node_size=node_size))
     WORLD.Barrier()
     if RANK == 0:
         closer = threading.Thread(
@@ -464,7 +464,7 @@ def check_leave_during_a_call_between_nodes() -> None:
 
 def leave_what_is_under_way(node_size: int) -> None:
     """An exception inside `with` does not wait for asynchronous calls that the others never join."""
-    comm = gf.init(config=gf.Config(timeout=12, node_size=node_size))
+    comm = gf.init(config=gf.Config(timeout=scaled(12), node_size=node_size))
     WORLD.Barrier()
     if RANK == 0:
         with soon(), contextlib.suppress(KeyError), comm:

@@ -721,7 +721,7 @@ def check_words_of_a_part() -> None:
 @contextmanager
 def process_group(settings: Mapping[str, str]) -> Iterator[tuple[()]]:
     os.environ["GRADIENTFLOW_NODE_SIZE"] = settings["node_size"]
-    dist.init_process_group("gradientflow", timeout=timedelta(seconds=60))
+    dist.init_process_group("gradientflow", timeout=timedelta(seconds=scaled(60)))
     try:
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (RANK, SIZE, "gradientflow")
         yield ()
