@@ -1,4 +1,4 @@
-"""The base of strategies that are written in Python: gradients as arrays, and the calls of a communicator."""
+"""The base of strategies written in Python: gradients as arrays, and the calls of a communicator."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from .update import Kind, Update
 
 
 class ArraySynchronizer(PlacedSynchronizer):
-    """What to derive from to write a strategy with NumPy arrays and the calls of `comm`. In memory of the host.
+    """The base class of strategies written with NumPy arrays and the calls of `comm`, in memory of the host.
 
-    A subclass has some of these methods, and may call `comm` in any of them but `begin` and `drop`:
+    A subclass overrides some of these methods, and may call `comm` in any method but `begin` and `drop`:
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
       on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
-      before it; one without a gradient has zeros, and so has one that is not finite, if `looks`.
-    - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are what the step shall use. It
+      before it. A tensor without a gradient has zeros; so has one whose gradient is not finite, if `looks`.
+    - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are those for the step. It
       returns None, or "written" if it has changed the weights (``layout.weights``) itself.
     - ``after_step()``, ``finish()``, ``begin()``: as in `Synchronizer`.
 
-    ``state_names`` lists the attributes that are kept in checkpoints: numbers, arrays, and lists of them; a list with
-    an array for each tensor, such as residuals, goes by the names of the tensors. What `gradient_ready` and
-    `backward_done` have changed in them is undone when the iteration is skipped or given up; `begin` leaves them alone.
-    If there are some, and gradients are averaged, no gradient that is infinite or NaN comes near them, nor one that is
-    so once averaged: the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If
-    gradients are local, the step is skipped on that rank, which gets the error when the step is over.
+    ``state_names`` lists the attributes of a checkpoint: numbers, arrays, and lists of them. A list with an array for
+    each tensor, such as residuals, is matched by the names of the tensors. Changes that `gradient_ready` and
+    `backward_done` make to these attributes are undone when the iteration is skipped or given up; `begin` must not
+    change them. If there are any and gradients are averaged, a gradient or mean that is not finite never stays in them:
+    the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If gradients are local,
+    the step is skipped on that rank, which gets the error after the step.
 
-    The communicator is its own. When a rank gives up an iteration, it leaves the communicator: calls of the other ranks
-    fail and name that rank, and all of them meet on a new one.
+    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves it: calls of the other
+    ranks fail and name that rank, and all ranks continue on a new one.
 
     Attributes
     ----------
     comm : Communicator
-        For this strategy alone.
+        The communicator of this synchronizer alone.
     gradients : tuple of arrays
-        One for each tensor, in node memory, where an allreduce is fastest.
+        One array for each tensor, in node memory, where an allreduce is fastest.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If the tensors are on a device.
     gradientflow.errors.ArgumentTypeError
-        If some are of bfloat16, and the package ml_dtypes is not there.
+        If some are bfloat16, and the package ml_dtypes is not installed.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -73,14 +73,14 @@ class ArraySynchronizer(PlacedSynchronizer):
         super().__init__(comm, layout, strategy)
         self._parent = comm
         self.comm = self._parent._own_part(0)
-        self._sent_before: int | None = 0  # through communicators that it has left
+        self._sent_before: int | None = 0  # bytes, through communicators that it has left
         self._lock = threading.RLock()
-        self._before: dict[str, Any] | None = None  # what was kept before the iteration
+        self._before: dict[str, Any] | None = None  # the state before the iteration
         self._is_ready: list[bool] = []
         self._next = 0  # tensor to be handed over
         self._begun = False  # the iteration
-        self._failed = False  # a moment of it
-        self._found: int | None = None  # the first gradient of it on this rank that is not finite
+        self._failed = False  # a moment of the iteration
+        self._found: int | None = None  # the first gradient of the iteration on this rank that is not finite
         self._start_next_iteration()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
@@ -89,10 +89,10 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Take a gradient that is final."""
 
     def backward_done(self) -> Kind | None:
-        """End the exchange: the gradients are what the step shall use, or the weights are written."""
+        """End the exchange: the gradients are those for the step, or the weights are written."""
 
     def check_complete(self) -> None:
-        """Raise unless all attributes in `state_names` are there."""
+        """Raise unless all attributes in `state_names` exist."""
         for name in self.state_names:
             if not hasattr(self, name):
                 close = difflib.get_close_matches(name, vars(self), 1)
@@ -103,18 +103,18 @@ class ArraySynchronizer(PlacedSynchronizer):
                 raise ArgumentError(message)
 
     def nonfinite_mean(self) -> int | None:
-        """Return the first tensor whose gradient is not finite now that the ranks have put theirs together."""
+        """Return the first tensor whose gradient is not finite after the exchange."""
         return first_nonfinite(self.gradients)
 
     def kept_before(self) -> dict[str, Any]:
-        """Return copies of what `gradient_ready` and `backward_done` change, to undo it with: all in `state_names`."""
+        """Return copies of the state that `gradient_ready` and `backward_done` may change: all in `state_names`."""
         return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     @contextmanager
     def without_calls(self) -> Iterator[None]:
-        """Have calls of `comm` refused in a ``with`` block."""
+        """Refuse calls of `comm` in a ``with`` block."""
         before = self.comm
         self.comm = cast("Communicator", _WithoutCalls(before, f"begin() of {type(self).__name__}"))
         try:
@@ -182,15 +182,15 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     @property
     def looks(self) -> bool:
-        """Whether gradients that are not finite have to be found, before they get into what is kept."""
+        """Whether gradients have to be checked to be finite, before they get into the state."""
         kind = self.strategy.gradients
         return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
 
     def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
         """Exchange `numbers`, and which gradients are not finite: last of all, after whatever may fail on a rank.
 
-        Each rank has two marks: one above the first tensor whose gradient was not finite there, and whose is not now
-        that all have put theirs together. Returns the rank, None for the latter, and the tensor; or None twice.
+        Each rank has two marks, which are 0 or a tensor's index plus 1: the first tensor whose own gradient is not
+        finite, and the first whose mean is not. Returns the rank (None for a mean) and the tensor (None if none).
         """
         mine, averaged = self._found, None
         if self.looks and kind == "apply" and self.reads_gradients:
@@ -213,7 +213,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return Update("apply", self._native_updates())
 
     def drop(self, stream: Any = None) -> None:
-        """Forget the last update: what is kept is again as it was before the iteration."""
+        """Discard the last update: the state is again as it was before the iteration."""
         if self._before is not None:
             self._take(self._before)
             self._before = None
@@ -224,7 +224,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         is_local = self.strategy.gradients == "local" and not self.exchange_failed
         self.exchange_failed = False
         self._start_next_iteration()
-        if is_local:  # nothing of it was to be exchanged
+        if is_local:  # the iteration had nothing to exchange
             return
         self._sent_before = self.bytes_sent
         self.comm._end(False)  # calls of the others that need this rank end now
@@ -235,13 +235,13 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent in messages through `comm`, and what was made of it; None where not known."""
+        """Bytes that this rank has sent in messages through `comm`, its parts and its pools; None if unknown."""
         sent = self.comm.bytes_sent
         return None if sent is None or self._sent_before is None else self._sent_before + sent
 
     @contextmanager
     def _in_iteration(self) -> Iterator[None]:
-        """Let a moment of an iteration be the last one if it fails."""
+        """Refuse further moments of an iteration once one has failed."""
         if self._failed:
             message = "the iteration has failed: give it up with zero_grad() or abandon(), and begin a new one"
             raise ArgumentError(message)
@@ -270,7 +270,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in `state_names`, and the weights where they differ between ranks, of this rank."""
+        """Return this rank's attributes in `state_names`, and its weights where they differ between ranks."""
         return self._state(self.comm.rank, np.copy)
 
     def consolidated_state_dict(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return self.comm.broadcast(array.copy()) if is_whole else self.comm.allreduce(array.copy(), "mean")
 
     def _kept(self) -> dict[str, Any]:
-        """Return what a state has, by name."""
+        """Return the entries of a state, by name."""
         kept = {name: getattr(self, name) for name in self.state_names}
         if self.strategy.gradients != "mean" and self.layout.weights:
             kept["weights"] = list(self.weights)
@@ -293,7 +293,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **kept} if kept else {}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless the state has the attributes in `state_names`, and is one of this rank and these tensors."""
+        """Raise unless the state has the attributes in `state_names`, and is for this rank and these tensors."""
         kept = self._kept()
         if not kept:
             return
@@ -317,7 +317,7 @@ class ArraySynchronizer(PlacedSynchronizer):
                 raise ArgumentError(message)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state; without one, with what the strategy begins with. Collective."""
+        """Go on from a state; without one, from the strategy's initial state. Collective."""
         if state is not None:
             self._take({name: self._in_order(state[name], state["names"]) for name in self._kept()})
         elif self.state_names:
@@ -326,7 +326,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             fresh.close()
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the attributes in `state_names` of another one, by the names of tensors."""
+        """Take the attributes in `state_names` of another synchronizer, by the names of tensors."""
         for name in self.state_names:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):
@@ -335,14 +335,14 @@ class ArraySynchronizer(PlacedSynchronizer):
             self._take({name: theirs})
 
     def _in_order(self, value: Any, names: Sequence[str]) -> Any:
-        """Return a list with something for each tensor in the order of the layout; anything else as it is."""
+        """Return a list with an item for each tensor in the order of the layout, and any other value as it is."""
         if not isinstance(value, list) or len(value) != len(names):
             return value
         there = dict(zip(names, value, strict=True))
         return [there[name] for name in self.layout.names]
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        """Take values for what is kept: arrays in their place, of everything else a copy."""
+        """Set entries of the state: arrays in place, everything else as a copy."""
         kept = self._kept()
         for name, value in values.items():
             mine = kept[name]
@@ -359,20 +359,20 @@ class ArraySynchronizer(PlacedSynchronizer):
                 setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say the numbers of a state: they are the same on all ranks."""
+        """Return the numbers of a state: they are the same on all ranks."""
         values = {name: state[name] for name in self.state_names}
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
 
 
 class _WithoutCalls:
-    """A communicator that tells what it knows, and makes no calls."""
+    """A communicator with attributes, but without calls."""
 
     def __init__(self, comm: Communicator, who: str) -> None:
         self._comm = comm
         self._who = who
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the communicator has, unless it is a call."""
+        """Return an attribute of the communicator, unless it is a call."""
         value = getattr(self._comm, name)
         if callable(value) and name not in ("describe", "span"):
             message = (
@@ -391,7 +391,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _shapes(value: Any) -> Any:
-    """Return the shapes of arrays in the form of an attribute."""
+    """Return the shapes of the arrays of an attribute, nested as they are."""
     if isinstance(value, list):
         return [_shapes(each) for each in value]
     return value.shape if isinstance(value, np.ndarray) else None

@@ -22,8 +22,8 @@ class Dense(PoolStrategy):
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
     share : {"node"}, optional
-        With "node" the ranks of a node train on one copy of the weights, see `Strategy.shares_weights`: the step takes
-        the mean of the gradients, so that they are not averaged before it. In memory of the host.
+        With "node" the ranks of a node train on one copy of the weights, see `Strategy.shares_weights`. On a single
+        node gradients are averaged in the step, not before it. In memory of the host.
     """
 
     name = "dense"

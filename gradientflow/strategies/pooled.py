@@ -1,4 +1,4 @@
-"""Strategies whose gradients lie in pools: one pool for each dtype, and what travels goes while others are computed."""
+"""Strategies whose gradients lie in pools, one for each dtype: exchanges overlap with backpropagation."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class PoolStrategy(Strategy):
 
     @abstractmethod
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return what else a pool of so many tensors is told."""
+        """Return further arguments for a pool of so many tensors."""
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
 
     @property
     def _sparsity(self) -> Sparsity | None:
-        """What of the gradients is sent, if not everything."""
+        """The part of the gradients that is sent, if not everything."""
         return None
 
     def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
@@ -105,10 +105,10 @@ class PoolStrategy(Strategy):
 
 
 class PoolSynchronizer(Synchronizer):
-    """What the pools of all dtypes do together.
+    """Pools of all dtypes, used together.
 
-    The numbers travel in the first pool. Each of the others has a number of its own, which says nothing: so a pool has
-    an iteration under way as soon as that number is ready, also where no gradient is.
+    The numbers travel in the first pool. Every pool has at least one number, if only a placeholder: once it is ready,
+    the iteration of the pool has begun, even if no gradient is ready.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class PoolSynchronizer(Synchronizer):
                 pool._native.take_over_means(theirs[pool.dtype]._native)
 
     def _wait_for(self, group: int, stream: Any) -> NonFiniteError | None:
-        """Wait for one pool. Return an error that all ranks have, which go on with the other pools."""
+        """Wait for one pool. Return an error that all ranks get, so that they go on with the other pools."""
         try:
             self.pools[group].wait(stream=stream)
         except NonFiniteError as error:
@@ -196,13 +196,13 @@ class PoolSynchronizer(Synchronizer):
         except GradientFlowError:
             self._failed = True
             for other in self.pools[group + 1 :]:
-                with contextlib.suppress(GradientFlowError):  # what failed first is told
+                with contextlib.suppress(GradientFlowError):  # the first failure is raised
                     other.abandon(stream)
             raise
         return None
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
-        if self._failed:  # and so ended in `wait`
+        if self._failed:  # `wait` has ended it
             self._failed = False
             return
         for pool in self.pools:
@@ -224,7 +224,7 @@ class PoolSynchronizer(Synchronizer):
         return tuple(report for pool in self.pools for report in pool.reports)
 
     def _naming(self, error: NonFiniteError, group: int) -> NonFiniteError:
-        """Return a pool's error with the names of tensors."""
+        """Return the error of a pool with the names of the tensors."""
         place = self.pools[group].nonfinite_tensors
         if place is None:
             return error

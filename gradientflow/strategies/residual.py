@@ -1,4 +1,4 @@
-"""Pools that send a part of the gradients, and keep the rest in residuals: what such synchronizers share."""
+"""Synchronizers of pools that send a part of the gradients, and keep the rest in residuals."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .synchronizer import Synchronizer
 
 
 class ResidualSynchronizer(PoolSynchronizer):
-    """Pools with residuals: their settings, what is sent in vain, and states.
+    """Pools with residuals: their settings, updates that are dropped, and checkpoints.
 
     Attributes
     ----------
     afresh : mapping
-        What of the state of a pool does not hold for other tensors, and is this then.
+        The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
     afresh: ClassVar[Mapping[str, Any]] = {}
@@ -36,18 +36,18 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     @property
     def bookkeeping_seconds(self) -> float:  # type: ignore[override]
-        """What choosing, gathering, updating residuals and scattering took, in any thread."""
+        """Seconds of selecting, gathering, updating residuals and scattering, in all threads."""
         return float(sum(pool.bookkeeping_seconds for pool in self.pools))
 
     def begin(self) -> None:
-        """Tell the pools the loss scale."""
+        """Set the loss scale of the pools."""
         for pool in self.pools:
             pool.skip_nonfinite = self.skips_nonfinite
             if pool.loss_scale != self.loss_scale:
                 pool.loss_scale = self.loss_scale
 
     def drop(self, stream: Any = None) -> None:
-        """Make residual again what the last iteration has sent, an equal part on each rank. Zeroes the gradients."""
+        """Add what the last iteration has sent to the residuals, an equal part on each rank. Zeroes the gradients."""
         for pool in self.pools:
             if not pool.overflowed:
                 pool.take_back(stream)
@@ -60,18 +60,18 @@ class ResidualSynchronizer(PoolSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the pools of this rank keep."""
+        """Return the states of this rank's pools."""
         return self._state(methodcaller("state_dict"))
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the sums of what the ranks keep, and the rest, the same on all ranks. Collective."""
+        """Return the states of the pools with residuals summed over the ranks, the same on all ranks. Collective."""
         return self._state(methodcaller("consolidated_state_dict"))
 
     def _state(self, state_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless the state is one of these tensors, in whatever order."""
+        """Raise unless the state is for these tensors, in any order."""
         if not {"names", "pools"} <= set(state):
             message = f"this is not the state of {self.strategy.name}"
             raise ArgumentError(message)
@@ -88,7 +88,7 @@ class ResidualSynchronizer(PoolSynchronizer):
             pool.check_state_dict({**there, **arrays})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state whose tensors are in the order of these, or without residuals. Collective."""
+        """Go on from a state with the tensors in this order, or without residuals. Collective."""
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
@@ -98,7 +98,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.load_state_dict(state["pools"][pool.dtype])
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say iteration and order of a state, and what else the ranks agree on."""
+        """Return iteration and order of a state, and what else the ranks agree on."""
         entries = {"the order of gradients": ", ".join(state["names"])}
         for dtype, pool in state["pools"].items():
             entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
@@ -106,11 +106,11 @@ class ResidualSynchronizer(PoolSynchronizer):
         return entries
 
     def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say what of the state of a pool has to be the same on all ranks."""
+        """Return what of the state of a pool has to be the same on all ranks."""
         return {}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another one, by the names of tensors, and count on from its iteration."""
+        """Take the residuals of another synchronizer, by the names of tensors, and its iteration."""
         assert isinstance(other, ResidualSynchronizer)
         iteration = max((pool.iteration for pool in other.pools), default=0)
         there: dict[str, dict[str, Any]] = {}
@@ -129,7 +129,7 @@ class ResidualSynchronizer(PoolSynchronizer):
 
 
 def _kept(state: Mapping[str, Any]) -> list[str]:
-    """Return what the state of a pool has an array for each tensor of."""
+    """Return the keys of a pool's state that have an array for each tensor."""
     return [key for key in ("residuals", "velocities") if key in state]
 
 

@@ -27,10 +27,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class NodeWeights:
-    """One copy of weights, and of what an optimizer keeps of them, for all ranks of a node; and the order of its users.
+    """One copy of weights and optimizer state for all ranks of a node, and the coordination of their steps.
 
-    Nobody writes outside of `step`. Each rank has a mark in node memory, which is odd while the rank is writing: the
-    weights are whole where all marks are the same even number. So they are known to be torn whoever has died where.
+    Ranks write in `step` only. Each has a mark in node memory, which is odd while the rank is writing. The weights are
+    consistent if all marks are the same even number: a step that was not completed shows, whichever rank died in it.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class NodeWeights:
     node : Communicator
         The ranks of this node.
     offsets : list of lists of int
-        For each dtype of the layout, where its tensors begin, in elements: weights, their gradients, and numbers that
-        belong to them.
+        For each dtype of the layout, where its tensors begin, in elements: the same for weights, gradients and
+        `numbers`.
     slices : list of pairs of int
         For each dtype, which elements this rank updates: the first, and one past the last.
     """
@@ -82,7 +82,7 @@ class NodeWeights:
         return self._common(self._counts[group] * self._sizes[group])
 
     def numbers(self, group: int) -> npt.NDArray[np.float32]:
-        """Return new memory for a number of float32 beside each weight of a dtype, in the same places. Collective."""
+        """Return new memory with one float32 for each weight of a dtype, at the same offsets. Collective."""
         return self._common(self._counts[group] * 4).view(np.float32)
 
     def _common(self, nbytes: int) -> Bytes:
@@ -142,12 +142,12 @@ class NodeWeights:
         self.check()
 
     def close(self, orderly: bool) -> None:
-        """End the calls of the node; the memory stays as long as somebody has it."""
+        """Close the communicator of the node; the memory stays as long as it is referenced."""
         self.node._end(orderly)
 
 
 class SharedPools(PoolSynchronizer):
-    """Several nodes: pools average the gradients, and every rank has the means of its slice for the step."""
+    """Several nodes: pools average the gradients, and each rank makes the step with the means of its slice."""
 
     shared: NodeWeights
 
@@ -165,7 +165,7 @@ class SharedPools(PoolSynchronizer):
 
 
 class SharedGradients(PlacedSynchronizer):
-    """One node: gradients stay where they are, and the step takes the means from the memory of all ranks."""
+    """One node: gradients stay where they are, and the step averages them from the memory of all ranks."""
 
     takes_any_content = True
     shared: NodeWeights
@@ -225,7 +225,7 @@ class SharedGradients(PlacedSynchronizer):
         self.shared.close(orderly)
 
     def _exchange_numbers(self, overflowed: bool) -> bool:
-        """Make the numbers the means over the ranks. Return whether a gradient of any rank is not finite."""
+        """Average the numbers over the ranks. Return whether a gradient of any rank is not finite."""
         self._is_ready = [False] * len(self.layout)
         status = np.append(self.numbers, float(overflowed))
         self.shared.node.allreduce(status, "mean")

@@ -1,4 +1,4 @@
-"""Sparsification with error feedback: what the methods share that send single entries of each layer."""
+"""Sparsification with error feedback: the base of strategies that send single entries of each layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POOL_OPTIONS = ("selection", "threshold_reuse", "merge_bytes", "seed", "momentu
 class SparseStrategy(PoolStrategy):
     """A strategy that sends some entries of each layer, and keeps the rest in residuals.
 
-    Attributes of the names of arguments of `gradientflow.TopKGradientPool` are passed on to the pools.
+    Attributes named like arguments of `gradientflow.TopKGradientPool` are passed to the pools.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class SparseStrategy(PoolStrategy):
         final = self.final_ratio
         if iteration >= self.warmup:
             return final
-        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # of which each is below the last
+        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # with ratios below the final one
         return min(final, 4.0 ** (1 + iteration * stages // self.warmup))
 
     def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
@@ -68,12 +68,12 @@ class SparseStrategy(PoolStrategy):
         return SparseSynchronizer(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return ratio and layers of pools, and the attributes that have the names of their arguments."""
+        """Return ratio and layers of pools, and the attributes named like their arguments."""
         own = {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
         return {"ratios": self.ratio_at(0), "layers": self.layers(tensors), **own}
 
     def layers(self, tensors: int) -> list[int]:
-        """Return how many of the tensors of a pool are a layer, one after the other: each is one."""
+        """Return the number of tensors in each layer of a pool: each tensor is a layer."""
         return [1] * tensors
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
@@ -87,7 +87,7 @@ class SparseSynchronizer(ResidualSynchronizer):
     Attributes
     ----------
     monitor : MonitorReport or None
-        What was measured last, if the strategy was told to; it is there after the step.
+        The last report, if the strategy monitors; it is made after the step.
     """
 
     strategy: SparseStrategy
@@ -125,7 +125,7 @@ class SparseSynchronizer(ResidualSynchronizer):
                 pool.ratios = each
 
     def _layers(self) -> Iterator[tuple[Any, int, int]]:
-        """Give, for each tensor, its pool, the number of its layer there, and the index of the tensor."""
+        """Yield, for each tensor, its pool, the number of its layer there, and the index of the tensor."""
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             counts = self.strategy.layers(len(indices))
             layers = [layer for layer, count in enumerate(counts) for _ in range(count)]
@@ -135,7 +135,7 @@ class SparseSynchronizer(ResidualSynchronizer):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tell the pools loss scale and ratio."""
+        """Set the loss scale and the ratio of the pools."""
         super().begin()
         self._ramp()
 
@@ -165,7 +165,7 @@ class SparseSynchronizer(ResidualSynchronizer):
         self.monitor = self._monitor.report(self.comm) or self.monitor
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the residuals of another one, and what was measured, by the names of tensors."""
+        """Take the residuals of another synchronizer, by the names of tensors, and its measurements."""
         assert isinstance(other, SparseSynchronizer)
         super().take_over(other)
         self.monitor, self._monitor = other.monitor, other._monitor
@@ -173,7 +173,7 @@ class SparseSynchronizer(ResidualSynchronizer):
     # ---- what is to be known -------------------------------------------------------------------------------------
 
     def ratio_table(self) -> str:
-        """Return a table of the layers: the ratios from now on, and how the last iteration went on this rank."""
+        """Return a table of the layers: the current ratios, and the last iteration on this rank."""
         return text_table(*self._table())
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -201,12 +201,12 @@ class SparseSynchronizer(ResidualSynchronizer):
 
 
 def checked_selection(selection: Any) -> str:
-    """Return how the largest entries are found.
+    """Return how the largest entries are found: "sampled" or "exact".
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is not one of these.
+        If it is neither.
     """
     if selection not in ("sampled", "exact"):
         message = f"selection is 'sampled' or 'exact', not {selection!r}"

@@ -1,4 +1,4 @@
-"""What is sent of the gradients, and what that costs."""
+"""The part of the gradients that is sent, and its cost."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gradientflow.top_k_pool import TopKGradientPool
 
 from .link import Link
 
-_LARGE = 1 << 20  # elements, of which bookkeeping is measured
+_LARGE = 1 << 20  # elements of the pool whose bookkeeping is measured
 _REPETITIONS = 5
 _FLOAT, _INDEX = 4, 4  # bytes
 
 
 class Sparsity(ABC):
-    """What of the gradients is sent."""
+    """The part of the gradients that is sent."""
 
     @abstractmethod
     def sent(self, parameters: int) -> int:
-        """Return how many gradients are sent of so many parameters."""
+        """Return how many of the gradients of so many parameters are sent."""
 
     @abstractmethod
     def traffic(self, comm: Communicator, parameters: int, width: int) -> float:
@@ -35,11 +35,11 @@ class Sparsity(ABC):
 
     @abstractmethod
     def seconds(self, comm: Communicator, parameters: int, own: Callable[[], Link], dense: Link) -> float:
-        """Return what sending takes: `own` measures an allreduce as it is sent, `dense` is one of float32."""
+        """Return the seconds of sending: `own` measures an allreduce in the wire dtype, `dense` is that of float32."""
 
     @abstractmethod
     def pool(self, comm: Communicator, parameters: int, device: str | int) -> Any:
-        """Make a pool, whose bookkeeping is measured, with so many parameters at least."""
+        """Make the pool whose bookkeeping is measured: of `_LARGE` elements, or of one chunk if that is larger."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Entries(Sparsity):
     Attributes
     ----------
     ratio : float
-        Of so many elements one is sent.
+        One of so many elements is sent.
     """
 
     ratio: float
@@ -97,7 +97,7 @@ class Entries(Sparsity):
 
     def seconds(self, comm: Communicator, parameters: int, own: Callable[[], Link], dense: Link) -> float:  # noqa: D102
         gathered = Link.of_allgather(comm).seconds(self.sent(parameters))
-        return min(gathered, dense.seconds(parameters))  # which is what is done where it is cheaper
+        return min(gathered, dense.seconds(parameters))  # a layer is averaged densely where that is cheaper
 
     def pool(self, comm: Communicator, parameters: int, device: str | int) -> TopKGradientPool:  # noqa: D102
         return TopKGradientPool(comm, [_LARGE], ratios=self.ratio, device=device)
@@ -121,7 +121,7 @@ def bookkeeping_seconds(comm: Communicator, sparsity: Sparsity, parameters: int,
 
 
 def allreduce_bytes(comm: Communicator, nbytes: float) -> float:
-    """Return what a rank sends to other nodes for an allreduce of so many bytes: its share of a ring over nodes."""
+    """Return the bytes that a rank sends to other nodes in an allreduce: its share of a ring over nodes."""
     return 2 * nbytes * (comm.nodes - 1) / comm.nodes * comm.nodes / comm.size if comm.nodes > 1 else 0.0
 
 

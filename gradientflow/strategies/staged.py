@@ -1,4 +1,4 @@
-"""Tensors of a CUDA device for synchronizers that work in memory of the host: gradients come down, weights go up."""
+"""CUDA tensors for synchronizers in memory of the host: gradients are copied to the host, and weights to the device."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer
 
 
 def _of_host(name: str) -> Any:
-    """Return a property that is that of the synchronizer on the host."""
+    """Return a property that forwards to the synchronizer on the host."""
     return property(lambda self: getattr(self.host, name), lambda self, value: setattr(self.host, name, value))
 
 
 class StagedSynchronizer(Synchronizer):
     """Stands between tensors of a device and a synchronizer on the host.
 
-    Gradients are copied to the places of that one, which are pinned, in a stream of their own: behind the stream of
-    `ready`, and beside what it goes on computing. They are handed over in the order of `ready`, by whatever call finds
-    them there; `flush` waits for the last ones. Means are copied up; so are weights where they may have been written.
+    Gradients are copied to the host's pinned places on a separate stream: after the work that is in the stream of
+    `ready` by then, and in parallel with later work. They are handed over in the order of `ready`, by the first call
+    that finds them complete; `flush` waits for the last ones. Means are copied back to the device, and so are weights
+    where they may have been written.
 
-    Before the host reads weights, they come down. Where the strategy makes the step, that is before the first gradient
-    of every iteration, in the same way; where an optimizer makes it, when weights are to be exchanged.
+    Weights are copied to the host before it reads them. If the strategy makes the step, that is before the first
+    gradient of every iteration, on the same stream; if an optimizer makes it, when weights are to be exchanged.
 
     Outside of `ready`, `flush` and `wait` the order is that of the default stream.
 
     Attributes
     ----------
     host : Synchronizer
-        What does the work.
+        The synchronizer that does the work.
     """
 
     settings = _of_host("settings")
@@ -71,7 +72,7 @@ class StagedSynchronizer(Synchronizer):
 
     host: Any
 
-    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # not those of the base
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # attributes are the host's
         self.comm, self.layout, self.strategy = comm, layout, strategy
         self._core = load_core().device
         self._device = device.device_number(layout.device)
@@ -80,7 +81,7 @@ class StagedSynchronizer(Synchronizer):
         self._pins: list[Any] = []
         self.weights = list(layout.weights) if strategy.writes_weights else []
         self._mirrors = self._make_mirrors() if self.weights else []
-        self._owes_weights = False  # that the host has written, to the device
+        self._owes_weights = False  # whether weights written by the host are not on the device yet
         self._take_weights(_DEFAULT_STREAM)
         self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
         try:
@@ -88,13 +89,13 @@ class StagedSynchronizer(Synchronizer):
         except BaseException:
             self.host.close(orderly=False)
             raise
-        self._takes_weights = True  # in the next iteration, also where an optimizer makes the step
+        self._takes_weights = True  # in the next iteration, even if an optimizer makes the step
         self._begun = self._flushed = False
         self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
         self._is_ready: set[int] = set()
 
     def _make_mirrors(self) -> list[npt.NDArray[Any]]:
-        """Make places on the host for the weights: for those of 16 bits of float32, as their master weights are."""
+        """Make places on the host for the weights: float32 for those of 16 bits, like their master weights."""
         sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
         offsets = aligned_offsets(sizes)
         memory = _pages(offsets[-1])
@@ -109,10 +110,10 @@ class StagedSynchronizer(Synchronizer):
         return ["float64" if dtype == "float64" else "float32" for dtype in self.layout.dtypes]
 
     def _lay_out(self) -> None:
-        """Make places on the device for the gradients, as there are on the host."""
+        """Make places on the device for the gradients, laid out as on the host."""
         self._down = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
         for index, mirror in enumerate(self._mirrors):
-            self.host.weights[index] = mirror  # also of those of 16 bits, which have master weights
+            self.host.weights[index] = mirror  # master weights for those of 16 bits
         for group, (dtype, indices) in enumerate(self.layout.groups):
             below, offsets = self.host.memory(group), self.host.offsets(group)
             above = device.empty(below.nbytes, "uint8", self._device)
@@ -126,7 +127,7 @@ class StagedSynchronizer(Synchronizer):
         self._pins.append(self._core.pin(memory.ctypes.data, memory.nbytes))
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the synchronizer on the host has beyond the contract."""
+        """Return an attribute of the host's synchronizer that `Synchronizer` does not have."""
         if name == "host":  # not there yet
             raise AttributeError(name)
         return getattr(self.host, name)
@@ -244,7 +245,7 @@ class StagedSynchronizer(Synchronizer):
             yield
 
     def _begin(self, stream: Any) -> None:
-        """Begin the iteration on the host, once weights have come down that it needs."""
+        """Begin the iteration on the host, once the weights that it needs have been copied there."""
         if self._begun:
             return
         self._begun = True
@@ -284,7 +285,7 @@ class StagedSynchronizer(Synchronizer):
                 raise ArgumentError(message)
 
     def _take_weights(self, stream: int) -> None:
-        """Copy the weights to the host, behind what is in the stream, and wait; those of 16 bits as float32."""
+        """Copy the weights to the host, after the work in the stream, and wait; those of 16 bits as float32."""
         rounded = self._send_weights_down(stream)
         self._copies.wait()
         for index, (bits, dtype) in rounded.items():
@@ -294,7 +295,7 @@ class StagedSynchronizer(Synchronizer):
                 self._mirrors[index].view(np.uint32)[...] = bits.astype(np.uint32) << 16
 
     def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
-        """Copy the weights to the host; return what comes of those of 16 bits, as bits, with their dtype."""
+        """Start copying the weights to the host; return those of 16 bits, as bits, with their dtypes."""
         if self._owes_weights:
             self._give_weights(stream)
         rounded = {}
@@ -310,7 +311,7 @@ class StagedSynchronizer(Synchronizer):
 
     @contextmanager
     def _giving_weights(self) -> Iterator[None]:
-        """Copy weights to the device after what may write them, also where that fails."""
+        """Copy weights to the device after a ``with`` block that may write them, even if it fails."""
         try:
             yield
         finally:
@@ -356,7 +357,7 @@ class StagedSynchronizer(Synchronizer):
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, StagedSynchronizer)
         other._take_weights_to_change(_DEFAULT_STREAM)
-        with other._giving_weights():  # of which those that were under way may be applied
+        with other._giving_weights():  # which may apply pending exchanges
             self.host.take_over(other.host)
         self._take_weights(_DEFAULT_STREAM)
 
@@ -370,7 +371,7 @@ class StagedSynchronizer(Synchronizer):
 
 
 def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory that is zero, and shares no page with other memory: so it can be pinned."""
+    """Return zero-filled memory that shares no page with other memory, so that it can be pinned."""
     whole = -(-nbytes // _PAGE) * _PAGE
     memory = np.zeros(whole + _PAGE, np.uint8)
     begin = -memory.ctypes.data % _PAGE
