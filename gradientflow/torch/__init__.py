@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_optimizer_state, broadcast_parameters
 
-# Imported when asked for, because every `import torch` comes here to have the process group registered.
+# Imported on first use, because every `import torch` imports this module to register the process group.
 _PLACES = {
     "LARS": ".lars",
     "DistributedOptimizer": ".optimizer",

@@ -1,4 +1,4 @@
-"""State dicts as PyTorch saves them: with tensors where the library has arrays."""
+"""State dicts for PyTorch: with tensors in place of the library's arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "gradientflow"  # in a state dict; optimizers of PyTorch ignore it
 
 
 def with_tensors(state: Any) -> Any:
-    """Return a state with tensors in place of arrays."""
+    """Return the state with tensors in place of arrays."""
     if isinstance(state, np.ndarray):
         if state.dtype.name == "bfloat16":
             return torch.from_numpy(state.view(np.int16).copy()).view(torch.bfloat16)
@@ -31,7 +31,7 @@ def with_tensors(state: Any) -> Any:
 
 
 def with_arrays(state: Any) -> Any:
-    """Return a state with arrays in place of tensors, on the host."""
+    """Return the state with arrays, on the host, in place of tensors."""
     if isinstance(state, torch.Tensor):
         on_host = state.detach().cpu()
         if on_host.dtype is torch.bfloat16:
@@ -45,9 +45,9 @@ def with_arrays(state: Any) -> Any:
 
 
 def consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the state of an optimizer, and what the core has of it, the same on all ranks. Collective.
+    """Return an optimizer's state, and the core's part of it, the same on all ranks. Collective.
 
-    What is as large as its parameter, such as momentum, is the mean over the ranks; all else is that of rank 0.
+    Floating-point tensors except "step", such as momentum, are means over the ranks; all else is that of rank 0.
     """
     mine = {**state, "state": _with_means(state["state"]), KEY: _with_means(of_core)}
     those = training.consolidated(comm, mine, means=True)
@@ -56,7 +56,7 @@ def consolidated(comm: Communicator, state: dict[str, Any], of_core: dict[str, A
 
 
 def _with_means(state: Any, key: object = None) -> Any:
-    """Return a state with arrays in place of those tensors that means are to be taken of."""
+    """Return the state with arrays in place of the tensors to average: floating-point ones except "step"."""
     if isinstance(state, Mapping):
         return {name: _with_means(value, name) for name, value in state.items()}
     if not isinstance(state, torch.Tensor):
@@ -82,7 +82,7 @@ def check_groups(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
 
 
 def buffers(optimizer: Any, state_dict: Mapping[str, Any]) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
-    """Return the parameters with a momentum, or what Adam has, in this state dict, and its names and values."""
+    """Return (parameter, name, tensor) of each momentum or moment of Adam in this state dict."""
     saved = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [

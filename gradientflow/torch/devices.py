@@ -1,9 +1,8 @@
-"""Where tensors are, and what is particular to those on CUDA devices: streams, events, and memory of the core's.
+"""The devices of tensors, and what CUDA devices need: streams, events, and memory of the core.
 
-Work on a device is put into a stream and done in its order. PyTorch's current stream is the contract here, as it is for
-PyTorch's own operations: what has been put into it before a call is seen by the call, and what is put into it after the
-wait sees the result. Every function takes tensors and devices of both kinds; in memory of the host there is no stream,
-and ``None`` stands for it. The rest of this folder asks here, and calls nothing of ``torch.cuda`` itself.
+Calls are ordered by PyTorch's current stream, as PyTorch's own operations are: a call sees the work that was enqueued
+before it, and work enqueued after the wait sees the result. Every function takes host and CUDA tensors and devices; the
+host has no streams, and ``None`` stands for one. The rest of this folder uses these functions, never ``torch.cuda``.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 from gradientflow._location import load_core
 from gradientflow.errors import ArgumentError
 
-Stream = Any  # torch.cuda.Stream, or None in memory of the host
+Stream = Any  # torch.cuda.Stream, or None for the host
 Event = Any  # torch.cuda.Event
 
 HOST = torch.device("cpu")
 KINDS = ("cpu", "cuda")
 
 _on_host = nullcontext()
-_cuda: Any = torch.cuda  # annotations of these are missing
+_cuda: Any = torch.cuda  # without annotations for what is used
 _from_dlpack: Any = torch.utils.dlpack.from_dlpack
 
 
 class _HostMemory:
-    """The memory of a contiguous tensor of the host, as the core takes it: through DLPack, at the least expense."""
+    """Passes the memory of a contiguous host tensor to the core, through DLPack with the least overhead."""
 
     __slots__ = ("_tensor",)
 
@@ -39,7 +38,7 @@ class _HostMemory:
         self._tensor = tensor
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return (kind, number) of the device."""
+        """Return the device as (kind, number)."""
         return 1, 0
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -51,22 +50,22 @@ class _HostMemory:
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
-    """Return the device that has a tensor."""
+    """Return the device of a tensor."""
     return tensor.device
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is in memory of the host, at the least expense."""
+    """Tell whether a tensor is in host memory, with the least overhead."""
     return tensor.is_cpu
 
 
 def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the one device that has all of these tensors; the host for none.
+    """Return the one device of all these tensors; the host if there are none.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they are on several.
+        If they are on several devices.
     """
     elsewhere = [tensor for tensor in tensors if not is_on_host(tensor)]
     if not elsewhere:
@@ -79,7 +78,7 @@ def common_device(tensors: Sequence[torch.Tensor]) -> torch.device:
 
 
 def kinds() -> list[torch.device]:
-    """Return the kinds of devices whose tensors can be served here."""
+    """Return the kinds of devices that are available here."""
     return [torch.device(kind) for kind in KINDS if kind == "cpu" or torch.cuda.is_available()]
 
 
@@ -92,12 +91,12 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def shared(tensor: torch.Tensor) -> Any:
-    """Return what the core takes for a contiguous tensor. On a device it asks PyTorch for the current stream, too."""
+    """Return a contiguous tensor as the core takes it. On a device, the core asks PyTorch for the current stream."""
     return _HostMemory(tensor) if is_on_host(tensor) else tensor
 
 
 def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a row over an array of the core's, without a copy; it keeps the memory."""
+    """Return a flat tensor that shares the memory of an array of the core, and keeps it alive."""
     of_host = isinstance(array, np.ndarray)
     if array.nbytes == 0:
         return torch.empty(0, dtype=dtype, device=HOST if of_host else f"cuda:{array.device}")
@@ -105,9 +104,9 @@ def tensor_over(array: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return plain tensors as others outside of PyTorch can read them: those on a device as copies on the host.
+    """Return plain tensors in host memory: those on a device as copies.
 
-    The host waits for these, and so for what is in the current stream.
+    The host waits for the copies, and so for all work in the current stream.
     """
     found = []
     waits = HOST
@@ -123,7 +122,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor on the host, to and from which the device of `tensor` copies without waiting."""
+    """Return an empty tensor like `tensor` in pinned host memory, for asynchronous copies."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST, pin_memory=True)
 
 
@@ -136,7 +135,7 @@ def current_stream(device: torch.device) -> Stream:
 
 
 def stream_number(device: torch.device) -> int:
-    """Return the current stream of a device as the pools take it."""
+    """Return the current stream of a device as a number, which is what pools take."""
     return 0 if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -152,7 +151,7 @@ def within(stream: Stream) -> AbstractContextManager[Any]:
 
 @contextmanager
 def as_default(device: torch.device) -> Iterator[None]:
-    """Let what the core puts into the default stream in a ``with`` block be as if it were in the current stream."""
+    """Order the default stream after the current one on entry to a ``with`` block, and before it on exit."""
     stream = stream_number(device)
     if stream == 0:
         yield
@@ -166,24 +165,24 @@ def as_default(device: torch.device) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Have the host wait for what is in the current stream of a device."""
+    """Make the host wait for all work in the current stream of a device."""
     if device.type != "cpu":
         torch.cuda.current_stream(device).synchronize()
 
 
 def mark(stream: Stream) -> Event:
-    """Return an event that happens once all is done that is in the stream now."""
+    """Record an event after all work that is in the stream now."""
     return stream.record_event()
 
 
 def wait_for(event: Event, device: torch.device) -> None:
-    """Have what is put into the current stream of a device from now on wait for an event."""
+    """Make the current stream of a device wait for an event."""
     torch.cuda.current_stream(device).wait_event(event)
 
 
 def for_future(device: torch.device) -> list[int | str | torch.device]:
-    """Return what a ``torch.futures.Future`` is told of the device that its tensors are on.
+    """Return the `devices` argument of a ``torch.futures.Future`` whose tensors are on this device.
 
-    When it is completed, it notes where the current streams are, and puts the streams of those who wait for it behind.
+    On completion the future records events in the current streams; streams of its waiters then wait for these.
     """
     return [] if device.type == "cpu" else [device]

@@ -1,4 +1,4 @@
-"""Layers whose backward pass writes the gradient of their weight straight into its place."""
+"""Layers whose backward pass writes the gradient of their weight directly to its place."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from torch.autograd import forward_ad
 
 from .gradients import ParameterGradients
 
-LEAST_BYTES = 1 << 20  # of a weight: below, a function in Python costs more than zeroing and adding
+LEAST_BYTES = 1 << 20  # of a weight; below, the function in Python costs more than zeroing and adding
 
 _is_tracing: Any = torch.jit.is_tracing  # type: ignore[attr-defined]
 _TARGET = "_gradientflow_target"
 
 
 class DirectLayer:
-    """What stands in the place of an ordinary layer for the time being.
+    """Stands in for an ordinary layer while an optimizer is bound to its weight.
 
-    Subclasses derive from the class of the ordinary layer, too. A copy of one, also a pickled one, is an ordinary layer
-    again.
+    Subclasses also derive from the class of the ordinary layer. Copies and pickles are ordinary layers again.
     """
 
     ordinary: ClassVar[Any]  # the class of the layer that it stands for
     weight: Any
 
     def serves(self, x: Any) -> bool:
-        """Whether `compute` can take these inputs, with the same bits."""
+        """Whether `compute` supports this input, with bitwise equal results."""
         raise NotImplementedError
 
     def compute(self, x: Any, gradients: ParameterGradients) -> Any:
@@ -44,7 +43,7 @@ class DirectLayer:
             torch.is_grad_enabled()
             and type(x) is torch.Tensor
             and self.weight.requires_grad
-            and self.__dict__[_TARGET].has_place_for(self.weight)  # not of what stands for it for the time being
+            and self.__dict__[_TARGET].has_place_for(self.weight)  # not a replacement, as of functional_call
             and not torch.is_autocast_enabled("cpu")
             and not _is_tracing()
             and not torch._C._are_functorch_transforms_active()
@@ -69,7 +68,7 @@ class DirectLayer:
 
 
 def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds: tuple[type[DirectLayer], ...]) -> None:
-    """Let the large layers of these kinds in a model write the gradients of their weights to their places."""
+    """Make the large layers of these kinds in a model write the gradients of their weights directly."""
     trained = {id(parameter) for parameter in gradients.parameters}
     direct = {kind.ordinary: kind for kind in kinds}
     module: Any
@@ -84,7 +83,7 @@ def write_directly(model: torch.nn.Module, gradients: ParameterGradients, kinds:
 
 
 def write_as_usual(model: torch.nn.Module) -> None:
-    """Leave the layers of a model to themselves."""
+    """Make the layers of a model ordinary layers again."""
     module: Any
     for module in model.modules():
         if isinstance(module, DirectLayer):

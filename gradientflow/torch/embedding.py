@@ -1,6 +1,6 @@
-"""Embeddings whose backward pass adds the gradients of the rows looked up straight into their place.
+"""Embeddings whose backward pass adds the gradients of the rows looked up directly to the weight's gradient.
 
-PyTorch adds them to zeros in memory of its own, as large as the whole table, which then has to be copied.
+PyTorch adds them up in temporary memory as large as the whole table, which would then have to be copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _backward: Any = torch.ops.aten.embedding_dense_backward
 
 
 class _Direct(_Function):  # type: ignore[misc]
-    """What `torch.nn.functional.embedding` computes, with the same bits: rows are added up in the same order."""
+    """`torch.nn.functional.embedding`, with bitwise equal results: rows are added up in the same order."""
 
     @staticmethod
     def forward(ctx: Any, indices: Any, weight: Any, padding: int | None, gradients: ParameterGradients) -> Any:
@@ -44,7 +44,7 @@ class _Direct(_Function):  # type: ignore[misc]
 
 
 class DirectEmbedding(DirectLayer, _Embedding):  # type: ignore[misc]
-    """A `torch.nn.Embedding` for the time being."""
+    """Stands in for a `torch.nn.Embedding`."""
 
     ordinary: ClassVar[Any] = _Embedding
 

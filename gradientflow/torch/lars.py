@@ -15,13 +15,13 @@ _Optimizer: Any = torch.optim.Optimizer
 class LARS(_Optimizer):  # type: ignore[misc]
     """Layer-wise adaptive rate scaling, for large batches.
 
-    A parameter moves in proportion to its own size (GradientFlow paper, section 4.2)::
+    A parameter moves in proportion to its own norm (GradientFlow paper, section 4.2)::
 
         local = trust * |w| / (|g| + weight_decay * |w|)      1 where a norm is 0
         v = momentum * v + lr * local * (g + weight_decay * w)
         w = w - v
 
-    It works by itself as any other optimizer. In a `DistributedOptimizer` kernels of the core make the step.
+    It works by itself, as any other optimizer. In a `DistributedOptimizer`, kernels of the core make its step.
 
     Parameters
     ----------
@@ -30,12 +30,12 @@ class LARS(_Optimizer):  # type: ignore[misc]
     lr : float
         The learning rate.
     momentum : float, default 0.9
-        From 0 up to, and without, 1.
+        At least 0, and less than 1.
     weight_decay : float, default 0.0
         L2 penalty.
     trust : float, default 0.001
-        How much of its size a parameter moves in a step with a learning rate of 1. 0 leaves a group with the learning
-        rate itself, as is usual for biases and the parameters of normalizations.
+        The trust coefficient: how much of its norm a parameter moves in a step with a learning rate of 1. With 0 a
+        group uses `lr` itself, as is usual for biases and the parameters of normalizations.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with settings of their own where they are given."""
+        """Add a parameter group; settings that it lacks are the defaults."""
         settings = {**self.defaults, **param_group}
         for name in ("lr", "weight_decay", "trust"):
             if not settings[name] >= 0:
@@ -72,7 +72,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         Parameters
         ----------
         closure : callable, optional
-            Evaluates the model anew, and returns the loss.
+            Evaluates the model again, and returns the loss.
         """
         loss = None
         if closure is not None:
@@ -88,7 +88,7 @@ class LARS(_Optimizer):  # type: ignore[misc]
         gradient: Any = parameter.grad
         decay, rate = group["weight_decay"], group["lr"]
         if group["trust"] > 0:
-            # In float64, where the squares of float32 neither overflow nor vanish.
+            # In float64, where the squares of float32 neither overflow nor underflow.
             weight_norm, gradient_norm = (
                 torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (parameter, gradient)
             )

@@ -1,4 +1,4 @@
-"""Linear layers whose backward pass writes the gradient of their weight straight into its place."""
+"""Linear layers whose backward pass writes the gradient of their weight directly to its place."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Linear: Any = torch.nn.Linear
 
 
 class _Direct(_Function):  # type: ignore[misc]
-    """What `torch.nn.functional.linear` computes, with the same bits.
+    """`torch.nn.functional.linear`, with bitwise equal results.
 
-    The bias comes before the weight, as in PyTorch: so their gradients become final in the same order.
+    The bias comes before the weight, as in PyTorch, so that their gradients become final in the same order.
     """
 
     @staticmethod
@@ -40,12 +40,12 @@ class _Direct(_Function):  # type: ignore[misc]
 
 
 class DirectLinear(DirectLayer, _Linear):  # type: ignore[misc]
-    """A `torch.nn.Linear` for the time being."""
+    """Stands in for a `torch.nn.Linear`."""
 
     ordinary: ClassVar[Any] = _Linear
 
     def serves(self, x: Any) -> bool:
-        """Whether x is a batch of vectors that lie in order, in the dtype of the weight."""
+        """Whether x is a contiguous batch of vectors, in the dtype of the weight."""
         return bool(x.is_contiguous() and x.dim() > 1 and x.dtype is self.weight.dtype)
 
     def compute(self, x: Any, gradients: ParameterGradients) -> Any:

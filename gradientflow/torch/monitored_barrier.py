@@ -1,10 +1,10 @@
-"""A barrier after which every rank knows who did not come.
+"""A barrier after which every rank knows which ranks did not come.
 
-Each rank tells rank 0 that it is here and waits for an answer. Rank 0 waits for all, at most so long, and answers those
-that came with the list of those that did not. Messages bear the number of the barrier, because one that comes too late
-would be taken for one of the next barrier.
+Each rank sends rank 0 a message, and waits for its answer. Rank 0 waits for all messages, up to a limit, and answers
+the ranks that came with the list of those that did not. Messages carry the number of the barrier, so that a late one is
+not taken for one of the next barrier.
 
-The words of the errors are those of PyTorch's Gloo, which its tests and other programs look for.
+Error messages are worded like those of PyTorch's Gloo, which its tests and other programs look for.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def monitored_barrier(
     Parameters
     ----------
     mailbox : Mailbox
-        The messages of the group.
+        The mailbox of the group.
     tags : Tags
-        One of them is for barriers.
+        The tags for barriers.
     rank : int
         This rank.
     world_ranks : sequence of int
         The rank in the world of each rank of the group.
     number : int
-        How many barriers there have been, this one included.
+        The number of this barrier, from 1.
     limit : float
         Seconds that rank 0 waits.
     wait_all_ranks : bool
-        Whether the error is about all missing ranks, or about the first and then the others.
+        Whether the error names all missing ranks together, or the first one and then the others.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def monitored_barrier(
 
 
 def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
-    """Say which ranks of the world did not come: the first one first, unless all are to be named together."""
+    """Return the message about the world ranks that did not come: all together, or the first one first."""
     first, *others = [str(rank) for rank in ranks]
     failed = f"failed to pass monitoredBarrier in {limit * 1000:.0f} ms"
     if not others:
@@ -79,7 +79,7 @@ def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
 
 
 def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
-    """Wait for the other ranks, and answer those that come; return the others."""
+    """On rank 0: wait for the other ranks, answer those that come, and return the missing ones."""
     deadline = time.monotonic() + limit
     missing = [rank for rank in range(1, size) if not _come(mailbox, tags, rank, number, deadline, _words(1))]
     answer = _words(2 + size)
@@ -90,7 +90,7 @@ def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float)
 
 
 def _told(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
-    """Tell rank 0 that this rank is here; return who is missing, as rank 0 says, or rank 0 itself."""
+    """On other ranks: send rank 0 a message; return the missing ranks of its answer, or rank 0 if none comes."""
     deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for as long
     bell, answer = _words(1), _words(2 + size)
     bell[0] = number
@@ -102,7 +102,7 @@ def _told(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) ->
 
 
 def _come(mailbox: Mailbox, tags: Tags, rank: int, number: int, deadline: float, message: torch.Tensor) -> bool:
-    """Wait for what a rank says in this barrier, and drop what it has said in earlier ones; tell whether it came."""
+    """Receive a rank's message of this barrier, dropping those of earlier ones; return whether it came."""
     try:
         while (arrival := mailbox.next(tags, rank, max(0.0, deadline - time.monotonic()))) is not None:
             mailbox.take(arrival, message.data_ptr(), message).wait()

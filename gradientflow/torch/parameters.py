@@ -1,4 +1,4 @@
-"""Giving all ranks the parameters and the optimizer state of one of them."""
+"""Broadcasts of parameters and optimizer state from one rank to all."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from . import devices, shared_model
 
 is_lazy: Any = torch.nn.parameter.is_lazy  # whether a parameter has no shape yet
 
-_PACK_BYTES = 16 << 20  # tensors of less travel together, up to about this size
+_PACK_BYTES = 16 << 20  # smaller tensors are broadcast together, up to about this size
 _ALIGNMENT = 16  # bytes, enough for any dtype
 
 
 def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
-    """Give all ranks the root's parameters and buffers, in place. Collective.
+    """Broadcast the root's parameters and buffers to all ranks, in place. Collective.
 
     Parameters
     ----------
     module_or_state_dict : torch.nn.Module or mapping of str to torch.Tensor
-        A model, with all its parameters and buffers, or named tensors such as a state dict. Of any dtype and layout, in
-        CPU memory and on one CUDA device.
+        A model, with all its parameters and buffers, or named tensors such as a state dict. They may have any dtype and
+        strides, in CPU memory and on one CUDA device.
     root : int
-        The rank whose values everybody gets.
+        The rank whose values are broadcast.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job.
 
@@ -62,23 +62,23 @@ def broadcast_parameters(module_or_state_dict: Any, root: int = 0, *, comm: Comm
 
 
 def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicator | None = None) -> None:
-    """Give all ranks the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
+    """Broadcast the root's optimizer state: momentum and the like, learning rates and other settings. Collective.
 
-    What a strategy keeps on each rank, such as residuals, stays its own.
+    A strategy's state of each rank, such as residuals, is not broadcast.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         On the other ranks it may have no state yet, for example when only the root has loaded a checkpoint.
     root : int
-        The rank whose state everybody gets.
+        The rank whose state is broadcast.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job.
 
     Raises
     ------
     gradientflow.errors.MismatchError
-        On every rank, before anything is sent, if the optimizers or what they optimize differ between ranks.
+        On every rank, before anything is sent, if the optimizers or their parameters differ between ranks.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         message = f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
@@ -101,7 +101,7 @@ def broadcast_optimizer_state(optimizer: Any, root: int = 0, *, comm: Communicat
         data = bytearray(stream.getbuffer()) if comm.rank == root else bytearray(size[0])
         comm.broadcast(data, root)
         if comm.rank != root:
-            # To the host: the root's device may be that of another rank. From there the optimizer takes it to its own.
+            # Onto the host: the root's device may belong to another rank. The optimizer copies it to its own device.
             load(torch.load(io.BytesIO(data), weights_only=False, map_location="cpu"))
 
 
@@ -132,7 +132,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 @contextmanager
 def _communicator(comm: Communicator | None) -> Iterator[Communicator]:
-    """Give the communicator, or one of all ranks for the time being."""
+    """Yield the communicator, or a temporary one of all ranks."""
     if comm is not None:
         yield comm
         return
@@ -147,7 +147,7 @@ def _check_root(comm: Communicator, root: int) -> None:
 
 
 def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
-    """Return what is to be broadcast by name, every tensor once."""
+    """Return the tensors to broadcast by name, after checking them; of a module, every tensor once."""
     if isinstance(source, torch.nn.Module):
         tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     elif isinstance(source, Mapping):
@@ -174,12 +174,12 @@ def _named_tensors(source: Any) -> dict[str, torch.Tensor]:
 
 
 def _devices_of(tensors: Mapping[str, torch.Tensor]) -> list[torch.device]:
-    """Return the devices that have these tensors, the host first."""
+    """Return the devices of these tensors, the host first."""
     return sorted({devices.device_of(tensor) for tensor in tensors.values()}, key=str)
 
 
 def _description(tensor: torch.Tensor) -> str:
-    """Say what all ranks have to have alike; the numbers of their devices may differ."""
+    """Describe what has to be the same on all ranks; device numbers may differ."""
     device = devices.device_of(tensor)
     return f"{tensor.dtype} {tuple(tensor.shape)}" + ("" if device == devices.HOST else f" on {device.type}")
 
@@ -200,7 +200,7 @@ def _broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root
 
 
 def _broadcast_pack(comm: Communicator, tensors: list[torch.Tensor], root: int) -> None:
-    """Broadcast some tensors in one call: a single one where it lies, if it can, the others side by side."""
+    """Broadcast tensors in one call: a single contiguous one in place, others packed into one buffer."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         _broadcast_bytes(comm, tensors[0].view(-1).view(torch.uint8), root)
         torch.autograd.graph.increment_version(tensors[0])

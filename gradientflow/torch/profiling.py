@@ -14,7 +14,7 @@ from .names import BACKEND
 _autograd: Any = torch.autograd  # its annotations leave out what it takes from C++
 
 _PREFIX = f"{BACKEND}:"
-_INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # what methods call the tensors they read
+_INPUTS = ("tensors", "input", "inputs", "input_tensors", "input_list")  # parameters of methods
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -50,10 +50,10 @@ def recorded(operation: str) -> Callable[[Method], Method]:
 
 
 def mark_asynchronous() -> None:
-    """Have PyTorch's profiler call the events asynchronous, as those of its own backends.
+    """Make PyTorch's profiler treat the events as asynchronous, like those of its own backends.
 
-    They are no part of the events around them then, and not counted in their time. C++ marks such events when they
-    begin; Python can only do so when the profiler has stopped, and makes its list of events.
+    Asynchronous events are not children of the events around them, and not counted in their time. C++ marks them when
+    they begin; Python can do so only after the profiler has stopped, when it makes its list of events.
     """
     profile: Any = torch.autograd.profiler.profile
     profile._parse_kineto_results = _marking(profile._parse_kineto_results)
@@ -72,7 +72,7 @@ def _marking(parse: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
-    """Go through a tensor, or those of a list, which may be one of lists."""
+    """Yield a tensor, or all tensors of a list, which may be nested."""
     if isinstance(given, torch.Tensor):
         yield given
     elif isinstance(given, list | tuple):

@@ -32,7 +32,7 @@ _BITWISE: dict[Any, Callable[..., object]] = {
     ReduceOp.BOR: torch.bitwise_or,
     ReduceOp.BXOR: torch.bitwise_xor,
 }
-# A bool is one bit: a sum, as PyTorch counts it, is true if any is.
+# In PyTorch a sum of bools is true if any of them is.
 _ON_BOOL = {
     ReduceOp.SUM: "max",
     ReduceOp.MAX: "max",
@@ -42,12 +42,12 @@ _ON_BOOL = {
     ReduceOp.BAND: "min",
 }
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-_HIGHEST_BIT = -(1 << 63)  # with it flipped, signed numbers have the order of unsigned ones
+_HIGHEST_BIT = -(1 << 63)  # with it flipped, unsigned numbers keep their order when read as signed
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What the core does for a reduction.
+    """A reduction as the core makes it.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Reduction:
 
 
 def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
-    """Tell whether a reduction combines bits, which the core cannot do; the ranks then gather and combine.
+    """Tell whether a reduction is bitwise. The core has none of these; the ranks then gather and combine.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def is_bitwise(tensor: torch.Tensor, op: Any) -> bool:
 
 
 def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
-    """Combine the rows of a matrix of bytes, and write them to a tensor."""
+    """Combine the rows of a matrix of bytes, and write the result to a tensor."""
     combined = plain_like(target)
     bits = as_bytes(combined).copy_(rows[0])
     for row in rows[1:]:
@@ -89,7 +89,7 @@ def combine_bits(rows: torch.Tensor, op: Any, target: torch.Tensor) -> None:
 
 
 def reduction_of(tensor: torch.Tensor, op: Any, size: int) -> Reduction:
-    """Say how the core reduces a plain tensor over `size` ranks.
+    """Return the core's reduction of a plain tensor over `size` ranks.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Making the backend "gradientflow" known to PyTorch.
+"""Registration of the backend "gradientflow" with PyTorch.
 
 PyTorch calls `register` while it is imported, because the installed package names it under ``torch.backends``. So
 nothing heavy is imported here, and MPI is not touched before a process group is made. PyTorch itself is imported in
-the functions, because its import may come here in the midst of this module's.
+the functions, because this module may be imported halfway through the import of PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .names import BACKEND
 
 
 def register() -> None:
-    """Register the backend with ``torch.distributed``, which then makes its process groups. Twice is harmless."""
+    """Register the backend with ``torch.distributed``. Registering twice is harmless."""
     import torch.distributed
 
     dist: Any = torch.distributed
@@ -38,7 +38,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``init_process_group``: what it wants to be told about the ranks of this backend, MPI knows."""
+    """Wrap ``init_process_group``: for this backend, MPI provides rank, number of ranks and store."""
     signature = inspect.signature(init_process_group)
 
     @functools.wraps(init_process_group)
@@ -52,12 +52,12 @@ def _finding_ranks(init_process_group: Callable[..., None]) -> Callable[..., Non
 
 
 def _is_meant(backend: Any) -> bool:
-    """Tell whether the name of a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or has ours."""
+    """Tell whether a backend, such as "gradientflow" or "cpu:gradientflow,cuda:nccl", is or includes this one."""
     return BACKEND in [part.rpartition(":")[2] for part in str(backend).lower().split(",")]
 
 
 def _found(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``init_process_group`` that MPI adds to those given."""
+    """Return the arguments of ``init_process_group`` that MPI provides, in view of those given."""
     from torch.distributed.constants import default_pg_timeout
 
     from .rendezvous import make_store, position

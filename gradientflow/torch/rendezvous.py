@@ -1,7 +1,7 @@
 """How the ranks of an MPI job find each other for PyTorch: rank, number of ranks, and a store.
 
-PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. MPI knows the first two, and the ranks can agree on the
-others through it.
+PyTorch asks for RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. MPI knows the first two; the ranks use it to agree on
+the others.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
     Parameters
     ----------
     rank, size : int
-        What the caller says they are; -1 leaves it to RANK and WORLD_SIZE, or else to MPI.
+        The caller's values; -1 for those of RANK and WORLD_SIZE, or if they are not set, of MPI.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If this process is in no MPI job, or in one of other ranks.
+        If this process is not in an MPI job, and not said to be the only rank; or if MPI has other values.
     """
     comm = computing_ranks()
     said_rank = _said(rank, "RANK")
@@ -65,8 +65,8 @@ def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
 def make_store(timeout: timedelta) -> Any:
     """Make the store through which PyTorch's processes exchange small values. Collective over all ranks.
 
-    It is served by rank 0: at MASTER_ADDR and MASTER_PORT where they are set, else at an address of its host that the
-    others reach, and at a free port.
+    Rank 0 serves it: at MASTER_ADDR and MASTER_PORT if these are set, else at an address of its host that the others
+    can reach, and at a free port.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def make_store(timeout: timedelta) -> Any:
 
 
 def _said(argument: int, variable: str) -> int | None:
-    """Return what a rank or number of ranks is said to be, if it is."""
+    """Return the rank or number of ranks given by an argument or an environment variable, if there is one."""
     if argument != -1:
         return argument
     text = os.environ.get(variable, "")
@@ -111,7 +111,7 @@ def _said(argument: int, variable: str) -> int | None:
 
 
 def _port() -> int:
-    """Return MASTER_PORT, or 0 for any that is free."""
+    """Return MASTER_PORT, or 0 for any free port."""
     text = os.environ.get("MASTER_PORT", "")
     if not text:
         return 0
@@ -122,7 +122,7 @@ def _port() -> int:
 
 
 def _own_addresses() -> list[str]:
-    """Return addresses of this host, those that its name and its default route lead to first."""
+    """Return addresses of this host, first those of its name and of its default route."""
     found = []
     with contextlib.suppress(OSError):
         found.append(socket.gethostbyname(socket.gethostname()))
@@ -138,7 +138,7 @@ def _own_addresses() -> list[str]:
 
 
 def _reachable(addresses: Sequence[str], port: int) -> str:
-    """Return the first address that answers; the only one without asking."""
+    """Return the first address that answers; a single one is not tried."""
     if len(addresses) == 1:
         return addresses[0]
     for address in addresses:

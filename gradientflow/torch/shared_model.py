@@ -1,4 +1,4 @@
-"""A model whose parameters lie in one copy for all ranks of a node: who may write them, and whether they are whole."""
+"""A model with one copy of its parameters per node: checks that only steps write them, and complete them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _living: weakref.WeakSet[SharedModel] = weakref.WeakSet()
 
 
 class _Hook:
-    """Calls a function without arguments, whatever it is called with; copies of the model call nothing."""
+    """Calls a function without arguments, whatever it is called with; in copies of the model it does nothing."""
 
     def __init__(self, function: Callable[[], object] = lambda: None) -> None:
         self._function = function
@@ -30,11 +30,11 @@ class _Hook:
 
 
 class SharedModel:
-    """Moves parameters to memory of the node, and watches over them from then on.
+    """Moves parameters to node memory, and checks from then on who writes them.
 
-    Only steps may write them, and what writes the same on all ranks: `load_state_dict` of the model or of a module of
-    it, and `broadcast_parameters`. Anything else would be done by each rank anew, to the same weights. Where a step was
-    not completed, forward passes and state dicts of the model are errors.
+    Steps may write them, and calls that write the same on all ranks: `load_state_dict` of the model or of a module of
+    it, and `broadcast_parameters`. Any other write would be repeated by each rank, on the same weights. After a step
+    that was not completed, forward passes and state dicts of the model raise.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class SharedModel:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._weights: NodeWeights | None = None
-        self._known: dict[str, tuple[torch.Tensor, int, int]] = {}  # address and version of each parameter
+        self._known: dict[str, tuple[torch.Tensor, int, int]] = {}  # parameter, address and version by name
         register: Any = model.register_forward_pre_hook
         self._hooks = [register(_Hook(self.check_whole))]
         for module in model.modules():
@@ -62,7 +62,7 @@ class SharedModel:
         parameters: Sequence[torch.Tensor],
         strides: Sequence[tuple[int, ...]],
     ) -> None:
-        """Move the parameters of a dtype, which are the same on all ranks, to memory of the node. Collective."""
+        """Move the parameters of a dtype, which are the same on all ranks, to node memory. Collective."""
         memory = weights.weights(group)
         begin, end = weights.slices[group]
         places = []
@@ -70,7 +70,7 @@ class SharedModel:
             size, count = parameter.element_size(), parameter.numel()
             flat = devices.tensor_over(memory[offset * size : (offset + count) * size], parameter.dtype)
             first, last = max(begin - offset, 0), min(end - offset, count)
-            if first < last:  # this rank's slice of it, so that its pages are near it
+            if first < last:  # this rank writes its own slice, so that its pages are local to it
                 flat[first:last].copy_(parameter.detach().as_strided((count,), (1,))[first:last])
             places.append(flat.as_strided(parameter.shape, its_strides))
         weights.node.barrier()
@@ -80,11 +80,11 @@ class SharedModel:
         self._weights = weights
 
     def accept(self) -> None:
-        """Take what has been written to parameters for what all ranks have written."""
+        """Accept the present parameters as written alike by all ranks."""
         self._known = {name: (each, place, each._version) for name, (each, place, _) in self._known.items()}
 
     def check(self) -> None:
-        """Raise unless the weights are whole, and written by nobody but steps."""
+        """Raise if a step was not completed, or parameters were moved or written outside of steps."""
         self.check_whole()
         for name, (parameter, place, version) in self._known.items():
             if parameter.data_ptr() != place:
@@ -101,12 +101,12 @@ class SharedModel:
                 raise ArgumentError(message)
 
     def check_whole(self) -> None:
-        """Raise if a step on the weights has not been completed."""
+        """Raise if a step on the weights was not completed."""
         if self._weights is not None:
             self._weights.check()
 
     def close(self) -> None:
-        """Give the parameters memory of their own, unless they are torn: then their use goes on to be an error."""
+        """Give the parameters memory of their own, unless a step was not completed: then their use remains an error."""
         if self._weights is None or self._weights.is_whole:
             for hook in self._hooks:
                 hook.remove()
@@ -117,6 +117,6 @@ class SharedModel:
 
 
 def broadcast_done() -> None:
-    """Note that parameters were broadcast, as all ranks do it."""
+    """Accept the parameters of all models: a broadcast has written them, alike on all ranks."""
     for each in list(_living):
         each.accept()

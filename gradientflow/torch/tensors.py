@@ -28,7 +28,7 @@ CORE_DTYPES = frozenset(
 
 
 def checked(tensor: Any) -> torch.Tensor:
-    """Return a tensor, without its history, if it can be sent or received at all.
+    """Return a tensor, detached, after checking that a process group can send and receive it.
 
     Raises
     ------
@@ -48,33 +48,33 @@ def checked(tensor: Any) -> torch.Tensor:
 
 
 def is_sparse(tensor: Any) -> bool:
-    """Tell whether it is a sparse tensor of coordinates, of which some calls know how to take the parts."""
+    """Tell whether it is a sparse COO tensor, which some calls support."""
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements lie in memory one after the other, as they are."""
+    """Tell whether a tensor is plain: contiguous, without a lazy conjugation or negation."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy of it that is plain."""
+    """Return the tensor if it is plain, else a plain copy."""
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def plain_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of the same shape and dtype, on the same device, that is plain."""
+    """Return an empty plain tensor of the same shape and dtype, on the same device."""
     return devices.empty(tensor.shape, tensor.dtype, devices.device_of(tensor))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a plain tensor as a row of bytes."""
-    # Not reshape(-1): it keeps a stride that does not matter, but with which view refuses.
+    """Return a flat view of a plain tensor as bytes."""
+    # Not reshape(-1): it can keep the meaningless stride of a single element, which view(dtype) rejects.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a plain tensor in a dtype that the core can move: the tensor's own where it can."""
+    """Return a plain tensor if the core can move its dtype, else a view of it as bytes."""
     return tensor if tensor.dtype in CORE_DTYPES else as_bytes(tensor)
 
 
@@ -85,7 +85,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return tensors that lie side by side in one piece of memory, such as the chunks of one, as one row."""
+    """Return tensors that are adjacent in one storage, such as those of torch.split, as one row; else None."""
     first = tensors[0]
     end = first.data_ptr()
     storage = first.untyped_storage().data_ptr()
@@ -102,7 +102,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of tensors as one row: where they lie, if they do so side by side, else a copy."""
+    """Return the elements of tensors as one row: a view if they are adjacent in memory, else a copy."""
     row = joined(tensors)
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors]) if row is None else row
 
@@ -114,12 +114,12 @@ def scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def only(tensors: Any, call: str) -> Any:
-    """Return the only element of a list, or what is given without one.
+    """Return the only tensor of a list, or a tensor that is given without a list.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there are more or none: a rank has one device.
+        If the list does not have exactly one: a rank has one device.
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
@@ -131,14 +131,14 @@ def only(tensors: Any, call: str) -> Any:
 
 
 def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
-    """Return the first of all lists of a call, then the second, and so on.
+    """Zip the lists of tensors that a call takes.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If they have different lengths.
     gradientflow.errors.ArgumentTypeError
-        If one is no list.
+        If one is not a list.
     """
     found = [sequence(f"what {call} takes", each, "tensors") for each in lists]
     lengths = sorted({len(each) for each in found})
@@ -149,7 +149,7 @@ def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def check_alike(call: str, *tensors: torch.Tensor) -> None:
-    """Raise unless all tensors of a call have one dtype, and are on one device."""
+    """Raise unless all tensors of a call have one dtype and are on one device."""
     devices.common_device(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer and a model train."""
+"""The parameters that an optimizer trains of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def trained_parameters(optimizer: Any, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters to train by name, after checking that they are the optimizer's, and can be served."""
+    """Return the parameters to train by name, after checking that the optimizer has them, and their kind."""
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     optimized: set[int] = set()
