@@ -61,5 +61,5 @@ if not use_installed_package():
             return value
 
         def __dir__() -> list[str]:
-            """List the names that have not been used, too."""
+            """List all public names, imported yet or not."""
             return sorted({*globals(), *__all__})

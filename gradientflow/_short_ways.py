@@ -1,8 +1,8 @@
 """Short ways into the core, for methods whose usual calls need not pass through Python.
 
-A method of a class, which hands on to `self._native`, stays the definition: its signature, its documentation, and what
-runs for every call that is not as usual. Where the core has a short way for it (``bindings/short_way.hpp``), that
-stands in its place once the core is loaded, unless a program has put something else there.
+A Python method that forwards to `self._native` remains the definition: it has the signature and the documentation, and
+serves every unusual call. If the core has a short way for it (``bindings/short_way.hpp``), the short way replaces the
+method in its class once the core is loaded, unless a program has already replaced it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def has_short_way(method: _Method) -> _Method:
 
 
 def take_short_ways(cls: type, native: Any) -> None:
-    """Put the core's short ways before the methods of a class, where these are still the library's own.
+    """Replace methods of a class by the core's short ways, except those that a program has replaced.
 
     Parameters
     ----------
     cls : type
-        Whose instances have objects of `native` as `_native`.
+        The class; its instances keep an object of `native` in `_native`.
     native : type
-        A class of the core.
+        The class of the core that has the short ways.
     """
     for name, way in native.short_ways.items():
         method = getattr(cls, name)

@@ -1,4 +1,4 @@
-"""Finding out whether all ranks have the same thing, before they exchange data."""
+"""Checks that all ranks agree, before they exchange data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     Parameters
     ----------
     comm : Communicator
-        Whose ranks are compared.
+        The ranks to compare.
     what : str
-        What they have, in the plural, for the error.
+        A plural noun for the entries, for the error message.
     entries : mapping of str to str
-        A description of each thing by its name; their order counts.
+        Descriptions by name; their order counts.
 
     Raises
     ------
     gradientflow.errors.MismatchError
-        On every rank, if two differ; it names the first rank that differs from rank 0, and in what.
+        On every rank, if two ranks differ; names the first rank that differs from rank 0, and the first difference.
     """
     text = json.dumps(list(entries.items())).encode()
     digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
@@ -41,7 +41,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
 
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
-    """Raise on all ranks if any has an error: its own, or what the first rank that has one says. Collective."""
+    """Raise on all ranks if any has an error: the rank's own, else one with the first rank's message. Collective."""
     told = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
     texts = gather(comm, told.encode() if error is not None else b"")
     if error is not None:
@@ -60,7 +60,7 @@ def gather(comm: Communicator, text: bytes) -> list[bytes]:
 
 
 def _difference(first: Mapping[str, str], second: Mapping[str, str], other: int) -> str:
-    """Say where rank `other` differs first from rank 0."""
+    """Describe the first difference between rank `other` and rank 0."""
     for name, entry in first.items():
         if name not in second:
             return f"rank {other} has no {name}, which rank 0 has"

@@ -1,4 +1,4 @@
-"""Checks of arguments that functions of several modules share: what is wrong is refused by the argument's name."""
+"""Argument checks that several modules share; their errors name the argument."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .errors import ArgumentError, ArgumentTypeError
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Return a whole number that the core can take; NumPy's integers are some, floats, True and False are none.
+    """Return a whole number that the core can take: also an integer of NumPy, but no float, True or False.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If it is less than `least` or more than `most`, by default the largest of 64 bits.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If it is not a whole number.
     """
     try:
         found = None if isinstance(value, bool) else operator.index(value)
@@ -43,7 +43,7 @@ def number(name: str, value: Any) -> float:
     gradientflow.errors.ArgumentError
         If it is larger than a float can be.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If it is not a real number.
     """
     if not isinstance(value, numbers.Real):
         message = f"{name} is a number, not {value!r}"
@@ -56,14 +56,14 @@ def number(name: str, value: Any) -> float:
 
 
 def nonnegative(name: str, value: Any) -> float:
-    """Return a number of 0 or more, but not infinity.
+    """Return a finite number of 0 or more.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is another number.
+        If it is negative, infinite or NaN.
     gradientflow.errors.ArgumentTypeError
-        If it is no number.
+        If it is not a number.
     """
     found = number(name, value)
     if not 0 <= found < math.inf:
@@ -73,7 +73,7 @@ def nonnegative(name: str, value: Any) -> float:
 
 
 def sequence(name: str, value: Any, what: str) -> list[Any]:
-    """Return a sequence of `what` as a list; text, bytes and mappings are none.
+    """Return a sequence of `what` as a list; text, bytes and mappings do not count as sequences.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def sequence(name: str, value: Any, what: str) -> list[Any]:
     """
     try:
         if not isinstance(value, str | bytes | bytearray | Mapping):
-            return list(value)  # of a generator too
+            return list(value)  # also that of a generator
     except TypeError:
         pass
     message = f"{name} is a sequence of {what}, not {value!r}"

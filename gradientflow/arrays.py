@@ -1,4 +1,4 @@
-"""New arrays like those that a user gave: for results that have no place yet."""
+"""New arrays like a user's: for results of calls without `out`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it has none.
+        If its shape cannot be read.
     """
     if isinstance(x, np.ndarray | DeviceArray):
         return x.shape
@@ -36,10 +36,9 @@ def size_of(x: Any) -> int:
 
 
 def new_like(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return a new array of `shape` with the dtype of `x`, where `x` is.
+    """Return a new array of `shape` with the dtype of `x`, in memory of the host or on the same device as `x`.
 
-    Memory of the host gives a NumPy array; CuPy arrays and PyTorch's CUDA tensors give their like, other arrays on a
-    device a `DeviceArray`.
+    A NumPy array in memory of the host; on a device a CuPy array or PyTorch tensor like `x`, else a `DeviceArray`.
     """
     if not _is_on_device(x):
         return _empty(shape, _as_numpy(x).dtype)

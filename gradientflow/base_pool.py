@@ -1,4 +1,4 @@
-"""What all pools of gradients have: tensors side by side in node memory, and iterations."""
+"""The base of all gradient pools: tensors side by side in node memory, and iterations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Pool = TypeVar("_Pool", bound="BasePool")
 
 @dataclass(frozen=True)
 class RangeReport:
-    """How a range went in the last iteration. Times are seconds on the clock of `time.monotonic`.
+    """Report on one range in the last iteration. Times are seconds on the clock of `time.monotonic`.
 
     Attributes
     ----------
@@ -36,10 +36,10 @@ class RangeReport:
     bytes_sent : int or None
         Bytes this rank sent to others in messages: 0 where ranks share memory, None where the MPI library sent them.
     nonfinite : int or None
-        Infinite and NaN elements of the result, the same number on all ranks; counted where values were rounded for
-        the wire.
+        Infinite and NaN elements of the result, the same number on all ranks; None unless values were rounded for the
+        wire.
     path : str
-        Which way the allreduce went.
+        The path of the allreduce.
     ready, started, ended : float
         When the last of its tensors was ready, and when its allreduce began and ended.
     """
@@ -54,24 +54,24 @@ class RangeReport:
 
 
 class BasePool:
-    """The part that all pools share.
+    """The base class of all gradient pools.
 
     Attributes
     ----------
     memory : numpy.ndarray or DeviceArray
-        The gradients of this rank, as bytes. Keeps the memory as long as it is held.
+        The gradients of this rank, as bytes. Keeps the memory alive.
     device : int or None
-        The number of the CUDA device that has them; None in memory of the host.
+        Number of the CUDA device with the gradients; None in memory of the host.
     extra : numpy.ndarray
-        The numbers that are averaged along, of float64: "tensor" ``len(shapes)`` for `ready`.
+        Float64 numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
     offsets : tuple of int
-        Where each tensor begins in it, in bytes.
+        Byte offset of each tensor in `memory`.
     nbytes : int
-        How many bytes they take.
+        Size of `memory`.
     dtype : str
         Name of the dtype.
     wire : str or None
-        As given.
+        The wire dtype, as given.
     """
 
     _native: Any
@@ -80,9 +80,9 @@ class BasePool:
     def _prepare(
         self, shapes: Sequence[int | Sequence[int]], dtype: npt.DTypeLike | str, device: str | int = "cpu"
     ) -> list[int]:
-        """Take shapes, dtype and device; return the number of elements of each tensor."""
+        """Check and keep shapes, dtype and device; return the number of elements of each tensor."""
         self.device = None if device == "cpu" else device_number(device)
-        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # which NumPy alone does not know
+        is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # no dtype of NumPy itself
         element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
         self._shapes = [checked_shape(shape) for shape in sequence("shapes", shapes, "shapes")]
         for shape in self._shapes:
@@ -91,7 +91,7 @@ class BasePool:
         return [math.prod(shape) for shape in self._shapes]
 
     def _adopt(self, native: Any) -> None:
-        """Take the native pool."""
+        """Take over a pool of the core, with its memory."""
         self._native = native
         self.extra: npt.NDArray[np.float64] = native.extra
         self.nbytes: int = native.bytes
@@ -110,11 +110,11 @@ class BasePool:
 
     @cached_property
     def views(self) -> tuple[Any, ...]:
-        """One array a tensor, in the order given, zero-filled at first.
+        """One array per tensor, in the order given, zero-filled at first.
 
-        Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long as they are
-        held. NumPy arrays in memory of the host, where those of bfloat16 need the package ml_dtypes; on a CUDA device
-        `gradientflow.device.DeviceArray`.
+        NumPy arrays in memory of the host (bfloat16 needs the package ml_dtypes); `gradientflow.device.DeviceArray` on
+        a CUDA device. Other frameworks take them through DLPack (``torch.from_dlpack(view)``). They stay valid as long
+        as they are held.
         """
         return tuple(
             self._array(offset, shape, self.dtype) for offset, shape in zip(self.offsets, self._shapes, strict=True)
@@ -125,7 +125,7 @@ class BasePool:
         return bool(self._native.is_ready(index))
 
     def zero(self, stream: Any = None) -> None:
-        """Zero the gradients that the last iteration has left in the views, between iterations.
+        """Zero the gradients that the last iteration left in the views. Between iterations.
 
         `stream` is as in `ready`.
         """
@@ -133,15 +133,15 @@ class BasePool:
 
     @has_short_way
     def ready(self, index: int | None = None, stream: Any = None) -> None:
-        """Say that tensor `index` is final for this iteration; without an index, all that are not yet. From any thread.
+        """Mark tensor `index` as final for this iteration; without an index, all remaining tensors. From any thread.
 
         Parameters
         ----------
         index : int, optional
             Its place in the order given.
         stream : optional
-            For a pool on a CUDA device: the stream that writes the tensor, which is final once all is done that is in
-            it now. A number, or a stream of CuPy or PyTorch; by default the device's default stream.
+            For a pool on a CUDA device: the stream that writes the tensor, which is final once the work now in the
+            stream is done. A number, or a stream of CuPy or PyTorch; by default the device's default stream.
 
         Raises
         ------
@@ -156,10 +156,10 @@ class BasePool:
             self._native.ready(index, stream_number(stream))
 
     def abandon(self, stream: Any = None) -> None:
-        """End an iteration that has begun, without its result, for example after an exception.
+        """End the running iteration without its result, for example after an exception.
 
-        The other ranks get zeros for what is not ready here. Does nothing where no tensor is ready. `stream` is as in
-        `ready`.
+        The other ranks get zeros for this rank's tensors that are not ready. Does nothing if no tensor is ready.
+        `stream` is as in `ready`.
         """
         self._native.abandon(stream_number(stream))
 
@@ -175,11 +175,11 @@ class BasePool:
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """How each range went in the last iteration; empty before the first, and after one that failed."""
+        """A report on each range in the last iteration; empty before the first, and after one that failed."""
         return tuple(RangeReport(*report) for report in self._native.reports)
 
     def close(self) -> None:
-        """End the pool, after what is on its way. Its memory stays as long as an array over it is held."""
+        """Close the pool once its calls under way are done. Its memory lives as long as an array over it."""
         self._native.close(True)
 
     @property
@@ -194,23 +194,23 @@ class BasePool:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception without waiting for what is on its way."""
+        """Close it; after an exception without waiting for calls under way."""
         self._native.close(kind is None)
 
 
 def native_communicator(comm: Any) -> Any:
-    """Return the core's communicator under one.
+    """Return the core's object of a communicator.
 
     Raises
     ------
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If it is not a communicator.
     """
     return instance("comm", comm, Communicator)._native
 
 
 def stream_number(stream: Any) -> int:
-    """Return CUDA's number of a stream: of a number, of CuPy's and PyTorch's streams, of the default one for None.
+    """Return CUDA's number of a stream, given as this number, as a stream of CuPy or PyTorch, or None for the default.
 
     Raises
     ------
@@ -232,12 +232,12 @@ def threshold_from(native: int) -> int | float:
 
 
 def native_threshold(threshold: Any, name: str = "fusion_threshold") -> int | None:
-    """Return a fusion threshold, or another one, as the core takes it: bytes, `NO_LIMIT` for infinity, None for "auto".
+    """Return a threshold as the core takes it: bytes, `NO_LIMIT` for infinity, None for "auto".
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If it is none.
+        If it is not a number of bytes of 0 or more.
     gradientflow.errors.ArgumentTypeError
         If it is neither a number nor text.
     """

@@ -1,4 +1,4 @@
-"""The communicator: what a user calls."""
+"""The communicator: node memory, collectives, and messages between two ranks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 class Communicator:
     """The ranks of an MPI communicator, and the collectives among them.
 
-    Made by `gradientflow.init`. Collectives must be called by all ranks in the same order; ranks that call differently
-    get a `gradientflow.errors.MismatchError` that says who differs. All methods may be called from any thread; calls
+    Made by `gradientflow.init`. All ranks must call the collectives in the same order; if their calls differ, all ranks
+    get a `gradientflow.errors.MismatchError` that says which ones do. All methods may be called from any thread; calls
     are served one at a time, in the order in which they were made.
 
     A tensor is a NumPy array, or any object with DLPack, the CUDA array interface or the buffer protocol, in memory of
@@ -49,13 +49,13 @@ class Communicator:
     rank, size : int
         This rank, and the number of ranks.
     local_rank, local_size : int
-        The same inside the node.
+        This rank's number inside its node, and the number of ranks there.
     node, nodes : int
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
         The MPI communicator that this one was made from.
     server_ranks : gradientflow.server_rank.ServerRanks or None
-        The ranks that serve these only, where there are some: they end when all workers have closed.
+        The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Communicator:
         self.node: int = self._native.node
         self.nodes: int = self._native.nodes
         self.server_ranks: Any = None
-        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # which end with it
+        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # closed together with it
         _open.add(self)
         if self.rank == 0:
             warn_of_unknown_variables()
@@ -94,9 +94,9 @@ class Communicator:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the communicator, after its asynchronous calls are done. Closing twice is harmless.
+        """Close the communicator once its asynchronous calls are done. Closing twice is harmless.
 
-        The other ranks are not waited for; a rank that waits for this one afterwards gets an error. Arrays over node
+        Does not wait for the other ranks; a rank that waits for this one afterwards gets an error. Arrays over node
         memory stay valid.
         """
         self._end(True)
@@ -160,13 +160,13 @@ class Communicator:
         dtype : dtype, default "float32"
             Its dtype; in memory of the host "bfloat16" needs the package ml_dtypes.
         device : str or int, default "cpu"
-            "cpu" for memory of the host; "cuda", "cuda:1" or a number for that of a CUDA device, see
+            "cpu" for memory of the host; "cuda", "cuda:1" or a number for memory of a CUDA device, see
             `gradientflow.device.DeviceArray`.
 
         Returns
         -------
         numpy.ndarray or DeviceArray
-            Zero-filled. The memory is given back when the last array over it is gone, also after `close`.
+            Zero-filled. The memory lives as long as an array over it, even after `close`.
 
         Raises
         ------
@@ -210,13 +210,13 @@ class Communicator:
         out : array, optional
             Where the result goes instead; must not overlap `x` unless it is `x`.
         wire : {"float32", "float16", "bfloat16"}, optional
-            What the values of a float32 tensor are rounded to where they travel between nodes; by default nothing.
-            Sums are computed in float32. A mean is divided before it travels, a sum of many values may overflow
-            float16. Inside a node nothing is rounded, unless an algorithm that sends messages is asked for.
+            The dtype to which values of a float32 tensor are rounded when they travel between nodes; by default they
+            are not. Sums are computed in float32. A mean is divided before it travels; a sum of many values may
+            overflow float16. Inside a node nothing is rounded, unless `algorithm` is one that sends messages.
         label : str, optional
-            What `x` is called. It goes into the call together with the shape of `x`: where ranks give different ones,
-            all raise `gradientflow.errors.MismatchError`, which names them, also where the numbers of elements are
-            equal. All ranks give a label or none does.
+            A name for `x`. The ranks compare it, and the shape of `x`: if these differ, all raise
+            `gradientflow.errors.MismatchError`, which names them, even if the numbers of elements are equal. All ranks
+            give a label or none does.
 
         Returns
         -------
@@ -240,7 +240,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Handle:
-        """Start `allreduce` in the background. The handle's `nonfinite` counts what did not survive the wire."""
+        """Start `allreduce` in the background. The handle's `nonfinite` counts infinite and NaN results of `wire`."""
         native = self._native.allreduce_async(x, op, wire, algorithm, label, out)
         return self._started(native, x if out is None else out)
 
@@ -266,7 +266,7 @@ class Communicator:
         x : array
             Same number of elements and dtype on every rank.
         root : int
-            The rank whose values everybody gets.
+            The rank whose values all ranks get.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
         label : str, optional
@@ -365,7 +365,7 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
+            ``size * x.size`` elements; by default a new array of shape ``(size, *x.shape)``, on the device of `x`.
 
         Returns
         -------
@@ -408,7 +408,7 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            As many elements as all ranks have together; by default a new one-dimensional NumPy array.
+            As many elements as all ranks have together; by default a new one-dimensional array, on the device of `x`.
 
         Returns
         -------
@@ -428,7 +428,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Handle:
-        """Start `allgatherv` in the background. Without `counts` it waits for those of the others first."""
+        """Start `allgatherv` in the background. Without `counts` it waits for those of the other ranks first."""
         counts, out = self._uneven(x, counts, out)
         return self._started(self._native.allgatherv_async(x, counts, algorithm, label, out), out)
 
@@ -441,7 +441,7 @@ class Communicator:
         *,
         label: str | None = None,
     ) -> Request:
-        """Prepare `allgatherv`, see `Request`. Without `counts` it waits for those of the others first."""
+        """Prepare `allgatherv`, see `Request`. Without `counts` it waits for those of the other ranks first."""
         counts, out = self._uneven(x, counts, out)
         return Request(self._native.allgatherv_init(x, counts, algorithm, label, out, out))
 
@@ -463,7 +463,7 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            As many elements as this rank's block; by default a new one-dimensional NumPy array.
+            As many elements as this rank's block; by default a new one-dimensional array, on the device of `x`.
 
         Returns
         -------
@@ -501,7 +501,7 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            As many elements as `x`; by default a new NumPy array of its shape.
+            As many elements as `x`; by default a new array of its shape, on the device of `x`.
 
         Returns
         -------
@@ -538,7 +538,8 @@ class Communicator:
         label : str, optional
             See `allreduce`.
         out : array, optional
-            On the root: ``size * x.size`` elements; by default a new NumPy array of shape ``(size, *x.shape)``.
+            On the root: ``size * x.size`` elements; by default a new array of shape ``(size, *x.shape)``, on the device
+            of `x`.
 
         Returns
         -------
@@ -574,14 +575,14 @@ class Communicator:
             A multiple of `size` elements; block r of the flattened `x` goes to rank r. Stays as it is. Not read on the
             other ranks.
         root : int
-            The rank that has them.
+            The rank that has `x`.
         algorithm : {"auto", "shared", "mpi"}
             See `allreduce`.
         label : str, optional
             See `allreduce`.
         out : array
-            One block. On the root by default a new one-dimensional NumPy array; the other ranks must give it, because
-            only the root knows how long a block is.
+            One block. On the root by default a new one-dimensional array, on the device of `x`; the other ranks must
+            give it, because only the root knows how long a block is.
 
         Returns
         -------
@@ -654,7 +655,7 @@ class Communicator:
         Raises
         ------
         gradientflow.errors.MismatchError
-            If something else is sent; it is then gone.
+            If another number of elements, or another dtype, is sent; the message is then lost.
         """
         self._native.receive(x, source)
         return x
@@ -664,7 +665,7 @@ class Communicator:
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """Make communicators of parts of the ranks.
 
-        Collective over all ranks; the parts then live and end on their own.
+        Collective over all ranks; the parts are then independent of this communicator.
 
         Parameters
         ----------
@@ -691,7 +692,7 @@ class Communicator:
             raise
 
     def _own_part(self, color: int) -> Communicator:
-        """Make a part for what works on this communicator, which ends with it. Collective over all ranks."""
+        """Split off a part for internal use, which is closed together with this one. Collective over all ranks."""
         part = self.split(color)
         assert part is not None  # this rank has a color
         self._parts.add(part)
@@ -700,7 +701,7 @@ class Communicator:
     # ---- timeline ------------------------------------------------------------------------------------------------
 
     def start_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Have what happens when written to a file, for Chrome's or Perfetto's trace viewer.
+        """Record a timeline into a file, for Chrome's or Perfetto's trace viewer.
 
         Every rank writes a file of its own: trace.json becomes trace.rank0.json, trace.rank1.json and so on; see
         ``gradientflow timeline merge``. GRADIENTFLOW_TIMELINE does the same from the start. Collective.
@@ -718,7 +719,7 @@ class Communicator:
         self._native.start_timeline(name)
 
     def stop_timeline(self) -> None:
-        """Write nothing more, and close the file unless other communicators write to it. Without one, do nothing."""
+        """Stop recording, and close the file unless other communicators write to it. Harmless without a timeline."""
         self._native.stop_timeline()
 
     @contextmanager
@@ -739,15 +740,15 @@ class Communicator:
     def bytes_sent(self) -> int | None:
         """How many bytes this rank has sent to others in messages so far.
 
-        Also by what was made of this communicator: parts, gradient pools. What ranks of a node pass on in the memory
-        that they share is none. None once something was sent that is not counted: by ``algorithm="mpi"``, by NCCL, by a
+        Includes what parts and gradient pools of this communicator have sent, but not what passes through memory that
+        the ranks of a node share. None once bytes were sent that are not counted: by ``algorithm="mpi"``, NCCL or a
         `ParameterServer`.
         """
         count = self._native.bytes_sent
         return None if count is None else int(count)
 
     def describe(self) -> dict[str, Any]:
-        """Return where this rank is, what serves its calls, and the settings in force, for people to read."""
+        """Return, for people to read, this rank's place, the paths of allreduce, and the settings in force."""
         facts: dict[str, Any] = self._native.describe()
         return facts
 
@@ -820,7 +821,7 @@ class _Part(Communicator):
 
 @atexit.register
 def _close_all() -> None:
-    """Close what is still open when the interpreter exits, without waiting for anybody."""
+    """Close open communicators when the interpreter exits, without waiting for other ranks."""
     for communicator in list(_open):
         communicator._native.close(False)
         communicator._release_servers()

@@ -36,8 +36,8 @@ class Config(Mapping[str, str]):
     Parameters
     ----------
     **overrides : str, int, float, bool or path
-        Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. They go before the
-        ``GRADIENTFLOW_*`` environment variables, which go before the defaults.
+        Settings by name (see `fields`), for example ``timeout=30`` or ``staging_bytes="1MiB"``. They take precedence
+        over the ``GRADIENTFLOW_*`` environment variables, and these over the defaults.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class Config(Mapping[str, str]):
 
 
 def settings(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return all settings by name: those of a `Config`, or those of the environment where some or none are given.
+    """Return all settings by name: those of a `Config`; else those given, and the environment's for the rest.
 
     Raises
     ------
