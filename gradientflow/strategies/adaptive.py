@@ -1,4 +1,4 @@
-"""How little each layer has to send so that sending hides behind backpropagation (LAGS-SGD, section 5, equation 19)."""
+"""The compression ratio with which communication hides behind backpropagation (LAGS-SGD, section 5, equation 19)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .link import Link
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers that are sent together, and what is computed meanwhile.
+    """Layers that are sent together, and the computation that can hide this.
 
     Attributes
     ----------
     elements : tuple of int
-        Of each layer.
+        Elements of each layer.
     selecting_seconds : float
-        What selecting and scattering takes.
+        Seconds of selecting and scattering.
     computing_seconds : float or None
-        What backpropagation of the next stage takes; None where none follows.
+        Seconds of backpropagation of the next stage; None if there is none, or it was not measured.
     """
 
     elements: tuple[int, ...]
@@ -38,17 +38,18 @@ class Stage:
 def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_ratio: float) -> float:
     """Return the smallest ratio with which communication hides behind backpropagation, at most `max_ratio`.
 
-    1 is a dense allreduce, and nothing is selected. Above 1 and below the number of ranks an allgather of entries is
-    dearer than that, so no such ratio is chosen. The last stage takes `max_ratio`, and so does one where nothing fits.
+    With ratio 1 there is a dense allreduce, without selection. Between 1 and the number of ranks an allgather of
+    entries costs more than that, so no such ratio is chosen. The last stage takes `max_ratio`, as does a stage whose
+    communication cannot be hidden.
 
     Parameters
     ----------
     stage : Stage
-        What is sent.
+        The layers that are sent.
     dense, sparse : Link
         An allreduce, by elements, and an allgather, by the entries of a rank.
     ranks : int
-        How many there are.
+        Number of ranks.
     max_ratio : float
         The largest ratio, 1 or more.
     """
@@ -64,9 +65,9 @@ def adaptive_ratio(stage: Stage, dense: Link, sparse: Link, ranks: int, max_rati
 
 
 def stages_of(counts: Sequence[int], least: int) -> list[range]:
-    """Return the tensors that are sent together, in order: each stage ends with one of at least so many elements.
+    """Return the tensors of each stage, in order: it ends with a large one, of at least `least` elements.
 
-    Smaller ones, such as biases, go with the next one; those after the last large one go with it.
+    Smaller tensors, such as biases, go with the next large one; those after the last large one go with that.
     """
     ends = [index + 1 for index, count in enumerate(counts) if count >= least]
     if not ends:

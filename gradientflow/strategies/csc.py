@@ -24,9 +24,8 @@ from .sparsity import Chunks
 class CSC(PoolStrategy):
     """Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1).
 
-    Only the chunks with the largest L1 norms are averaged; the rest waits in residuals until it is important.
-    With a momentum below 1 residuals decay: that is the paper's method. See
-    `gradientflow.SparseGradientPool`.
+    Only the chunks with the largest L1 norms are averaged; the rest stays in residuals until it is important. With a
+    momentum below 1 residuals decay, as in the paper. See `gradientflow.SparseGradientPool`.
 
     Parameters
     ----------
@@ -37,11 +36,11 @@ class CSC(PoolStrategy):
     momentum : float, optional
         The residuals are multiplied by it in every iteration; by default the momentum of the optimiser.
     warmup : int, default 0
-        Iterations in which the share that is not sent grows from nothing to its final value, linearly.
+        Iterations in which the share that is not sent grows linearly from 0 to its final value.
     correction : bool, default True
-        Momentum correction: what is not sent stays in a residual, and the update of what is not sent waits, momentum
-        included. Without it, what is not sent is dropped, and the optimiser takes it for zero: for comparison.
-        (`gradientflow.optimizers.SGD` has to be told the same; in PyTorch, DistributedOptimizer sees to it.)
+        Momentum correction: gradients that are not sent stay residual, and their weights and momenta do not change.
+        Without it, gradients that are not sent are dropped, and the optimiser takes them for zeros: for comparison.
+        (`gradientflow.optimizers.SGD` needs the same setting; in PyTorch, DistributedOptimizer sets it.)
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
 
@@ -104,7 +103,7 @@ class CSC(PoolStrategy):
         return ChunkSynchronizer(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return density, with the warm-up, and momentum of pools."""
+        """Return the arguments of pools: density, with the warm-up, momentum and so on."""
         return {
             "density": self.density_at,
             "momentum": 0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
@@ -136,15 +135,15 @@ class ChunkSynchronizer(ResidualSynchronizer):
 
     @property
     def decay(self) -> float:  # type: ignore[override]
-        """The momentum that residuals are multiplied by."""
+        """The momentum by which residuals are multiplied."""
         return float(self.pools[0].momentum)
 
     def check_settings(self) -> None:
-        """Raise unless there is one momentum. Warns where all that is not sent is lost."""
+        """Raise unless all tensors have the same momentum. Warns if it is 0: all that is not sent is lost then."""
         self._momentum()
 
     def begin(self) -> None:
-        """Tell the pools momentum and loss scale. Warns where all that is not sent is lost."""
+        """Set the momentum and the loss scale of the pools. Warns if all that is not sent is lost."""
         super().begin()
         momentum = self._momentum()
         for pool in self.pools:
@@ -152,7 +151,7 @@ class ChunkSynchronizer(ResidualSynchronizer):
                 pool.momentum = momentum
 
     def _momentum(self) -> float:
-        """Return what residuals are multiplied by in this iteration."""
+        """Return the factor by which residuals are multiplied in this iteration."""
         if not self.strategy.correction:
             return 0.0
         if self.strategy.momentum is not None:

@@ -15,23 +15,23 @@ from .sparsified import SparseStrategy, SparseSynchronizer, checked_selection
 class DGC(SparseStrategy):
     """Deep gradient compression (Lin et al., 2018).
 
-    Each rank has the momentum of its own gradients, ``u = momentum * u + g``, and ``residual + u`` is what entries are
-    chosen from. So the optimizer must have none.
+    Each rank keeps the momentum of its own gradients, ``u = momentum * u + g``, and selects entries from
+    ``residual + u``. So the optimizer must have no momentum.
 
     Parameters
     ----------
     ratio : float, default 1000
         Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
     momentum : float, default 0.9
-        Of the correction, from 0 on and below 1. With 0 there is none, and the optimizer may have a momentum.
+        Of the correction, at least 0 and below 1. With 0 there is no correction, and the optimizer may have a momentum.
     clip : float, optional
-        The norm to which the mean gradient of a layer is clipped, as far as a rank can tell by itself: it clips its own
-        to ``clip * sqrt(P)``, since the mean of P independent ones is shorter by sqrt(P).
+        The norm to which the mean gradient of a layer is clipped, approximately: each of P ranks clips its own to
+        ``clip * sqrt(P)``, since the mean of P independent gradients is shorter by sqrt(P).
     masking : bool, default True
-        Whether the momentum of what was sent is zeroed.
+        Whether the momentum of entries that were sent is zeroed.
     warmup : int, default 0
-        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. In terms
-        of what is not sent 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
+        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. Not sent
+        are 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
     selection : {"sampled", "exact"}
         How the largest entries are found, as in `gradientflow.TopKGradientPool`.
     monitor, wire, algorithm
@@ -65,12 +65,12 @@ class DGC(SparseStrategy):
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
-        """Whether what is sent and kept is the gradients alone: without momentum and clipping."""
+        """Whether what is sent and residual are gradients alone: without momentum and clipping."""
         return self.momentum == 0 and self.clip is None
 
     @property
     def takes_momentum(self) -> bool:  # type: ignore[override]
-        """Whether the optimizer may have a momentum: without one in what is sent."""
+        """Whether the optimizer may have a momentum: only without momentum correction."""
         return self.momentum == 0
 
     def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
@@ -78,12 +78,12 @@ class DGC(SparseStrategy):
         return _Corrected(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
-        """Return what a pool is told: the momentum only where there is one."""
+        """Return the arguments of a pool; a momentum of 0 becomes None."""
         return {**super().pool_options(tensors), "momentum": self.momentum or None}
 
 
 class _Corrected(SparseSynchronizer):
-    """Pools whose gradients have the momentum in them."""
+    """Pools with momentum correction."""
 
     strategy: DGC
 

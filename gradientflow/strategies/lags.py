@@ -25,8 +25,8 @@ from .update import Update
 ADAPTIVE = "adaptive"
 _MAX_RATIO = 1000.0
 
-_LARGE = 1 << 14  # elements of a layer that is a stage of backpropagation by itself
-_REMEMBERED = 20  # iterations, of whose times the median counts
+_LARGE = 1 << 14  # elements of a layer that ends a stage of backpropagation
+_REMEMBERED = 20  # iterations whose median times are used
 _NEVER = 2**62
 _DENSE = 1 << 16  # elements of the allreduce that is measured
 
@@ -44,25 +44,25 @@ class LAGS(SparseStrategy):
     Parameters
     ----------
     ratio : float or "adaptive", default "adaptive"
-        Of a layer of n elements, n / ratio are sent, rounded up. A number of 1 or more is that of all layers. Or each
-        layer takes the smallest ratio with which its communication hides behind backpropagation of the next one: from
-        measured times, the same on all ranks.
+        Of a layer of n elements, n / ratio are sent, rounded up. A number, 1 or more, holds for all layers. With
+        "adaptive" each layer takes the smallest ratio with which its communication hides behind backpropagation of the
+        next one: fitted to measured times, the same on all ranks.
     max_ratio : float, default 1000
-        The largest ratio where it is adaptive: that of the layer which backpropagation comes to last, and of layers
-        whose communication cannot be hidden.
+        The largest adaptive ratio: that of the last layer of backpropagation, and of layers whose communication cannot
+        be hidden.
     warmup : int, default 10
-        Where the ratio is adaptive, iterations with `max_ratio` in which backpropagation is measured. Otherwise those
-        in which it grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
+        With an adaptive ratio, iterations with `max_ratio` in which backpropagation is measured. Otherwise iterations
+        in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
     refit_every : int, default 0
-        After so many iterations, ratios are fitted again to what was measured last; 0 for only once. See
+        Iterations after which the ratios are fitted again to the latest measurements; with 0 they are fitted once. See
         `AdaptiveSynchronizer.refit`.
     selection : {"sampled", "exact"}
         How the largest entries are found, as in `gradientflow.TopKGradientPool`.
     threshold_reuse : int, default 10
-        Iterations in which a threshold is used again, as in `gradientflow.TopKGradientPool`: it changes slowly, and to
-        estimate it takes a third of the selection.
+        Iterations in which a threshold is reused, as in `gradientflow.TopKGradientPool`: it changes slowly, and its
+        estimate takes a third of the time of the selection.
     merge_bytes : int or "auto"
-        Messages below are sent together, as in `gradientflow.TopKGradientPool`.
+        Messages of fewer bytes are sent together, as in `gradientflow.TopKGradientPool`.
     monitor : bool or int
         Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
     wire, algorithm
@@ -117,7 +117,7 @@ class LAGS(SparseStrategy):
         self.threshold_reuse = whole("threshold_reuse", threshold_reuse)
 
     def ratio_at(self, iteration: int) -> float:
-        """Return the ratio of an iteration where it is a number, with the warm-up; else the largest."""
+        """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
         return super().ratio_at(self.warmup if self.ratio == ADAPTIVE else iteration)
 
     def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
@@ -133,7 +133,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     Attributes
     ----------
     stages : list of range
-        The tensors that are sent together, in the order of backpropagation: a large layer, and small ones before it.
+        The tensors of each stage, sent together, in the order of backpropagation: see `stages_of`.
     """
 
     strategy: LAGS
@@ -141,17 +141,17 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: LAGS) -> None:
         super().__init__(comm, layout, strategy)
         self.stages = stages_of(layout.counts, _LARGE)
-        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # tensors ready, and what follows begun
-        self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # of each tensor; NaN where it was not selected from
-        self._selecting_known = np.zeros(len(layout))  # what was measured last of each tensor
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # when each tensor was ready, and its selection done
+        self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # seconds for each tensor; NaN without selection
+        self._selecting_known = np.zeros(len(layout))  # the latest seconds for each tensor
         self._next_fit = max(1, strategy.warmup)  # after so many iterations
         self._fitted: list[Stage] = []
-        self._sending: list[float] = []  # what sending each stage takes, as predicted
+        self._sending: list[float] = []  # predicted seconds of sending each stage
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def _ramp(self) -> None:
-        """Leave the ratios as they were fitted."""
+        """Keep the fitted ratios."""
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
         update = super().wait(stream)
@@ -168,7 +168,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             self._next_fit = self.iteration + every if every else _NEVER
 
     def _computing_seconds(self, moments: Times) -> Times:
-        """Return how long backpropagation of each stage took: until its last tensor, less what selecting took."""
+        """Return the seconds of backpropagation of each stage: until its last tensor, without selecting."""
         begun, ended = moments
         seconds = np.full(len(self.stages), np.nan)
         before = np.nan
@@ -184,9 +184,9 @@ class AdaptiveSynchronizer(SparseSynchronizer):
         return seconds
 
     def _note_times(self) -> None:
-        """Note when tensors were ready, and what selecting from each took, with its part of gathering and scattering.
+        """Record when tensors were ready, and the seconds of selecting, with a share of gathering and scattering.
 
-        On a device backpropagation goes on meanwhile.
+        On a device backpropagation goes on during the selection.
         """
         moments, seconds = np.full((2, len(self.layout)), np.nan), np.full(len(self.layout), np.nan)
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
@@ -208,8 +208,8 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def refit(self) -> None:
         """Measure the link, and fit the ratios to it and to the times of the last iterations. Collective.
 
-        Between iterations; all ranks take the largest ratio that any of them finds. What cannot be told, because no
-        rank has seen backpropagation of a stage, stays as it is.
+        Between iterations. All ranks take the largest ratio that any of them finds. A stage keeps its ratio if no rank
+        has measured the backpropagation that could hide it.
         """
         with self.comm.span("refit"):
             dtype, _ = max(self.layout.groups, key=lambda group: sum(self.layout.counts[i] for i in group[1]))
@@ -236,7 +236,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             logger.info("lags has fitted its ratios after %d iterations:\n%s", self.iteration, self.ratio_table())
 
     def _measured_stages(self) -> list[Stage]:
-        """Return what is known of each stage on this rank."""
+        """Return the stages with the times measured on this rank."""
         computing = _median([self._computing_seconds(each) for each in self._computing], len(self.stages))
         selecting = _median(self._selecting, len(self.layout))
         known = ~np.isnan(selecting)
@@ -265,11 +265,11 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the pools of this rank keep, the ratios, and when they are fitted next."""
+        """Return the states of this rank's pools, the ratios, and the iteration of the next fit."""
         return {**super().state_dict(), "ratios": list(self.ratios), "next_fit": self._next_fit}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless the state is one of these tensors, in whatever order."""
+        """Raise unless the state is for these tensors, in any order."""
         super().check_state_dict(state)
         if "ratios" not in state:
             return
@@ -280,7 +280,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             raise ArgumentError(message)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a state. Without one, or from one of other ranks, the ratios are fitted anew. Collective."""
+        """Go on from a state. Without one, or from a consolidated one, the ratios are fitted anew. Collective."""
         super().load_state_dict(state)
         self._computing.clear()
         self._selecting.clear()
@@ -291,12 +291,12 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             self._next_fit = self.iteration + max(1, self.strategy.warmup)
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say iteration, order and ratios of a state."""
+        """Return iteration, order and ratios of a state."""
         ratios = ", ".join(f"{each:.6g}" for each in state.get("ratios", ()))
         return {**super().summary(state), "the ratios": ratios, "the next fit": str(state.get("next_fit"))}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take residuals and ratios of another one, by the names of tensors, and count on from its iteration."""
+        """Take residuals and ratios of another synchronizer, by the names of tensors, and its iteration."""
         assert isinstance(other, AdaptiveSynchronizer)
         super().take_over(other)
         there = dict(zip(other.layout.names, other.ratios, strict=True))
@@ -305,7 +305,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
 
 
 def _median(samples: Sequence[Times], count: int) -> Times:
-    """Return the medians of what is known, NaN where nothing is."""
+    """Return the medians of the values that are known, NaN where none is."""
     found = np.full(count, np.nan)
     if len(samples):
         table = np.array(samples)

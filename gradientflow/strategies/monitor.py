@@ -1,4 +1,4 @@
-"""What sparsification does to each layer: the assumption that its convergence rests on, measured while training."""
+"""The assumption on which the convergence of sparsification rests, measured for each layer while training."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Vector = npt.NDArray[np.float32]
 
 
 class LayerMonitor(NamedTuple):
-    """What was measured of a layer.
+    """The measurements of a layer.
 
     Attributes
     ----------
     name : str
         Of its first tensor.
     elements, k, sent : int
-        How many it has, how many were to be sent, and how many this rank has sent.
+        How many elements it has, how many were to be sent, and how many this rank has sent.
     ratio : float
         Its compression ratio.
     delta : float
-        With x what each rank had before it chose, the squared norm of the sum over the ranks of what was not sent, by
-        (1 - k / elements) times that of the sum of x. At most 1 where LAGS-SGD's Assumption 1 holds. The same on all
-        ranks.
+        With x as a rank's gradient plus residual before selection: the squared norm of the sum over the ranks of what
+        was not sent, divided by (1 - k / elements) times the squared norm of the sum of x. At most 1 where LAGS-SGD's
+        Assumption 1 holds. The same on all ranks.
     residual_norm : float
-        L2 norm of what this rank keeps.
+        L2 norm of this rank's residual.
     """
 
     name: str
@@ -49,12 +49,12 @@ class LayerMonitor(NamedTuple):
 
 @dataclass(frozen=True)
 class MonitorReport:
-    """What was measured in an iteration. Its `str` is a table.
+    """The measurements of an iteration. Its `str` is a table.
 
     Attributes
     ----------
     iteration : int
-        How many had ended then.
+        How many iterations had ended.
     layers : tuple of LayerMonitor
         In the order of backpropagation.
     """
@@ -85,7 +85,7 @@ class MonitorReport:
 
 
 class _Part(NamedTuple):
-    """What is known of a pool: of all tensors one after the other, what the ranks have sent, and this one has kept."""
+    """The data of a pool, tensor after tensor: the sum of what the ranks have sent, and this rank's residuals."""
 
     names: list[str]
     places: list[int]  # where tensors begin, and the last one ends
@@ -97,8 +97,8 @@ class _Part(NamedTuple):
 class Monitor:
     """Measures what sparsification leaves unsent.
 
-    What ranks have before they choose is what they send and what they keep. The sum of what they send is in the
-    gradients already, so only the residuals have to be added up.
+    A rank selects from what it then sends plus its new residual. The sum of what the ranks send is in the gradients
+    already, so only the residuals have to be summed over the ranks.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Monitor:
         self._iteration = 0
 
     def take(self, layout: Layout, pools: Sequence[Any], ranks: int) -> None:
-        """Copy what the ranks have sent and this one has kept, before a step changes it. Does not communicate."""
+        """Copy gradients and this rank's residuals, before a step changes them. Does not communicate."""
         self._iteration = pools[0].iteration
         self._parts = []
         for (_, indices), pool in zip(layout.groups, pools, strict=True):
@@ -125,7 +125,7 @@ class Monitor:
         self._parts = []
 
     def report(self, comm: Communicator) -> MonitorReport | None:
-        """Return what comes of what was copied; None if nothing was. Collective."""
+        """Return the report on what was copied; None if nothing was. Collective."""
         if not self._parts:
             return None
         layers = []
@@ -146,7 +146,7 @@ class Monitor:
 
 
 def _delta(left: Vector, sent: Vector, k: int) -> float:
-    """Return delta of a layer, from the sums over the ranks of what was kept and what was sent."""
+    """Return delta of a layer, from the sums over the ranks of residuals and of what was sent."""
     unsent = left.astype(np.float64)
     everything = unsent + sent
     share, norm = 1 - k / max(1, len(left)), float(everything @ everything)

@@ -31,20 +31,19 @@ class PowerSGD(Strategy):
     """PowerSGD (Vogels et al., 2019): one step of a power iteration for each matrix, warm-started.
 
     A gradient of more than one dimension is taken as a matrix of its first dimension by all others. It travels as two
-    matrices of `rank` columns; what these do not have of it is added to the next gradient. Tensors for which that would
-    not be less than half travel as they are.
+    matrices of `rank` columns; the error of this approximation is added to the next gradient. Tensors that would not
+    shrink to less than half travel as they are.
 
     Parameters
     ----------
     rank : int, default 4
-        Columns.
+        Columns of the two matrices.
     warmup : int, default 10
         Iterations at the beginning in which everything travels as it is.
     seed : int, default 0
-        Of the matrices that the iteration starts with.
+        Of the matrices with which the power iteration starts.
     wire : {"float16", "bfloat16"}, optional
-        What is rounded to where it travels between nodes. What the product loses by that of a matrix is added to the
-        next gradient, too.
+        What values are rounded to between nodes. The rounding error of a product is added to the next gradient, too.
     """
 
     name = "powersgd"
@@ -60,7 +59,7 @@ class PowerSGD(Strategy):
         self.wire = checked_wire(wire)
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
-        """Make what approximates gradients. Collective."""
+        """Make the synchronizer that approximates gradients. Collective."""
         return _Approximated(comm, layout, self)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
@@ -69,11 +68,11 @@ class PowerSGD(Strategy):
         return self._of_matrices(comm, found, layout.shapes)
 
     def explain(self, comm: Communicator, parameters: int, **options: Any) -> Explanation:
-        """Tell what to expect of a model whose parameters are square matrices of 1,024 rows. Collective.
+        """Predict a step for a model whose parameters are square matrices of 1,024 rows. Collective.
 
-        Two allreduces come one after the other, behind backpropagation: of the left matrices with what travels as it
-        is, and of the right ones. The bookkeeping is three products and a decomposition for each matrix, as measured
-        on some of them.
+        Two allreduces follow backpropagation, one after the other: of the left matrices with all that travels as it
+        is, and of the right matrices. The bookkeeping is three products and a decomposition for each matrix, as
+        measured on the largest one, of at most 2,048 rows and columns.
 
         Parameters
         ----------
@@ -106,7 +105,7 @@ class PowerSGD(Strategy):
         )
 
     def _product_seconds(self, comm: Communicator, sizes: list[tuple[int, int, int]]) -> float:
-        """Measure products and decomposition for the largest matrix, and take the others as alike. Collective."""
+        """Measure products and decomposition for the largest matrix, and scale them to all. Collective."""
         rows, columns, rank = max(sizes)
         rows, columns = min(rows, _MEASURED), min(columns, _MEASURED)
         matrix, base = np.ones((rows, columns), np.float32), np.ones((columns, rank), np.float32)
@@ -126,7 +125,7 @@ class _Approximated(ArraySynchronizer):
     Attributes
     ----------
     residuals : list of arrays
-        What products did not have of the gradients; empty for tensors that travel as they are.
+        Gradients less their products; empty for tensors that travel as they are.
     bases : list of arrays
         The right matrices of the last iteration.
     steps : int
@@ -145,7 +144,7 @@ class _Approximated(ArraySynchronizer):
         for (_, columns, rank), name in zip(self._sizes, layout.names, strict=True):
             random = np.random.default_rng([strategy.seed, *name.encode()])
             self.bases.append(random.standard_normal((columns, rank)).astype(np.float32))
-        # First what travels as it is and the left matrices, then the right ones; each in one call.
+        # First call: tensors that travel as they are, and left matrices. Second call: right matrices.
         plain = [0 if rank else count for (*_, rank), count in zip(self._sizes, layout.counts, strict=True)]
         left = [rows * rank for rows, _, rank in self._sizes]
         right = [columns * rank for _, columns, rank in self._sizes]
@@ -208,7 +207,7 @@ class _Approximated(ArraySynchronizer):
         return next((index for index, each in enumerate(parts) if first_nonfinite(each) is not None), None)
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether the product has something for a tensor: its residual has been given, whoever used it."""
+        """Tell whether the product for a tensor is not 0: a part of its residual was sent."""
         return bool(self._sizes[index][2]) and bool(self.gradients[index].any())
 
     def _return(self, means: list[Floats]) -> None:

@@ -1,4 +1,4 @@
-"""Random sparsification with error feedback: what top-k is compared with."""
+"""Random sparsification with error feedback: a baseline for top-k."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .sparsified import SparseStrategy
 
 
 class RandomK(SparseStrategy):
-    """Random entries of each layer, others in each iteration and the same on all ranks, with error feedback.
+    """Random entries of each layer with error feedback: new ones in each iteration, the same on all ranks.
 
     Parameters
     ----------
     ratio : float, default 1000
         Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
     seed : int, default 0
-        Of the choice.
+        Of the selection.
     warmup, monitor, wire, algorithm
         As in `LAGS`.
     """

@@ -6,9 +6,9 @@ from .sparsified import SparseStrategy, checked_selection
 
 
 class SLGS(SparseStrategy):
-    """One top-k over the whole gradient, with error feedback, once backpropagation is done: nothing is overlapped.
+    """One top-k over the whole gradient, with error feedback, after backpropagation: nothing is overlapped.
 
-    Gradients of each dtype are chosen from by themselves.
+    Each dtype has a top-k of its own.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class SLGS(SparseStrategy):
         self.selection = checked_selection(selection)
 
     def layers(self, tensors: int) -> list[int]:
-        """Return how many of the tensors of a pool are a layer: all."""
+        """Return the number of tensors in each layer of a pool: all tensors are one layer."""
         return [tensors]
 
 

@@ -9,7 +9,7 @@ from .sparsified import SparseStrategy
 
 
 class TopK(SparseStrategy):
-    """Plain top-k with error feedback: of each layer the entries of largest magnitude, chosen exactly.
+    """Plain top-k with error feedback: the entries of largest magnitude of each layer, selected exactly.
 
     Parameters
     ----------
