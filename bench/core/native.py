@@ -6,6 +6,7 @@ cache, under a name that changes with all that goes into it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -101,7 +102,8 @@ def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Pa
         key.update(path.read_bytes())
     module = _cache() / f"{source.stem}-{key.hexdigest()[:20]}{_SUFFIX}"
     with module.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
+        with contextlib.suppress(OSError):  # some file systems of clusters have no locks: then every rank compiles
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks the first one compiles
         if not module.exists():
             _compile([*command, *flags(), str(source)], source, module)
     return module
@@ -109,14 +111,16 @@ def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Pa
 
 def _compile(command: list[str], source: Path, module: Path) -> None:
     print(f"gradientflow: compiling {source.name}, once, in {module.parent}", file=sys.stderr, flush=True)
-    made = module.with_suffix(".new")  # in its place all at once
-    command = [*command, "-shared", "-o", str(made), f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
-    command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined"]
+    command = [*command, "-shared", f"-L{PACKAGE / 'lib'}", "-lgradientflow"]
+    command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined", "-o"]
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
-    done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise GradientFlowError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
-    made.rename(module)
+    with tempfile.TemporaryDirectory(dir=module.parent) as folder:
+        made = Path(folder, module.name)  # in its place all at once
+        command.append(str(made))
+        done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise GradientFlowError(f"{shlex.join(command)} failed: {done.stderr.strip()}")
+        made.rename(module)
 
 
 def _compiler() -> list[str]:

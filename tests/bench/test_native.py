@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,6 +56,15 @@ def test_it_is_compiled_anew_for_another_version_of_pybind11(source: Path, monke
     first = build_native(source)
     monkeypatch.setattr(metadata, "version", "0.0 of {}".format)
     assert build_native(source) != first
+
+
+def test_without_locks_all_compile_and_nothing_else_is_left(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(build_native, [source] * 2)
+    assert first == second
+    assert ctypes.CDLL(str(first)).answer() == 42
+    assert {path.name for path in first.parent.iterdir()} == {first.name, first.with_suffix(".lock").name}
 
 
 def test_what_does_not_compile_is_shown_as_the_compiler_puts_it(source: Path) -> None:
