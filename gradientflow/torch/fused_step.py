@@ -1,4 +1,4 @@
-"""The step of momentum SGD, LARS, Adam or AdamW, made by kernels of the core on gradients that lie in pools."""
+"""The step of momentum SGD, LARS, Adam or AdamW, made by kernels of the core on gradients in pools."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .shared_model import SharedModel
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
-_STEP = "step"  # where these have the number of a parameter's updates
+_STEP = "step"  # the key of the number of updates in their state of a parameter
 
-# What an optimizer has in ``state[parameter]``, and the core as an array of its own.
+# The keys of an optimizer's ``state[parameter]``, and the names of the core's arrays for them.
 _OF_MOMENTUM = {"momentum_buffer": "momentum"}
 _OF_ADAM = {"exp_avg": "momentum", "exp_avg_sq": "mean_square"}
 
 
 @dataclass
 class _Weights:
-    """A parameter, and what the core has of it."""
+    """A parameter, and the core's arrays for it."""
 
     name: str
     parameter: torch.Tensor
@@ -41,39 +41,39 @@ class _Weights:
     index: int
     address: int = 0
     version: int = _NEVER  # of the parameter, after the last step
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # as in the state of the optimizer
-    master: torch.Tensor | None = None  # float32, of a parameter of 16 bits
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # by their keys in the optimizer's state
+    master: torch.Tensor | None = None  # float32, for a parameter of 16 bits
 
     def numbers(self, what: str) -> torch.Tensor:
-        """Return the core's "momentum", "mean_square" or "master" weights in the form of the parameter."""
+        """Return the core's "momentum", "mean_square" or "master" array, with the shape of the parameter."""
         array = state_array(self.native, what, self.index)
         return devices.tensor_over(array, torch.float32).as_strided(self.parameter.shape, self.strides)
 
 
 class FusedStep:
-    """Makes the step in place of the optimizer, one pass over memory for each parameter.
+    """Makes the step in place of the optimizer, in one pass over memory for each parameter.
 
-    Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum, or what
-    Adam has, is where the optimizer itself would have it, in ``state[parameter]``, in float32; but where the learning
-    rate is in the momentum and the optimizer's own has it outside, only here.
+    Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum and the
+    moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. Only if the learning rate is
+    inside the momentum, and outside that of the optimizer itself, momentum is kept here instead.
 
-    Parameters of 16 bits have float32 master weights, taken from them at the first step. Where a parameter is found
-    changed since the last step, by another than this, the master weights follow: where they round to something else.
+    Parameters of 16 bits have float32 master weights, copied from them at the first step. If others have changed a
+    parameter since the last step, its master weights are set to it wherever they do not round to it.
 
     Parameters
     ----------
     optimizer : torch.optim.SGD, Adam or AdamW, or LARS
-        Whose step it is.
+        The optimizer whose step is made.
     strategy : gradientflow.strategies.Strategy
-        Whose `Strategy.rate_in_momentum` says whether the learning rate of SGD is in the momentum, as the GradientFlow
-        paper has it, or outside, as PyTorch has it. That of LARS is always in the momentum.
+        Its `Strategy.rate_in_momentum` says whether the learning rate of SGD is inside the momentum, as in the
+        GradientFlow paper, or outside, as in PyTorch. That of LARS is always inside.
     model : torch.nn.Module
-        Whose parameters they are.
+        The model with the parameters.
 
     Attributes
     ----------
     shared_model : SharedModel or None
-        Where the ranks of a node share weights: what watches over those.
+        The checks on shared weights; None if the ranks of a node do not share them.
     """
 
     def __init__(self, optimizer: Any, strategy: Strategy, model: torch.nn.Module) -> None:
@@ -84,14 +84,14 @@ class FusedStep:
         self._shares_buffers = False
         self._rate_inside = strategy.rate_in_momentum or is_lars
         self._momentum_in_state = is_lars or not strategy.rate_in_momentum
-        self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their names in the state
+        self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their keys in the state
         self._natives: list[Any] = []
         self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
 
     def lay_out(self, gradients: ParameterGradients, layout: Layout, shared: NodeWeights | None) -> None:
-        """Take the gradients from these places from now on. What there is of their parameters is kept.
+        """Use gradients in these places from now on. Momentum and master weights of their parameters are kept.
 
-        Where the ranks of a node share weights, it is collective.
+        Collective if the ranks of a node share weights.
         """
         before = {id(weights.parameter): weights for weights in self._all()}
         self._natives, self._weights = [], []
@@ -124,7 +124,7 @@ class FusedStep:
         return found
 
     def round_masters(self) -> None:
-        """Make the parameters of 16 bits what their master weights round to."""
+        """Set the parameters of 16 bits to their rounded master weights."""
         with torch.no_grad():
             for weights in self._all():
                 if weights.master is not None:
@@ -132,7 +132,7 @@ class FusedStep:
                     weights.version = weights.parameter._version
 
     def follow_weights(self) -> None:
-        """Make master weights follow parameters of 16 bits that others have changed."""
+        """Update master weights for parameters of 16 bits that others have changed."""
         for weights in self._all():
             if weights.master is not None and weights.parameter._version != weights.version:
                 self._take_weights(weights)
@@ -141,7 +141,8 @@ class FusedStep:
     def step(self, update: Update, gradient_scale: float, stream: int, error: Exception | None = None) -> None:
         """Make a step with the gradients times `gradient_scale`. Parameters without a gradient are left alone.
 
-        Where the ranks of a node share weights, `error` is why this rank cannot make it: no rank of the node does then.
+        If the ranks of a node share weights, `error` is why this rank cannot make the step: then no rank of the node
+        makes it.
         """
         if self._shared is None:
             self._step(self._prepared(), update, gradient_scale, stream)
@@ -158,7 +159,7 @@ class FusedStep:
         self.shared_model.accept()
 
     def _prepared(self) -> list[list[Settings | None]]:
-        """Return the settings of a step for each parameter, and see to it that the core has what it needs for it."""
+        """Return the settings of the step for each parameter, after giving the core buffers and weights for it."""
         for group in self._optimizer.param_groups:
             _check_group(group)
         group_of = {id(parameter): group for group in self._optimizer.param_groups for parameter in group["params"]}
@@ -190,12 +191,12 @@ class FusedStep:
                     self._optimizer.state[weights.parameter][_STEP] += 1
 
     def check_whole(self) -> None:
-        """Raise if the ranks of a node share weights, and a step on them has not been completed."""
+        """Raise if the ranks of a node share weights, and a step on these was not completed."""
         if self.shared_model is not None:
             self.shared_model.check_whole()
 
     def close(self) -> None:
-        """Leave the optimizer a momentum that it can go on with by itself."""
+        """Leave the optimizer a state with which it can go on by itself."""
         for weights in self._all():
             of_parameter = self._optimizer.state.get(weights.parameter, {})
             for name, buffer in weights.buffers.items():
@@ -208,13 +209,13 @@ class FusedStep:
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return what is not in the state of the optimizer, by name."""
+        """Return momentum and master weights that are not in the optimizer's state, by name of the parameter."""
         momentum = {} if self._momentum_in_state else {w.name: each for w in self._all() for each in w.buffers.values()}
         masters = {w.name: w.master for w in self._all() if w.master is not None}
         return {"momentum": momentum, "master_weights": masters}
 
     def load(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Take what `state` gave; what it does not have is forgotten."""
+        """Load the result of `state`; momentum that it lacks becomes zero."""
         for weights in self._all():
             momentum = state["momentum"].get(weights.name)
             for name in self._arrays:
@@ -224,22 +225,22 @@ class FusedStep:
                     weights.buffers[name].zero_()
             of_parameter = self._optimizer.state.get(weights.parameter, {})
             if isinstance(of_parameter.get(_STEP), torch.Tensor):
-                of_parameter[_STEP] = of_parameter[_STEP].clone()  # it may be that of who has given the state
+                of_parameter[_STEP] = of_parameter[_STEP].clone()  # it may belong to the caller's state dict
             master = state["master_weights"].get(weights.name)
             weights.version = _NEVER
             if master is not None:
                 self._set_master(weights, master)
 
-    # ---- momentum, and what Adam has ------------------------------------------------------------------------------
+    # ---- momentum, and moments of Adam ---------------------------------------------------------------------------
 
     def _take_buffers(self, weights: _Weights, settings: Settings) -> None:
-        """See to it that the core's arrays are the optimizer's, also where someone has put other ones there."""
+        """Make the core's arrays the buffers in the optimizer's state, with the values of others put there."""
         state = self._optimizer.state
         of_parameter = state.get(weights.parameter, {})
         for name in self._arrays:
             found = of_parameter.get(name)
             if not self._momentum_in_state:
-                if found is not None:  # of a plain optimizer, so with the learning rate outside
+                if found is not None:  # by a plain optimizer, so with the learning rate outside
                     self._buffer(weights, name).copy_(found).mul_(settings.rate)
                     del of_parameter[name]
                     if not of_parameter:
@@ -267,7 +268,7 @@ class FusedStep:
         return weights.buffers[name]
 
     def _adam_settings(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> AdamSettings:
-        """Return what Adam does with a parameter in its next update, whose number is where the optimizer has it."""
+        """Return Adam's settings for a parameter's next update; its number comes from the optimizer's state."""
         of_parameter = self._optimizer.state[parameter]
         if _STEP not in of_parameter:
             is_wide = torch.get_default_dtype() is torch.float64
@@ -279,7 +280,7 @@ class FusedStep:
     # ---- weights -------------------------------------------------------------------------------------------------
 
     def _take_weights(self, weights: _Weights) -> None:
-        """See to it that the core has the parameter where it is, and master weights that round to it."""
+        """Give the core the parameter's address, and make its master weights round to it."""
         parameter = weights.parameter
         if parameter.data_ptr() != weights.address:
             self._set_parameter(weights)
@@ -306,7 +307,7 @@ class FusedStep:
             weights.master.copy_(master)
 
     def _share(self, shared: NodeWeights, group: int, all_weights: list[_Weights]) -> None:
-        """Have weights and what belongs to them lie in memory of the node. Collective."""
+        """Move weights, momentum, moments and master weights to node memory. Collective."""
         assert self.shared_model is not None
         parameters = [weights.parameter for weights in all_weights]
         self.shared_model.share(
@@ -357,7 +358,7 @@ def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, 
     possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
     if (strategy.step == "any" or strategy.shares_weights) and strategy.gradients != "consumed":
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
-    if strategy.shares_weights:  # by slices, and LARS needs the norms of whole gradients
+    if strategy.shares_weights:  # steps are made on slices, and LARS needs the norms of whole gradients
         del possible[LARS]
     if type(optimizer) not in possible:
         *names, last = possible.values()
@@ -384,19 +385,19 @@ def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, 
 
 
 def _lies_as(parameter: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Tell whether the elements lie in memory as with these strides."""
+    """Tell whether the elements lie in memory as these strides have it."""
     places = zip(parameter.shape, parameter.stride(), strides, strict=True)
     return parameter.numel() == 0 or all(size == 1 or stride == wanted for size, stride, wanted in places)
 
 
 def settings_of_group(group: Mapping[str, Any]) -> Settings:
-    """Return the settings of a parameter group; 0 for those that its optimizer does not have."""
+    """Return the settings of a parameter group; 0 for those that it lacks."""
     rate, momentum, decay, trust = (float(group.get(name, 0)) for name in ("lr", "momentum", "weight_decay", "trust"))
     return Settings(rate, momentum, decay, trust)
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
-    """Raise if a parameter group asks for something that the core does not do."""
+    """Raise if a parameter group asks for something that the core does not support."""
     for name in ("nesterov", "dampening", "amsgrad", "differentiable"):
         if group.get(name):
             message = f"the step is made by the core, which does not have {name} of PyTorch's optimizers"

@@ -1,4 +1,4 @@
-"""Gradients of parameters in the places that a synchronizer has for them."""
+"""Gradients of parameters, stored in their places in a synchronizer's memory."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _current_task: Callable[[], int] = torch._C._current_graph_task_id  # which back
 
 
 class ParameterGradients:
-    """The gradients of parameters as the loop of training needs them: ``parameter.grad`` is a view of their place.
+    """The `Tensors` of PyTorch's parameters for the training loop: ``parameter.grad`` is a view of its place.
 
     Parameters
     ----------
     parameters : mapping of str to torch.Tensor
         Parameters by name, on one device, in the order of the layout.
     settings_of : callable
-        ``settings_of(parameter)`` is what the optimizer does with a parameter in the next step.
+        ``settings_of(parameter)`` returns the optimizer's settings for a parameter in the next step.
 
     Attributes
     ----------
     names : list of str
-        Of the parameters, in the order of the layout.
+        The names of the parameters, in the order of the layout.
     parameters : list of torch.Tensor
-        The parameters, in that order.
+        The parameters, in the same order.
     views : list of torch.Tensor
-        Their gradients.
+        Views of the places of their gradients, in the same order.
     device : torch.device
-        Where they are.
+        The device of the parameters.
     bytes_copied : int
-        Bytes of gradients that lay elsewhere, and were copied to their places.
+        Bytes of gradients that were copied to their places from other memory.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], settings_of: Callable[[torch.Tensor], Settings]) -> None:
@@ -56,12 +56,12 @@ class ParameterGradients:
         self._addresses: list[int] = []
         self._places: list[int] = []
         self._flat: list[torch.Tensor] = []  # by dtype
-        self._groups: dict[int, int] = {}  # which of them has a gradient
-        self._versions: list[int] = []  # when all that was not zero lay where the synchronizer knows of it
+        self._groups: dict[int, int] = {}  # the index in `_flat`, by that of a gradient
+        self._versions: list[int] = []  # of `_flat`, when the synchronizer knew what each held; or -1
         self._synchronizer: Synchronizer | None = None
         self._kept: list[torch.Tensor | None] = []
         self._indices: dict[int, int] = {}  # of the parameters, by their ids
-        self._overwritten: list[int | None] = []  # by which backward pass; until it arrives
+        self._overwritten: list[int | None] = []  # the backward pass that writes there, until the gradient arrives
 
     def layout(self) -> Layout:
         """Return the layout of the parameters."""
@@ -73,7 +73,7 @@ class ParameterGradients:
             tuple(_weights(parameter) for parameter in self.parameters),
         )
 
-    # ---- what the loop of training asks for ----------------------------------------------------------------------
+    # ---- for the training loop -----------------------------------------------------------------------------------
 
     @property
     def stream(self) -> int:
@@ -81,13 +81,13 @@ class ParameterGradients:
         return devices.stream_number(self.device)
 
     def default_stream(self) -> AbstractContextManager[object]:
-        """Let what is put into the default stream be as if it were in the current one."""
+        """Return a context that orders the default stream after the current one on entry, and before it on exit."""
         return devices.as_default(self.device)
 
     def attach(self, synchronizer: Synchronizer) -> list[int]:
-        """Make the places of a synchronizer the parameters' gradients, and write to them what gradients there are.
+        """Move the parameters' gradients to the places of a synchronizer.
 
-        Return the indices of gradients that have been copied from memory of their own.
+        Return the indices of gradients that were copied there from memory of their own.
         """
         stored = []
         before = dict(zip(self.names, self.views, strict=False))
@@ -124,7 +124,7 @@ class ParameterGradients:
         return stored
 
     def check(self, final: list[int]) -> None:
-        """Raise unless parameters and gradients are what and where they were."""
+        """Raise if parameters have changed, or final gradients have been replaced."""
         complete = len(final) == len(self.parameters)
         for index, (parameter, view, address) in enumerate(
             zip(self.parameters, self.views, self._addresses, strict=True)
@@ -138,7 +138,7 @@ class ParameterGradients:
                 self._raise_changed(index)
 
     def collect(self, index: int, used: bool) -> bool:
-        """See to it that a gradient is in its place, or zeros. Return whether there is one."""
+        """Put a gradient, or zeros, into its place. Return whether there is a gradient."""
         parameter, view = self.parameters[index], self.views[index]
         if parameter.grad is None:
             view.zero_()
@@ -149,14 +149,14 @@ class ParameterGradients:
         return used or bool(view.any())  # written to by hand
 
     def show(self, index: int, present: bool) -> None:
-        """Let a parameter have the gradient in its place, or none."""
+        """Set a parameter's ``grad`` to its place, or to None."""
         self.parameters[index].grad = self.views[index] if present else None
 
     def zero(self, forget: bool) -> None:
-        """Zero all gradients, in their places, and let parameters have them.
+        """Zero all gradients in their places, and make these the parameters' ``grad``.
 
-        With `forget` they have none where the synchronizer reads gradients elsewhere, or where they can be written over
-        what is in their places: so backpropagation need not add to zeros what it has computed.
+        With `forget`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
+        content of their places: then backpropagation need not add to zeros.
         """
         assert self._synchronizer is not None
         self._kept.clear()
@@ -178,20 +178,20 @@ class ParameterGradients:
                 parameter.grad = view
 
     def exchanged(self) -> None:
-        """Note that the gradients are what the synchronizer has left."""
+        """Note that the gradients are now those left by the synchronizer."""
         self._versions = [flat._version for flat in self._flat]
         self._kept.clear()
         self._overwritten = [None] * len(self.views)
 
     def settings(self, index: int) -> Settings:
-        """Return what the optimizer does with a parameter in the next step."""
+        """Return the optimizer's settings for a parameter in the next step."""
         return self._settings_of(self.parameters[index])
 
-    # ---- what the optimizer asks for -----------------------------------------------------------------------------
+    # ---- for the optimizer ---------------------------------------------------------------------------------------
 
     @property
     def takes_any_content(self) -> bool:
-        """Whether gradients may be written over what is in their places."""
+        """Whether gradients may overwrite any content of their places."""
         assert self._synchronizer is not None
         return self._synchronizer.takes_any_content and self.device == devices.HOST
 
@@ -200,10 +200,10 @@ class ParameterGradients:
         return id(parameter) in self._indices
 
     def place_to_overwrite(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the place for a gradient that a backward pass now computes, unless it needs memory of its own.
+        """Return the place for a gradient that a backward pass now computes; None if it needs memory of its own.
 
-        It does where there is a gradient to add to, where the parameter is used more than once in the pass, or where
-        somebody else may get it: by a hook, from `torch.autograd.grad`, or in a pass that is differentiated itself.
+        It does if there is a gradient to add to, if it has another dtype, if the parameter is used more than once in
+        the pass, or if others may get it: a hook, `torch.autograd.grad`, or a pass that is itself differentiated.
         """
         index = self._indices[id(parameter)]
         view = self.views[index]
@@ -220,7 +220,7 @@ class ParameterGradients:
         return view
 
     def arrive(self, index: int) -> None:
-        """See to it that a gradient that a backward pass has computed is in its place."""
+        """Put a gradient that a backward pass has computed into its place."""
         parameter, task = self.parameters[index], self._overwritten[index]
         gradient: Any = parameter.grad
         if gradient is None:  # PyTorch keeps none for a parameter that was frozen after the forward pass
@@ -228,15 +228,15 @@ class ParameterGradients:
         if task is None or task == _current_task():
             self._overwritten[index] = None
             if gradient.layout is torch.strided and gradient.data_ptr() == self._addresses[index]:
-                parameter.grad = self.views[index]  # which it has been written to
+                parameter.grad = self.views[index]  # already written there
             elif self.takes_any_content:
                 self._write(index)
             else:
                 self.store(index)
-        # Else the pass around this one has yet to add what it has written to the place.
+        # Else an outer pass has written to the place, which PyTorch has yet to add to this gradient.
 
     def address_elsewhere(self, index: int) -> int | None:
-        """Return where a gradient lies that the synchronizer can read there; None if it has to be stored first."""
+        """Return the address at which the synchronizer can read a gradient; None if it has to be stored first."""
         assert self._synchronizer is not None
         if not self._synchronizer.reads_elsewhere:
             return None
@@ -247,19 +247,19 @@ class ParameterGradients:
         return gradient.data_ptr() if lies_alike and is_known and gradient.dtype is view.dtype else None
 
     def has_been_read(self, index: int) -> None:
-        """Let a parameter have the gradient in its place, in place of one that was read elsewhere."""
+        """Set ``grad`` to its place, after the synchronizer has read the gradient elsewhere."""
         assert self._synchronizer is not None
         if self._synchronizer.keeps_elsewhere:
             self._kept.append(self.parameters[index].grad)
         self.show(index, present=True)
 
     def store(self, index: int) -> None:
-        """Write a gradient that lies elsewhere to its place, and count it."""
+        """Copy a gradient to its place, and count the bytes."""
         self._write(index)
         self.bytes_copied += self.views[index].nbytes
 
     def _write(self, index: int) -> None:
-        """Write a gradient that lies elsewhere to its place, which becomes the parameter's ``grad``."""
+        """Copy a gradient to its place, which becomes the parameter's ``grad``."""
         parameter, view = self.parameters[index], self.views[index]
         gradient: Any = parameter.grad
         if gradient.layout is not torch.strided:
@@ -272,7 +272,7 @@ class ParameterGradients:
             raise
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients that the last update has; on a device all: a launch costs more than zeros."""
+        """Multiply the gradients of the last update; on a device all: one launch is cheaper than several."""
         assert self._synchronizer is not None
         for group, flat in enumerate(self._flat):
             is_known = self._versions[group] == flat._version
@@ -298,13 +298,13 @@ class ParameterGradients:
 
     @property
     def weights_have_moved(self) -> bool:
-        """Whether a parameter is no longer where it was when its layout was made."""
+        """Whether a parameter has moved in memory since its layout was made."""
         return any(
             parameter.data_ptr() != place for parameter, place in zip(self.parameters, self._places, strict=True)
         )
 
     def detach_unused(self, used: list[bool]) -> None:
-        """Leave parameters that have no gradient without one."""
+        """Set ``grad`` to None for parameters that have got no gradient."""
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
             if parameter.grad is view and not is_used:
                 parameter.grad = None
@@ -320,7 +320,7 @@ class ParameterGradients:
 
 
 def _is_for_the_parameter(parameter: torch.Tensor) -> bool:
-    """Tell whether the backward pass that runs brings a gradient to the parameter, rather than to who has asked."""
+    """Tell whether the running backward pass accumulates into ``grad``, rather than returns the gradient."""
     try:
         return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
     except RuntimeError:  # torch.autograd.grad asks for this one
@@ -328,18 +328,18 @@ def _is_for_the_parameter(parameter: torch.Tensor) -> bool:
 
 
 def pool_device(device: torch.device) -> str | int:
-    """Return a device as pools take it."""
+    """Return a device in the form that pools take."""
     return "cpu" if device == devices.HOST else int(device.index)
 
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a gradient: those of the parameter, if it is dense."""
+    """Return the strides of a gradient: those of the parameter, if this is dense."""
     found: tuple[int, ...] = torch.empty_like(parameter, device="meta").stride()
     return found
 
 
 def _weights(parameter: torch.Tensor) -> Any:
-    """Return the elements of a parameter in their place, in a row: as NumPy has them, where it knows the dtype."""
+    """Return a flat view of a parameter: on the host a NumPy array, if NumPy has the dtype."""
     flat = parameter.detach().as_strided((parameter.numel(),), (1,))
     if not devices.is_on_host(flat):
         return devices.shared(flat)
@@ -347,5 +347,5 @@ def _weights(parameter: torch.Tensor) -> Any:
         return flat.numpy()
     try:
         return flat.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-    except ArgumentTypeError:  # where the package ml_dtypes is not there
+    except ArgumentTypeError:  # without the package ml_dtypes
         return flat

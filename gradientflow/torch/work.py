@@ -1,4 +1,4 @@
-"""What a call on a process group returns: a work, its future, and the thread in which futures are completed."""
+"""The results of calls on a process group: works, their futures, and the thread that completes futures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def untraced(cls: type[T]) -> type[T]:
 
 
 class Call(Protocol):
-    """A call under way: a handle of the core, or a letter of a mailbox."""
+    """The interface of calls under way: handles of the core, and letters of a mailbox."""
 
     @property
     def done(self) -> bool:
@@ -49,19 +49,18 @@ class Call(Protocol):
 
     @property
     def device_done(self) -> bool:
-        """Whether the device of its tensors, if they are on one, is done with it, too."""
+        """Whether the work on the device of its tensors, if any, is done, too."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Wait for the end; raise what it ended with, or `CommunicationTimeoutError` if the timeout passes first."""
+        """Wait for the end; raise the error of the call, or `CommunicationTimeoutError` if the timeout passes first."""
 
 
 class Unclaimed:
-    """Works that Python has dropped although nobody has waited for them.
+    """Works without references in Python for which nobody has waited.
 
-    PyTorch's C++ may have one, and may wait for it later: DistributedDataParallel does so with a call that says how
-    many ranks are left in a `join`. Without its Python object such a work would be one that never ends, and nothing
-    tells whether C++ has it. So the latest ones are kept, as far as they are small: most are those of programs that do
-    not wait.
+    PyTorch's C++ may still hold one, and wait for it later: DistributedDataParallel does so with the call that counts
+    the ranks left in a `join`. Without its Python object such a work would never end, and Python cannot tell whether
+    C++ holds it. So the latest works are kept if they are small. Most come from programs that do not wait.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class Unclaimed:
         self._closed = False
 
     def keep(self, work: Work, nbytes: int) -> None:
-        """Keep a work, with so many bytes of results, and let go those that are too many."""
+        """Keep a work with `nbytes` of results, and release the oldest ones beyond the limits."""
         if self._closed:
             return
         self._works.append((work, nbytes))
@@ -79,21 +78,21 @@ class Unclaimed:
             self._bytes -= self._works.popleft()[1]
 
     def close(self) -> None:
-        """Let all go, and keep none from now on: the group has ended, and with it the calls."""
+        """Release all, and keep none from now on: the group has ended, and its calls with it."""
         self._closed = True
         self._works.clear()
         self._bytes = 0
 
 
 class Common:
-    """What all works of a process group share: the works that nobody has waited for, and the words for errors.
+    """Shared by all works of a process group: the works for which nobody has waited, and the wording of errors.
 
     Parameters
     ----------
     world_ranks : sequence of int
         The rank in the world of each rank of the group.
     own_timeout : bool
-        Whether the group's timeout is one that PyTorch gave, not GRADIENTFLOW_TIMEOUT.
+        Whether PyTorch gave the group its timeout, rather than GRADIENTFLOW_TIMEOUT.
     """
 
     def __init__(self, world_ranks: Sequence[int], own_timeout: bool) -> None:
@@ -103,10 +102,10 @@ class Common:
         self._own_timeout = own_timeout
 
     def explained(self, error: Exception) -> Exception:
-        """Return an error of a communicator in the words of process groups.
+        """Return an error of a communicator, worded for a process group.
 
-        Ranks are those of the world. A timeout is told as PyTorch does, with spaces around "Timed out": its own tests
-        and other programs look for that.
+        Ranks are given as those of the world. A timeout is worded like PyTorch's, with spaces around "Timed out", which
+        its own tests and other programs look for.
         """
         if not isinstance(error, GradientFlowError):
             return error
@@ -120,7 +119,7 @@ class Common:
         return error if text == str(error) else type(error)(text)
 
     def _in_world(self, found: re.Match[str]) -> str:
-        """Return "rank 1" or "ranks 0, 2" with the ranks of the world for those of the group."""
+        """Return "rank 1" or "ranks 0, 2" with ranks of the world in place of those of the group."""
         return re.sub(r"\d+", lambda number: str(self._world_rank(int(number[0]))), found[0])
 
     def _world_rank(self, rank: int) -> int:
@@ -134,8 +133,8 @@ class FutureThread:
     callbacks run in the order in which they were registered, never in the thread that registers them. The thread
     starts with the first task, and sleeps while there is nothing to do.
 
-    What it puts on a device is in a stream of its own: the default stream, in which a thread begins, may have the work
-    that shall go on while the thread's waits.
+    Its work on a device goes to a stream of its own. In the default stream, with which a thread begins, it could hold
+    up other work while it waits.
     """
 
     def __init__(self, name: str, common: Common) -> None:
@@ -148,11 +147,11 @@ class FutureThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
+        """Whether this thread is the caller's."""
         return threading.current_thread() is self._thread
 
     def run(self, task: Callable[[], object], device: torch.device = devices.HOST) -> None:
-        """Run a task, on tensors of a device, after all those before it; at once if the caller is one of them."""
+        """Run a task on tensors of a device, after all earlier tasks; if a task is the caller, at once."""
         if self.is_current:
             task()
             return
@@ -166,7 +165,7 @@ class FutureThread:
         self._tasks.put(task)
 
     def close(self) -> None:
-        """End the thread, after the tasks that it has; the calls they wait for must have ended or be about to."""
+        """End the thread after its queued tasks; the calls they wait for must have ended or be about to."""
         with self._lock:
             thread = self._thread
         if thread is not None and not self.is_current:
@@ -183,15 +182,15 @@ class FutureThread:
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # or its tensors would live until the next one comes
+            del task  # its tensors would otherwise live until the next task
 
 
 @untraced
 class Future(_Future):  # type: ignore[misc]
     """A future whose callbacks run in the thread of the process group.
 
-    Its value may have tensors of one device. Who waits for it has the current stream put behind them; a callback may
-    use them in the stream in which it runs.
+    Its value may have tensors of one device. Waiting makes the current stream wait for them; a callback may use them in
+    the stream in which it runs.
     """
 
     def __init__(self, thread: FutureThread, device: torch.device = devices.HOST) -> None:
@@ -200,7 +199,7 @@ class Future(_Future):  # type: ignore[misc]
         self._device = device
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
-        """Return a future of what the callback returns, which gets this one once it is completed."""
+        """Return a future of the callback's result. The callback gets this future once it is completed."""
         result = Future(self._thread, self._device)
         self._thread.run(lambda: result.complete(lambda: callback(self)), self._device)
         return result
@@ -210,7 +209,7 @@ class Future(_Future):  # type: ignore[misc]
         self.then(callback)
 
     def complete(self, value: Callable[[], Any]) -> None:
-        """Take over what a function returns or raises."""
+        """Complete the future with the result or the exception of a function."""
         try:
             self.set_result(value())
         except Exception as error:
@@ -223,9 +222,9 @@ class Future(_Future):  # type: ignore[misc]
 class _Failure:
     """An error as the value of a future.
 
-    To Python, the future raises it. C++, in which DistributedDataParallel is written, sees the value, and pickles it
-    to find the tensors in it: then it is raised as well. Not while it is being set: a future with devices looks for
-    tensors then, too, in the same thread.
+    In Python the future raises it. C++, such as DistributedDataParallel's, gets the value, and pickles it to find
+    tensors in it: pickling then raises the error. It does not while the value is being set, in the same thread, since a
+    future with devices looks for tensors then, too.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -236,7 +235,7 @@ class _Failure:
     def raise_error(self) -> NoReturn:
         raise self.error
 
-    def __repr__(self) -> str:  # is what C++ says where it wanted a tensor
+    def __repr__(self) -> str:  # in the message of C++ that expected a tensor
         return f"the error {type(self.error).__name__}: {self.error}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -247,27 +246,27 @@ class _Failure:
 
 @untraced
 class Work(dist.Work):  # type: ignore[misc]
-    """Something that a process group does, under way or done.
+    """A call of a process group, under way or done.
 
-    On tensors of a CUDA device a wait is one of the current stream: what is put into it from then on sees the results,
-    and the host goes on once it is known that they will come. What the work itself has to do there, it does in the
-    stream that was the current one when the call was made, where its own tensors were made, too: so that PyTorch does
-    not give their memory to others too early.
+    On tensors of a CUDA device, waiting makes the current stream wait: work enqueued from then on sees the results. The
+    host goes on as soon as the results are certain to come. The work's own operations run in the stream that was
+    current when the call was made. Its temporary tensors were allocated in that stream, so that PyTorch does not reuse
+    their memory too early.
 
     Parameters
     ----------
     common : Common
-        Of the process group.
+        Shared by the works of the process group.
     outputs : list of torch.Tensor
-        Where the results go; the value of the future.
+        The tensors for the results; the value of the future.
     calls : sequence of Call
-        What is under way.
+        The calls under way.
     finish : sequence of callables
-        They write results to where they belong, once the calls are done.
+        They write the results to `outputs` once the calls are done.
     limit : float, optional
-        Seconds after which a wait ends with an error; by default the calls set a limit themselves.
+        Seconds after which a wait ends with an error; by default the calls have a limit of their own.
     stream : torch.cuda.Stream, optional
-        Of tensors on a CUDA device: the current stream of the call.
+        For tensors on a CUDA device, the stream that was current when the call was made.
     """
 
     def __init__(
@@ -284,7 +283,7 @@ class Work(dist.Work):  # type: ignore[misc]
         self._claimed = False  # somebody has waited for it
         self._stream = stream
         self._device = devices.HOST if stream is None else stream.device
-        # On a device: what happens once the results are there, if this is later than the end of the calls.
+        # On a device: the event of the results, if they come later than the end of the calls.
         self._end: devices.Event = None if stream is None or calls else devices.mark(stream)
         self._outputs = outputs
         self._calls = calls
@@ -296,25 +295,25 @@ class Work(dist.Work):  # type: ignore[misc]
         self._future: Any = None  # made when it is asked for
 
     def __del__(self) -> None:
-        """Stay for a while if C++ may have this and wait for it."""
+        """Keep the work alive for a while if C++ may still wait for it."""
         if not self._claimed:
             self._claimed = True
             self._common.unclaimed.keep(self, sum(each.numel() * each.element_size() for each in self._outputs))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call is done; on a CUDA device, have the current stream wait.
+        """Wait until the call is done; on a CUDA device, make the current stream wait.
 
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            How long to wait at most; by default as long as the call itself may take.
+            The longest time to wait; by default that of the call itself.
 
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the call goes on and can be waited for again.
+            If the timeout passes first; the call goes on and can be waited for again.
         gradientflow.errors.GradientFlowError
-            What the call ended with.
+            The error of the call.
         """
         self._claimed = True
         ended = self._ended
@@ -327,7 +326,7 @@ class Work(dist.Work):  # type: ignore[misc]
             devices.wait_for(self._end, self._device)
         elif ended and self._stream is not None:
             for call in self._calls:
-                call.wait()  # which has ended; the current stream may be another one than that of the first wait
+                call.wait()  # it has ended, but this may be another current stream than at the first wait
         return True
 
     def synchronize(self) -> None:
@@ -356,7 +355,7 @@ class Work(dist.Work):  # type: ignore[misc]
         return self._outputs
 
     def _await(self, limit: float | None) -> None:
-        """Wait for the calls and take over how they ended; raise only if the limit passes first."""
+        """Wait for the calls and record how they ended; raise only if the limit passes first."""
         error = self._wait_for_calls(limit)
         if error is not None:
             error, original = self._common.explained(error), error
@@ -379,7 +378,7 @@ class Work(dist.Work):  # type: ignore[misc]
             self._ended = True
 
     def _wait_for_calls(self, limit: float | None) -> Exception | None:
-        """Return the error that the first failing call ends with, or that the limit has passed."""
+        """Return the error of the first call that fails, or the error that the limit has passed."""
         begin, left = time.monotonic(), limit
         try:
             for call in self._calls:
@@ -393,7 +392,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
 @untraced
 class CollectiveWork(Work):
-    """A collective call as a work; its future is completed in the group's thread for that."""
+    """A collective call as a work; its future is completed in the group's `FutureThread`."""
 
     def __init__(
         self,
@@ -429,8 +428,8 @@ class CollectiveWork(Work):
 class MessageWork(Work):
     """A message between two ranks as a work.
 
-    Its future is completed by the thread of the mailbox: works of a group are waited for one after the other, and a
-    message may come at any time.
+    Its future is completed in the thread of the mailbox. The group's `FutureThread` waits for one work after the other,
+    but a message may come at any time.
     """
 
     def __init__(
@@ -452,7 +451,7 @@ class MessageWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a future whose value is a list of the tensor."""
+        """Return a future whose value is a list with the tensor."""
         self._claimed = True
         with self._lock:
             known, future = self._future, self._future or _Future(devices=devices.for_future(self._device))
@@ -462,7 +461,7 @@ class MessageWork(Work):
         return future
 
     def _settle(self) -> None:
-        """Complete the future as the message has ended."""
+        """Complete the future with the result or the error of the message."""
         with devices.within(self._stream):
             try:
                 self.wait(_AT_ONCE)
@@ -472,6 +471,6 @@ class MessageWork(Work):
 
 
 def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:
-    """Return a timeout in seconds; PyTorch's unset ones, 0 and less, are the default."""
+    """Return a timeout in seconds; for values of 0 and less, which PyTorch has for unset, the default."""
     given = 0.0 if timeout is None else timeout.total_seconds()
     return given if given > 0 else default
