@@ -1,4 +1,4 @@
-"""The choice among the strategies without loss of accuracy, made from what a few steps have shown."""
+"""The choice among strategies without loss of accuracy, from measurements of a few steps."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _THRESHOLDS = ("64KiB", "256KiB", "1MiB", "4MiB", "auto", "inf")
 _LOSSY = (CSC, LAGS, PowerSGD, HPSGD, LocalSGD, DiLoCo, SparseLoCo, SSDSGD)
 _LARGE = 1 << 18  # elements of the allreduce that is measured
 _SETTLING = 2  # iterations that are not representative
-_PROMISING = 0.01  # of a step with dense: what has to be saved, as predicted
-_WORTH_IT = 0.99  # of a step with dense: what it has to take at most, as tried out
-_OFTEN = 0.7  # of the turns: so that a machine that others use, too, does not make the choice
+_PROMISING = 0.01  # of a step with dense: the least predicted saving
+_WORTH_IT = 0.99  # of a step with dense: the longest step, as tried out
+_OFTEN = 0.7  # of the turns, which have to be faster: so that other load does not decide
 
 logger = logging.getLogger("gradientflow")
 
@@ -53,10 +53,10 @@ Times = npt.NDArray[np.float64]
 class Auto(PoolStrategy):
     """Dense communication, fused and rounded as is fastest here: measured, predicted, and tried out.
 
-    It begins as `Dense`. After `steps` iterations all ranks measure the link, and know when each layer's gradient is
-    ready; from both they predict what every fusion threshold would take, and each wire that is allowed. The best one
-    takes turns with `Dense` for twice as many iterations, and stays if its steps were indeed shorter. All ranks take
-    the same.
+    It begins as `Dense`. After `steps` iterations all ranks measure the link. From this, and from the times at which
+    gradients were ready, they predict communication for every fusion threshold and each allowed wire. The best
+    candidate takes turns with `Dense` for twice as many iterations, and is chosen if its steps were shorter. All ranks
+    choose the same.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Auto(PoolStrategy):
 
     @classmethod
     def typical(cls, steps: int) -> Auto:
-        """Return one that has chosen after about as many steps."""
+        """Return one that measures for at most a quarter of the steps, or 2."""
         return cls(steps=min(10, max(2, steps // 4)))
 
     @property
@@ -109,11 +109,11 @@ class Auto(PoolStrategy):
         return {"fusion_threshold": self.fusion_threshold}
 
     def dense(self, threshold: str = "auto", wire: str | None = None) -> Dense:
-        """Return what there is to choose from."""
+        """Return a candidate."""
         return Dense(fusion_threshold=threshold, wire=wire, algorithm=self.algorithm)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> AutoExplanation:
-        """Tell what the wires that are allowed would take, and the methods with loss. Collective."""
+        """Predict a step with the best of the allowed wires, and with the methods with loss. Collective."""
         wires = [None, *(self.allow if comm.nodes > 1 else ())]
         found = [self.dense(wire=wire).explain_layout(comm, layout, **times) for wire in wires]
         best = min(range(len(found)), key=lambda i: found[i].step_seconds)
@@ -139,11 +139,11 @@ class AutoExplanation(Explanation):
     Attributes
     ----------
     choice : str
-        The strategy that was chosen, in words.
+        The strategy that was chosen, as text.
     why : str
-        A sentence; empty before it is known.
+        The reason, in a sentence; empty before the choice.
     lossy : tuple of (str, float)
-        Strategies with loss, in words, and how many times as many steps a second each predicts.
+        Strategies with loss, as text, each with its predicted steps a second as a multiple of those of the choice.
     """
 
     choice: str = "dense"
@@ -160,7 +160,7 @@ class AutoExplanation(Explanation):
         layout: Layout,
         times: Mapping[str, float | None],
     ) -> AutoExplanation:
-        """Ask the strategies with loss as well. Collective."""
+        """Return an explanation that includes the strategies with loss. Collective."""
         kinds: tuple[type[Strategy], ...] = _LOSSY if comm.size > 1 else ()
         there = [
             each for each in kinds if layout.device == "cpu" or each.works_on_host or issubclass(each, PoolStrategy)
@@ -181,16 +181,16 @@ class AutoExplanation(Explanation):
 
 
 class AutoSynchronizer(PoolSynchronizer):
-    """Gradient pools that are regrouped once it is known what is fastest.
+    """Gradient pools that are regrouped once the choice is made.
 
     Attributes
     ----------
     choice : Dense or None
-        What was chosen; None as long as that is not known.
+        The choice; None before it is made.
     why : str
-        Why, in a sentence.
+        The reason for it, in a sentence.
     compute_seconds, backward_seconds : float or None
-        What a step took without what was waited for, and what from the first gradient to the last; as measured.
+        Measured seconds of a step without waiting, and from the first gradient to the last.
     """
 
     strategy: Auto
@@ -205,21 +205,21 @@ class AutoSynchronizer(PoolSynchronizer):
         self.compute_seconds: float | None = None
         self.backward_seconds: float | None = None
         self._dense = self._now = self.strategy.dense()
-        self._best: Dense | None = None  # what is tried out
+        self._best: Dense | None = None  # the candidate that is tried out
         self._iteration = 0
-        self._begun: float | None = None  # when the iteration began, with which
-        self._before = self._now
+        self._begun: float | None = None  # when the iteration began
+        self._before = self._now  # what the iteration began with
         self._flushed = 0.0
         self._moments: Times = np.full(len(self.layout), np.nan)
         self._steps: dict[Dense, list[float]] = {}
         self._ready_after: list[Times] = []  # the first gradient, by iteration
-        self._waited = 0.0  # in the last iteration
-        self._computing: list[float] = []  # and copying and stepping
+        self._waited = 0.0  # seconds in the last iteration
+        self._computing: list[float] = []  # seconds of steps without waiting
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note how long the last iteration took."""
+        """Record how long the last iteration took."""
         super().begin()
         if self.choice is None:
             now = time.perf_counter()
@@ -247,7 +247,7 @@ class AutoSynchronizer(PoolSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Measure, predict, try out and choose when it is time for that."""
+        """Measure, predict, try out and choose when it is time."""
         super().after_step()
         if self.choice is not None:
             return
@@ -264,7 +264,7 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- the choice ----------------------------------------------------------------------------------------------
 
     def _predict(self) -> None:
-        """Choose what is tried out, from the link and when gradients are ready."""
+        """Choose the candidate to try out, from the link and the times at which gradients are ready."""
         ready = np.median(np.array(self._ready_after[_SETTLING:]), axis=0)
         self.comm.allreduce(ready, "max")
         own = np.array([np.median(self._steps[self._dense]), np.median(self._computing)])
@@ -305,7 +305,7 @@ class AutoSynchronizer(PoolSynchronizer):
         }
 
     def _decide(self) -> None:
-        """Choose what was tried out if its steps were shorter."""
+        """Choose the candidate if its steps were shorter."""
         assert self._best is not None
         took = np.array([self._steps[each][-self.strategy.steps :] for each in (self._dense, self._best)])
         self.comm.allreduce(took, "mean")
@@ -339,7 +339,7 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- what is to be known -------------------------------------------------------------------------------------
 
     def explain(self, **times: float | None) -> AutoExplanation:
-        """Tell what was chosen and why, and what methods with loss would gain, with the times measured. Collective.
+        """Return the choice and its reason, and what methods with loss would gain, with measured times. Collective.
 
         Parameters
         ----------
@@ -355,7 +355,7 @@ class AutoSynchronizer(PoolSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choice, and for how many ranks it was made."""
+        """Return the choice, its measurements, and the numbers of ranks and nodes for which it was made."""
         return {
             "choice": None if self.choice is None else [self.choice.fusion_threshold, self.choice.wire],
             "why": self.why,
@@ -380,7 +380,7 @@ class AutoSynchronizer(PoolSynchronizer):
             self.strategy.dense(threshold, wire)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on with the choice of a state; without one that is allowed and of as many ranks, choose anew."""
+        """Take the choice of a state if it is allowed and for as many ranks and nodes; otherwise choose anew."""
         self._use(self._dense)
         self._measure_anew()
         if state and state["choice"] and (state["ranks"], state["nodes"]) == (self.comm.size, self.comm.nodes):
@@ -394,11 +394,11 @@ class AutoSynchronizer(PoolSynchronizer):
         self._use(choice)
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say the choice, and for whom it was made."""
+        """Return the choice, and the numbers of ranks and nodes for which it was made."""
         return {"the choice": " ".join(str(state.get(name)) for name in ("choice", "ranks", "nodes"))}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the choice of another one of the same tensors."""
+        """Take the choice of another synchronizer for the same tensors."""
         assert isinstance(other, AutoSynchronizer)
         super().take_over(other)
         if other.choice is not None and set(other.layout.names) == set(self.layout.names):
@@ -406,31 +406,31 @@ class AutoSynchronizer(PoolSynchronizer):
 
 
 def is_faster(dense: Times, best: Times) -> bool:
-    """Tell whether steps that took turns with those of dense were shorter: on the whole, and mostly.
+    """Tell whether steps that took turns with those of dense were shorter: in the median, and in most turns.
 
     Parameters
     ----------
     dense, best : numpy.ndarray
-        What they took.
+        Seconds of the steps.
     """
     return bool(np.median(best) <= _WORTH_IT * np.median(dense) and np.mean(best < dense) >= _OFTEN)
 
 
 def exposed_seconds(layout: Layout, ready: Times, threshold: int, links: Mapping[str, Link]) -> float:
-    """Return how long after the last gradient the last mean is there, as predicted.
+    """Return the predicted seconds from the last gradient to the last mean.
 
-    A range is sent once all of its tensors and all ranges before it are ready, and what was due earlier has been sent.
+    A range is sent once all of its tensors and all ranges before it are ready, and ranges due earlier have been sent.
 
     Parameters
     ----------
     layout : Layout
         The tensors.
     ready : numpy.ndarray
-        When each gradient is, in seconds.
+        When each gradient is ready, in seconds.
     threshold : int
         Bytes of a range, at least.
     links : mapping of str to Link
-        What an allreduce takes, by dtype.
+        The link of an allreduce, by dtype.
     """
     due: list[tuple[float, float]] = []
     for dtype, indices in layout.groups:

@@ -11,7 +11,7 @@ from .periodic import PeriodicStrategy
 class DiLoCo(PeriodicStrategy):
     """DiLoCo (Douillard et al., 2023); with `fragments` and `delay` Streaming DiLoCo (Douillard et al., 2025).
 
-    Every rank trains by itself, with any optimizer. Every `period` steps the mean of what the ranks have changed is the
+    Every rank trains by itself, with any optimizer. Every `period` steps the mean change of the ranks' weights is the
     gradient of an outer momentum SGD on the common weights, from which all go on.
 
     Parameters
@@ -23,13 +23,13 @@ class DiLoCo(PeriodicStrategy):
     outer_momentum : float, default 0.9
         Its momentum, from 0 to below 1.
     nesterov : bool, default True
-        Whether that is Nesterov's.
+        Whether this is Nesterov momentum.
     fragments : int, default 1
         Parts of the model, which take turns.
     delay : int, default 0
         Steps after which the result of an exchange is applied.
     mixing : float, optional
-        The share of a rank's own weights in what it goes on from; by default 0, or 0.5 with a delay.
+        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
     wire : {"float16", "bfloat16"}, optional
         What differences of weights are rounded to between nodes.
     """

@@ -1,4 +1,4 @@
-"""What a strategy will send, and what gain to expect, from the link as it is measured."""
+"""Predictions from the measured link: what a strategy sends, and its gain over dense float32."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .link import Link
 from .sparsity import Sparsity, allreduce_bytes, bookkeeping_seconds
 
 _BACKWARD_SHARE = 2 / 3  # of the computation of a step
-_WORTH_IT = 1.02  # a gain below is within what a step varies by
+_WORTH_IT = 1.02  # a smaller gain is within the variation of a step
 _FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a strategy sends in a step, and what gain over dense float32 to expect. Its `str` says it in words.
+    """What a strategy sends in a step, and its predicted gain over dense float32. Its `str` says it in words.
 
     Attributes
     ----------
@@ -29,22 +29,22 @@ class Explanation:
     elements_sent : int
         Gradients that are averaged in a step.
     wire : str
-        What they travel as between nodes.
+        The dtype in which they travel between nodes.
     bytes_sent, dense_bytes_sent : float
         Bytes that a rank sends to other nodes in a step: with the strategy, and with dense float32.
     latency_seconds, seconds_per_byte : float
         Of an allreduce of float32 in a gradient pool, as measured: the part that does not depend on the size, and the
         time for each byte of gradients.
     communication_seconds, dense_communication_seconds : float
-        What averaging takes in a step, as predicted.
+        Seconds of averaging in a step, as predicted: with the strategy, and with dense float32.
     bookkeeping_seconds : float
-        What a rank spends on gathering, updating residuals and scattering, as measured on this machine.
+        Seconds of a rank for gathering, updating residuals and scattering, as measured on this machine.
     compute_seconds, backward_seconds : float
         As given, or 0.
     overlaps : bool
         Whether what the strategy sends travels during backpropagation.
     remark : str
-        That others kept the processors busy meanwhile, so that the times are too long; empty if they did not.
+        A note if other processes kept the processors busy, so that the times are too long; otherwise empty.
     """
 
     strategy: str
@@ -67,19 +67,19 @@ class Explanation:
 
     @property
     def step_seconds(self) -> float:
-        """What a step takes, as predicted."""
+        """Seconds of a step, as predicted."""
         hidden = self.backward_seconds if self.overlaps else 0.0
         exposed = max(0.0, self.communication_seconds - hidden)
         return self.compute_seconds + self.bookkeeping_seconds + exposed
 
     @property
     def dense_step_seconds(self) -> float:
-        """What a step takes with dense float32, as predicted."""
+        """Seconds of a step with dense float32, as predicted."""
         return self.compute_seconds + max(0.0, self.dense_communication_seconds - self.backward_seconds)
 
     @property
     def gain(self) -> float:
-        """How many times as many steps a second as with dense float32 are to be expected."""
+        """Predicted steps a second, as a multiple of those with dense float32."""
         return self.dense_step_seconds / self.step_seconds if self.step_seconds > 0 else 1.0
 
     @property
@@ -116,7 +116,7 @@ class Explanation:
         return f"{self.elements_sent:,} gradients ({share:.1%})"
 
     def _extra_lines(self) -> list[str]:
-        """Return what a strategy has to say beside the rest."""
+        """Return lines that only this kind of explanation has."""
         return []
 
     def _rate(self) -> str:
@@ -142,14 +142,14 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be explained.
+    """A strategy and a model, as the subject of an explanation.
 
     Attributes
     ----------
     strategy : str
         Its name.
     parameters : int
-        Of the model.
+        Number of parameters of the model.
     dtype : str
         Of the gradients.
     wire : str or None
@@ -157,7 +157,7 @@ class Subject:
     algorithm : str
         Of the allreduce.
     sparsity : Sparsity or None
-        What is sent, if not everything.
+        The part of the gradients that is sent, if not everything.
     device : str or int
         Where the gradients are.
     overlaps : bool
@@ -177,7 +177,7 @@ class Subject:
 def measure(
     comm: Communicator, subject: Subject, compute_seconds: float | None, backward_seconds: float | None
 ) -> Explanation:
-    """Measure an allreduce of two sizes, and the bookkeeping of one, and predict a step. Collective.
+    """Measure allreduces of two sizes, and bookkeeping of one size, and predict a step. Collective.
 
     Raises
     ------

@@ -11,11 +11,11 @@ class LocalSGD(PeriodicStrategy):
     Parameters
     ----------
     period : int, default 8
-        Weights are averaged every so many steps.
+        Steps from one exchange to the next.
     delay : int, default 0
-        Steps that go on while weights travel; the mean is applied afterwards. Below `period`.
+        Steps after which the mean is applied; weights travel meanwhile. Below `period`.
     mixing : float, optional
-        With a delay, the share of a rank's own weights in what it goes on from; 0.5 by default.
+        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
     wire : {"float16", "bfloat16"}, optional
         What differences of weights are rounded to between nodes.
     """

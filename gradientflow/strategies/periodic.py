@@ -34,7 +34,7 @@ _SMALL, _LARGE = 1 << 10, 1 << 20  # weights whose exchange is measured
 
 
 class PeriodicStrategy(Strategy):
-    """Every `period` steps the ranks exchange how far they have come, and go on from common weights.
+    """Every `period` steps the ranks exchange the changes of their weights, and go on from common weights.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class PeriodicStrategy(Strategy):
     delay : int, default 0
         Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
     mixing : float, optional
-        The share of a rank's own weights in what it goes on from; by default 0, or 0.5 with a delay.
+        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
     wire : {"float16", "bfloat16"}, optional
         What values are rounded to between nodes.
     """
@@ -91,20 +91,20 @@ class PeriodicStrategy(Strategy):
 
     @property
     def own_share(self) -> float:
-        """The share of a rank's own weights in what it goes on from."""
+        """The share of a rank's own weights in those from which it goes on."""
         return self.mixing if self.mixing is not None else 0.5 if self.delay else 0.0
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
-        """Make what counts steps, and exchanges weights. Collective."""
+        """Make the synchronizer, which counts steps and exchanges weights. Collective."""
         return PeriodicSynchronizer(comm, layout, self)
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, "float32", self.wire, "auto")
 
     def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict steps of which one in `period` exchanges a fragment, and waits for it unless it is applied later.
+        """Predict steps of which `fragments` in `period` exchange a fragment, and wait for it unless there is a delay.
 
-        Both what travels and the outer optimizer are measured as they are, on weights of two sizes.
+        Both the exchange and the outer optimizer are measured as they are, on weights of two sizes.
         """
         whole_model = copy(self)
         whole_model.fragments = 1
@@ -127,12 +127,12 @@ class PeriodicStrategy(Strategy):
         )
 
     def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
-        """Return the share of the weights and the bytes that travel in a period, where it is not all of them."""
+        """Return the share of the weights and the bytes that travel in a period, unless all weights do."""
         return {}
 
 
 class PeriodicSynchronizer(ArraySynchronizer):
-    """Weights that are common to the ranks, beside those with which each rank trains.
+    """Common weights, beside those with which each rank trains.
 
     Attributes
     ----------
@@ -141,10 +141,9 @@ class PeriodicSynchronizer(ArraySynchronizer):
     common : list of arrays
         The weights that all ranks share, as of the last exchange.
     velocity : list of arrays
-        Of the outer optimizer.
+        The momentum of the outer optimizer.
     differences : list of arrays
-        How far the weights of this rank were from the common ones when they were last sent; once that has arrived, the
-        mean over the ranks.
+        Common weights less those of this rank, as last sent; once the exchange is complete, their means over the ranks.
     due : list of int
         For each fragment the step after which its differences are applied, or -1.
     """
@@ -162,7 +161,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self.differences: list[Array] = []
         self.due = [_NOT_DUE] * strategy.fragments
         self._parts = _fragments(layout.counts, strategy.fragments)
-        self._buffers: list[Array] = []  # differences; then for each rank whether its own are not finite
+        self._buffers: list[Array] = []  # differences, then marks
         self._under_way: dict[int, Handle] = {}
         for part in self._parts:
             buffer = comm.empty(sum(layout.counts[index] for index in part) + comm.size, np.dtype(kind).name)
@@ -175,14 +174,14 @@ class PeriodicSynchronizer(ArraySynchronizer):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin with the weights that are there before the first step: they may have been loaded since."""
+        """Take the weights before the first step for the common ones: they may have been loaded after `bind`."""
         if self.steps == 0:
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
 
     @property
     def exchanges_weights(self) -> bool:  # type: ignore[override]
-        """Whether the step that comes next is one after which a fragment is sent or applied."""
+        """Whether a fragment is sent or applied after the next step."""
         step = self.steps + 1
         return step in self.due or any(self._is_sent(fragment, step) for fragment in range(self.strategy.fragments))
 
@@ -204,7 +203,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
                     self._apply(fragment)
 
     def finish(self) -> None:
-        """Apply what is under way, and go on from the mean of the weights."""
+        """Apply pending exchanges, and go on from the mean of the weights."""
         self._apply_all()
         for fragment, part in enumerate(self._parts):
             for index in part:
@@ -218,11 +217,11 @@ class PeriodicSynchronizer(ArraySynchronizer):
             weight[...] = mean
 
     def kept_before(self) -> dict[str, Any]:
-        """Return nothing: what is kept changes after the step alone."""
+        """Return nothing: the state changes only after the step."""
         return {}
 
     def abandon(self, stream: Any = None) -> None:
-        """Give up the iteration, and what is under way, which the others are told."""
+        """Give up the iteration; after a failed exchange, also pending exchanges."""
         if self.exchange_failed:
             self._under_way.clear()
             self.due = [_NOT_DUE] * len(self.due)
@@ -230,7 +229,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the common weights for the weights, as of the last exchange that was applied."""
+        """Put the common weights into the model in a ``with`` block: those of the last exchange that was applied."""
         own = [weight.copy() for weight in self.weights]
         for weight, common in zip(self.weights, self.common, strict=True):
             weight[...] = common
@@ -243,25 +242,25 @@ class PeriodicSynchronizer(ArraySynchronizer):
     # ---- exchange ------------------------------------------------------------------------------------------------
 
     def start(self, fragment: int, differences: Array) -> None:
-        """Begin to exchange the differences of a fragment, which `arrive` turns into their mean."""
+        """Begin to exchange the differences of a fragment; after `arrive` they are means."""
         wire = {"wire": self.strategy.wire} if self.strategy.wire and differences.dtype == np.float32 else {}
         self._under_way[fragment] = self.comm.allreduce_async(
             differences, "mean", label=f"differences of fragment {fragment} after step {self.steps}", **wire
         )
 
     def arrive(self, fragment: int) -> None:
-        """Wait until the differences of a fragment are the mean."""
+        """Wait until the differences of a fragment are means."""
         handle = self._under_way.pop(fragment, None)
-        if handle is not None:  # otherwise it came before the state was saved
+        if handle is not None:  # otherwise the exchange is complete
             handle.wait()
 
     def exchange_once(self) -> None:
-        """Exchange a fragment, as it is, to see what that takes. Collective."""
+        """Exchange a fragment, as it is, to measure this. Collective."""
         self.start(0, self._buffers[0])
         self.arrive(0)
 
     def apply_once(self) -> None:
-        """Do what else an exchange takes."""
+        """Do the rest of an exchange, to measure this."""
         self._measure(0)
         self._apply(0)
 
@@ -271,7 +270,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self._mark(fragment)
 
     def marks(self, fragment: int) -> Array:
-        """Return what travels behind the differences of a fragment: for each rank whether its own are not finite."""
+        """Return the marks, sent after a fragment's differences: for each rank whether its own are not finite."""
         return self._buffers[fragment][-self.comm.size :]
 
     def _mark(self, fragment: int) -> None:
@@ -279,7 +278,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
         self.marks(fragment)[self.comm.rank] = not is_finite(self._buffers[fragment])
 
     def _is_finite(self, fragments: Sequence[int]) -> bool:
-        """Tell whether means are finite. Otherwise drop them, on all ranks, which go back to the common weights."""
+        """Tell whether means are finite. Otherwise all ranks drop them, and go back to the common weights."""
         bad = next((each for each in fragments if not is_finite(self._buffers[each])), None)
         if bad is None:
             return True
@@ -296,7 +295,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
         return False
 
     def _apply(self, fragment: int) -> None:
-        """Make the step of the outer optimizer, and go on from it."""
+        """Make the step of the outer optimizer, and go on from its weights."""
         self.arrive(fragment)
         self.due[fragment] = _NOT_DUE
         if not self._is_finite([fragment]):
@@ -315,12 +314,12 @@ class PeriodicSynchronizer(ArraySynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, once what is under way has arrived."""
+        """Return the state, after pending exchanges."""
         self._wait_for_all()
         return super().state_dict()
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the same for any number of ranks, with the mean of their weights. Collective."""
+        """Return a state for any number of ranks, with the mean of their weights. Collective."""
         self._wait_for_all()
         return super().consolidated_state_dict()
 
@@ -330,9 +329,9 @@ class PeriodicSynchronizer(ArraySynchronizer):
         super().load_state_dict(state)
 
     def take_over(self, other: Any) -> None:
-        """Take the same of another one, once what is under way there has arrived.
+        """Take the state of another synchronizer, after its pending exchanges.
 
-        Between other tensors, whose fragments are others, that is applied at once.
+        If the tensors differ, so do the fragments: the exchanges are then applied at once.
         """
         other._wait_for_all()
         if set(other.layout.names) != set(self.layout.names):

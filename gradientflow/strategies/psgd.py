@@ -19,7 +19,7 @@ from .strategy import Strategy
 class PSGD(Strategy):
     """Every rank trains by itself; `finish` averages the weights (Zinkevich et al., 2010).
 
-    What a step takes with it is what it takes without communication.
+    A step costs the same as without communication.
     """
 
     name = "psgd"
@@ -32,14 +32,14 @@ class PSGD(Strategy):
     ) | {"period": "local_sgd(period=...) exchanges weights every few steps"}
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
-        """Make what averages weights in the end. Collective."""
+        """Make the synchronizer, which averages weights in the end. Collective."""
         return _AtTheEnd(comm, layout, self)
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, "float32", None, "auto")
 
     def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict a step that is computation, and nothing else."""
+        """Predict a step of computation alone."""
         return ExchangeExplanation.of(found, exchange_seconds=0.0, period=math.inf, parts=0, hidden_steps=math.inf)
 
 
@@ -47,7 +47,7 @@ class _AtTheEnd(ArraySynchronizer):
     reads_gradients = exchanges_weights = False
 
     def finish(self) -> None:
-        """Average the weights, unless those of a rank are not finite: all ranks keep theirs then, and are told."""
+        """Average the weights. If those of a rank are not finite, all ranks keep theirs and get the error."""
         found = first_nonfinite(self.weights)
         places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")
         for rank, place in enumerate(places.ravel().tolist()):

@@ -1,4 +1,4 @@
-"""SparseLoCo: weights every few steps, of which only the largest changes travel, in two bits each."""
+"""SparseLoCo: every few steps the largest changes of weights travel, in two bits each."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Bytes = npt.NDArray[np.uint8]
 class SparseLoCo(PeriodicStrategy):
     """SparseLoCo (Sarfi et al., 2025): DiLoCo without outer momentum, with top-k, two bits and error feedback.
 
-    Every `period` steps each rank adds how far it has come to what it has kept, sends the 64 largest of each 4,096
-    entries, and keeps the rest.
+    Every `period` steps each rank adds the change of its weights to its residuals, sends the 64 largest of each 4,096
+    entries, and keeps the rest as residuals.
 
     Parameters
     ----------
     period : int, default 30
         Steps from one exchange to the next.
     outer_rate : float, default 1
-        What the mean of what was sent is multiplied by.
+        The mean of what the ranks send is multiplied by it.
     decay : float, default 0.95
-        What is kept is multiplied by this at every exchange; from 0 to 1.
+        The residuals are multiplied by it at every exchange; from 0 to 1.
     """
 
     name = "sparse_loco"
@@ -60,7 +60,7 @@ class SparseLoCo(PeriodicStrategy):
         self.outer_rate, self.decay = outer_rate, decay
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
-        """Make what counts steps, and exchanges weights. Collective."""
+        """Make the synchronizer, which counts steps and exchanges weights. Collective."""
         return _Sparse(comm, layout, self)
 
     def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
@@ -69,7 +69,7 @@ class SparseLoCo(PeriodicStrategy):
 
 
 class _Sparse(PeriodicSynchronizer):
-    """Differences that are exchanged by their largest entries."""
+    """Differences of which the largest entries are exchanged; `kept` are the residuals."""
 
     state_names = (*PeriodicSynchronizer.state_names, "kept")
     strategy: SparseLoCo
@@ -79,9 +79,9 @@ class _Sparse(PeriodicSynchronizer):
         self.kept = [np.zeros(count, np.float32) for count in layout.counts]
 
     def start(self, fragment: int, differences: npt.NDArray[Any]) -> None:
-        """Exchange at once: the largest entries of what was kept and of what is new.
+        """Exchange at once the largest entries of residuals plus differences.
 
-        What was kept stays as it is if something is not finite on any rank, which then has NaNs in what it sends.
+        The residuals do not change if a value of any rank is not finite: that rank then sends NaNs.
         """
         parts, left = [], []
         for kept, difference in zip(self.kept, self.differences, strict=True):
@@ -110,10 +110,10 @@ class _Sparse(PeriodicSynchronizer):
 
 
 def encode(values: Floats) -> Bytes:
-    """Return the largest entries of each block: places of 12 bits, two bits for the value, and a scale.
+    """Return the largest entries of each block: indices of 12 bits, values of two bits, and a scale.
 
-    Of a scale s the values are -3/4, -1/4, 1/4 and 3/4 of s, where s is the largest magnitude of the block; a block
-    of zeros has scale 0, and one with a number that is not finite NaN.
+    The scale is the largest magnitude of the block, and values are -3/4, -1/4, 1/4 or 3/4 of it. A block of zeros has
+    the scale 0, and a block with a value that is not finite has the scale NaN.
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ def encode(values: Floats) -> Bytes:
     blocks = -(-values.size // _BLOCK)
     padded = np.zeros((blocks, _BLOCK), np.float32)
     padded.reshape(-1)[: values.size] = values
-    # Equal magnitudes go to the lower place, as everywhere.
+    # Of equal magnitudes the one with the lower index is sent, as everywhere.
     magnitudes = np.abs(padded)
-    magnitudes[np.isnan(magnitudes)] = np.inf  # so that they are sent: NaNs would be sorted behind all else
+    magnitudes[np.isnan(magnitudes)] = np.inf  # so that they are sent: NaNs would be sorted last
     order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :_SENT]
     places = np.sort(order, axis=1).astype(np.uint16)
     chosen = np.take_along_axis(padded, places.astype(np.int64), axis=1)
@@ -143,7 +143,7 @@ def encode(values: Floats) -> Bytes:
 
 
 def decode(sent: Bytes, count: int) -> Floats:
-    """Return what `encode` has made of so many entries: zeros where nothing was sent."""
+    """Return so many entries from what `encode` has made of them: zeros where nothing was sent."""
     rows = np.ascontiguousarray(sent).reshape(-1, BLOCK_BYTES)
     first, second, third = (rows[:, start:_INDEX_BYTES:3].astype(np.uint16) for start in range(3))
     places = np.stack([first | ((second & 0xF) << 8), (second >> 4) | (third << 4)], axis=2).reshape(len(rows), _SENT)

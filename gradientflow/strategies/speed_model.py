@@ -1,4 +1,4 @@
-"""The speed model of SSD-SGD: what a step takes on a parameter server, from times that can be measured."""
+"""The speed model of SSD-SGD: the time of a step on a parameter server, from times that can be measured."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .explanation import Explanation
 from .link import median_seconds
 from .update import Settings
 
-_SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, what does not depend on the size can be told apart
-_PUSHES = 8  # in a row, so that those that wait for a slot count
+_SMALL, _LARGE = 1 << 10, 1 << 20  # elements; with both, latency and bandwidth can be told apart
+_PUSHES = 8  # in a row, so that waiting for a slot counts
 _RANGE = 4 << 20  # bytes that travel together
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What the parts of a step take, in seconds, and the equations of the SSD-SGD paper for the whole.
+    """The seconds of the parts of a step, and the equations of the SSD-SGD paper for the whole step.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class StepTimes:
 
     @property
     def _late(self) -> float:
-        """How much later than the computation of the next step what was pulled comes."""
+        """Seconds from the end of the next step's computation until the pulled weights come; below 0 if earlier."""
         return self.communication + self.first_backward - self.linear - self.backward - self.local_update
 
 
@@ -97,14 +97,14 @@ class ServedExplanation(Explanation):
     Attributes
     ----------
     times : StepTimes
-        The parts of a step, as measured: what `Explanation` predicts is for all gradients in one allreduce, for
+        The parts of a step, as measured. What begins with ``dense_`` is for an allreduce of all gradients, for
         comparison.
     k : int
         Steps from one pull to the next.
     waits : bool
         Whether a worker waits for the servers in every step.
     servers : int
-        How many there are.
+        Number of servers.
     """
 
     times: StepTimes = StepTimes(0, 0, 0, 0)
@@ -114,12 +114,12 @@ class ServedExplanation(Explanation):
 
     @property
     def step_seconds(self) -> float:
-        """What a step takes on average, as predicted."""
+        """The mean seconds of a step, as predicted."""
         return self.times.ssgd if self.waits else self.times.ssd_sgd(self.k)
 
     @property
     def gain_over_ssgd(self) -> float:
-        """How many times as many steps a second as with `ssgd` are to be expected."""
+        """Predicted steps a second, as a multiple of those with `ssgd`."""
         return self.times.ssgd / self.step_seconds if self.step_seconds > 0 else 1.0
 
     def __str__(self) -> str:
@@ -190,7 +190,7 @@ def _push(server: ParameterServer, gradients: Sequence[npt.NDArray[np.float32]],
 
 
 def ranges_of(parameters: int, width: int) -> int:
-    """Return in how many parts that many gradients are pushed."""
+    """Return the number of parts in which so many gradients are pushed."""
     return max(1, parameters * width // _RANGE)
 
 
