@@ -8,11 +8,11 @@ from .served import ServedStrategy
 
 
 class ASGD(ServedStrategy):
-    """Asynchronous SGD on a parameter server: nobody waits for other workers.
+    """Asynchronous SGD on a parameter server: no worker waits for others.
 
-    Each worker pushes its gradient, which the servers apply by itself as it comes, undivided, and pulls. A gradient is
-    as many steps old as other workers have pushed meanwhile, so a rate that suits synchronous SGD can be too high. Two
-    runs differ.
+    Each worker pushes its gradient, which the servers apply at once, by itself and undivided, and pulls. The staleness
+    of a gradient is the number of pushes by other workers meanwhile, so a learning rate that suits synchronous SGD can
+    be too high. Two runs differ.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class ASGD(ServedStrategy):
 
     @property
     def policy(self) -> Policy:
-        """Nobody waits."""
+        """No worker waits."""
         return ASP()
 
 

@@ -35,12 +35,12 @@ Floats = npt.NDArray[np.float32]
 class HPSGD(Strategy):
     """Hierarchical parallel SGD (HPSGD paper, algorithms 2 and 3): training never waits for the network.
 
-    Gradients add up. Whenever a round is done, the next one starts: it averages what has added up since, in the
-    background, while each rank goes on training on a replica, its own weights. What a round has brought is applied to
-    the common weights when the next one starts, and the replica is dropped.
+    Each rank sums its gradients. A round averages the sums over the ranks in the background, while each rank trains on
+    a replica: weights of its own. When the round is done, its mean is applied to the common weights, the replica is
+    dropped, and the next round starts with what has been summed since.
 
-    Learning rates are those of plain SGD. A round has the mean of the ranks' rates at its start, so that all apply it
-    alike.
+    Learning rates are those of plain SGD. All ranks apply a round with the same rate: the mean of their rates at its
+    start.
 
     Parameters
     ----------
@@ -65,16 +65,16 @@ class HPSGD(Strategy):
         self.algorithm = algorithm
 
     def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
-        """Make replica, sums and what averages them. Collective."""
+        """Make the synchronizer, with its sums and common weights. Collective."""
         return HPSGDSynchronizer(comm, layout, self)
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, "float32", self.wire, self.algorithm)
 
     def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
-        """Predict a step without any waiting: computation, and the update of replica and sums, as measured.
+        """Predict a step that never waits: computation, and the update of replica and sums, as measured.
 
-        A round is one allreduce of the sums. It takes as many steps as fit into it, at least one.
+        A round is one allreduce of the sums. It lasts a whole number of steps, rounded up.
         """
         replica, sums, gradient = (np.zeros(_MEASURED, np.float32) for _ in range(3))
         step, place = load_core().local_updates.replica_step, gradient.ctypes.data
@@ -92,21 +92,18 @@ class HPSGD(Strategy):
 
 
 class HPSGDSynchronizer(PlacedSynchronizer):
-    """The trainer's side; the communicator's thread is the synchroniser.
+    """The trainer of the paper; its synchroniser is the thread of the communicator.
 
-    The weights of the model are the replica where this round has one, and otherwise the common weights. While a round
-    runs that has a replica, the common weights are in `common`.
+    The weights of the model are the replica once there is one, and the common weights otherwise.
 
     Attributes
     ----------
     rounds : int
         Rounds that this rank has started.
     counter : int
-        Steps since the last round was started: the replica is there from the first one on.
+        Steps since the last round was started; from the first one on there is a replica.
     sums : list of arrays
-        Gradients that have added up on this rank since the last round was started.
-    common : list of arrays
-        The common weights, while there is a replica.
+        Sums of this rank's gradients since the last round was started.
     """
 
     reads_elsewhere = True
@@ -120,7 +117,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 message = f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64"
                 raise ArgumentError(message)
         self._steps = load_core().local_updates
-        # Rounds have a communicator of their own: they may wait for the other ranks for long.
+        # Rounds have a communicator of their own: they may wait long for other ranks.
         self._background, self._foreground = comm._own_part(0), comm._own_part(0)
         self.rounds = self.counter = 0
         places = aligned_offsets([count * 4 for count in layout.counts])
@@ -132,8 +129,8 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
         self._handles: tuple[Handle, ...] = ()
         self._has_mean = False  # a round is under way, or done and not applied
-        self._at: list[int | None] = [None] * len(layout)  # where gradients of this iteration are, of those that are
-        self._left_behind: bytes | None = None  # of the weights, to tell whether somebody else has written them
+        self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None without
+        self._left_behind: bytes | None = None  # some weights after the last step, to notice when others write them
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -142,7 +139,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     @property
     def sums(self) -> list[Floats]:
-        """Gradients that have added up on this rank since the last round was started."""
+        """Sums of this rank's gradients since the last round was started."""
         return [self._sums[place] for place in self._parts]
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
@@ -160,7 +157,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 raise ArgumentError(message)
 
     def begin(self) -> None:
-        """Look at what the optimizer has now, and whether the weights are those that were left there."""
+        """Raise if the optimizer's settings do not go with the strategy, or others have written the weights."""
         self.check_settings()
         if self._weights_were_written():
             raise self._written()
@@ -175,7 +172,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
 
     def wait(self, stream: Any = None) -> Update:
-        """Train on the replica, or start a round if the last one is done. Waits for nobody."""
+        """Train on the replica, or start a round if the last one is done. Does not wait."""
         places, self._at = self._at, [None] * len(self._at)
         if self.skips_nonfinite and self._first_nonfinite(places) is not None:
             return Update("skipped")
@@ -192,12 +189,12 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._at = [None] * len(self._at)
 
     def finish(self) -> None:
-        """Make the rounds that this rank is behind, and one more for what is left, on all ranks. Collective.
+        """Catch up with the rounds of the other ranks, and make a last one for all remaining gradients. Collective.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On all ranks, if somebody else has written the weights of one while gradients are under way.
+            On all ranks, if the weights of a rank were written by others while gradients are under way.
         """
         self.abandon()
         rounds, were_written, _ = self._meet()
@@ -213,17 +210,17 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self._end_round()
 
     def _meet(self) -> npt.NDArray[np.int64]:
-        """Return of all ranks the rounds they have started, whose weights were written, and who is under way."""
+        """Return for each rank: the rounds started, whether its weights were written, and whether it is under way."""
         mine = [self.rounds, self._weights_were_written(), self._is_under_way]
         everyone = self._foreground.allgather(np.array(mine, np.int64))
         return np.asarray(everyone.reshape(-1, len(mine)).T)
 
     def _weights_were_written(self) -> bool:
-        """Tell whether weights are others than they were left, while that would be lost or differ between ranks."""
+        """Tell whether others have written the weights at a time when this would be lost or differ between ranks."""
         return self._is_under_way and self._left_behind is not None and self._glance() != self._left_behind
 
     def _glance(self) -> bytes:
-        """Return the first and the last weight of each tensor: to load weights changes some of them."""
+        """Return the first and the last weight of each tensor: loading weights changes some of them."""
         return np.concatenate(self._ends).tobytes() if self._ends else b""
 
     @cached_property
@@ -238,7 +235,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         )
 
     def close(self, orderly: bool = True) -> None:
-        """Give back the communicators.
+        """Close the communicators.
 
         Raises
         ------
@@ -253,18 +250,18 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank has sent in messages so far, in rounds and beside them; None where not known."""
+        """Bytes that this rank has sent in messages so far, in rounds and besides; None if unknown."""
         sent = [communicator.bytes_sent for communicator in (self._background, self._foreground)]
         return None if None in sent else sum(each for each in sent if each is not None)
 
     def round_is_running(self) -> bool:
-        """Tell whether a round is under way, from what this rank knows: some other rank may not have begun it."""
+        """Tell whether a round that this rank has started is not done; other ranks may not have started it yet."""
         return not all(handle.done for handle in self._handles)
 
     # ---- rounds --------------------------------------------------------------------------------------------------
 
     def _train(self, places: Sequence[int | None]) -> None:
-        """Make a step on the replica; the first one of a round keeps the common weights."""
+        """Make a step on the replica; the first step of a round saves the common weights."""
         for index, place in enumerate(places):
             settings, part = self.settings(index), self._parts[index]
             if place is None:
@@ -281,15 +278,15 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 1 / self.loss_scale,
                 settings.weight_decay,
             )
-            if not is_finite:  # the sums, of which the last step has made this tensor's so
+            if not is_finite:  # this step has made the sums of the tensor non-finite
                 self._drop_replica(index)
                 return
         self.counter += 1
 
     def _drop_replica(self, culprit: int) -> None:
-        """Go back to the common weights, without what has added up since the last round began."""
+        """Go back to the common weights, and drop the sums."""
         for index, part in enumerate(self._parts):
-            if self.counter or index < culprit:  # of the first step of a round later ones are not changed
+            if self.counter or index < culprit:  # in a round's first step later tensors have not changed
                 self._weight(index)[...] = self._common[part]
         self.counter = 0
         self._drop_sums(culprit)
@@ -300,7 +297,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self.dropped = nonfinite_error(f"the gradient of {self.layout.names[culprit]}", self.comm.rank, outcome)
 
     def _end_round(self, places: Sequence[int | None] | None = None) -> None:
-        """Apply what the last round has brought, drop the replica, and add gradients, if there are some."""
+        """Apply the mean of the last round, drop the replica, and add gradients, if any, to the sums."""
         self._wait_for_round()
         culprit = None
         for index, part in enumerate(self._parts):
@@ -331,10 +328,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                     handle.wait()
         except GradientFlowError:
             for index, part in enumerate(self._parts if self.counter else ()):
-                self._weight(index)[...] = self._common[part]  # which all ranks have, or would have had
+                self._weight(index)[...] = self._common[part]  # the same on all ranks
             self._forget()
             raise
-        if self._has_mean and handles[0].nonfinite:  # of sums that are finite: rounded, they are not
+        if self._has_mean and handles[0].nonfinite:  # though the sums are finite: rounded, they are not
             found = first_nonfinite(self._means[part] for part in self._parts)
             assert found is not None
             what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
@@ -343,13 +340,13 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             self._means[...] = 0
 
     def _forget(self) -> None:
-        """Drop what has added up, and what has been averaged."""
+        """Drop sums and means."""
         self._has_mean, self.counter = False, 0
         self._means[...] = 0
         self._sums[...] = 0
 
     def _start_round(self) -> None:
-        """Hand over what has added up."""
+        """Start to average the sums."""
         self._sums, self._means = self._means, self._sums
         self._rates[:] = [self.settings(index).rate for index in range(len(self.layout))]
         wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
@@ -373,7 +370,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         return weight  # type: ignore[no-any-return]
 
     def _first_nonfinite(self, places: Sequence[int | None]) -> int | None:
-        """Return which is the first tensor whose gradient is not finite, if one is."""
+        """Return the index of the first tensor whose gradient is not finite, or None."""
         count = self._steps.count_nonfinite
         triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
         found = (index for index, (place, *what) in enumerate(triples) if place is not None and count(place, *what))
@@ -383,7 +380,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the common weights for the weights, as of the last round that this rank has applied."""
+        """Put the common weights into the model in a ``with`` block: those of the last round that was applied here."""
         if self.counter == 0:
             yield
             return
@@ -396,7 +393,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
                 _swap(self._weight(index), self._common[part])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of rounds: after `finish` nothing else is kept.
+        """Return the number of rounds: after `finish` there is no other state.
 
         Raises
         ------
@@ -412,7 +409,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         return self.state_dict()
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless it is a state of hpsgd, and nothing is under way."""
+        """Raise unless it is a state of hpsgd."""
         if "rounds" not in state:
             message = "this is not the state of hpsgd: it has no rounds"
             raise ArgumentError(message)
@@ -420,8 +417,8 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state. Collective.
 
-        Where weights were loaded before, what is under way is dropped; a rank that has loaded none takes those of one
-        that has. Otherwise it is applied as by `finish`.
+        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take the
+        weights of one that has. Otherwise gradients under way are applied, as by `finish`.
         """
         self.abandon()
         rounds, were_written, are_under_way = self._meet()
@@ -439,7 +436,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         self.rounds = 0 if state is None else int(state["rounds"])
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say how many rounds there were."""
+        """Return the number of rounds."""
         return {"the number of rounds": str(state["rounds"])}
 
     def check_change(self) -> None:
@@ -448,13 +445,13 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             raise _busy("a change of the model")
 
     def take_over(self, other: Synchronizer) -> None:
-        """Count on from another one, which has finished."""
+        """Take the number of rounds of another synchronizer, which has finished."""
         assert isinstance(other, HPSGDSynchronizer)
         self.rounds = other.rounds
 
     @property
     def has_state(self) -> bool:
-        """The number of rounds, also where it cannot be told yet."""
+        """Whether there is state: the number of rounds, even while `state_dict` refuses it."""
         return True
 
     @property

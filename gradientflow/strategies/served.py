@@ -44,8 +44,8 @@ class ServedStrategy(Strategy):
     servers, optimizer, fusion_threshold
         As in `gradientflow.ParameterServer`.
     wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients and weights are rounded to on their way, also inside a node; by default what all gradients are,
-        or else float32.
+        What gradients and weights are rounded to in messages, also inside a node; by default the dtype of all
+        gradients, or float32 if they have several.
     """
 
     gradients = "consumed"
@@ -133,19 +133,19 @@ class ServedStrategy(Strategy):
         )
 
     def local_seconds(self, comm: Communicator, parameters: int) -> float:
-        """Return what a worker needs to update its own weights. Collective."""
+        """Return the seconds in which a worker updates its own weights. Collective."""
         return 0.0
 
 
 class ServedSynchronizer(PlacedSynchronizer):
-    """A worker of a parameter server: pushes every gradient, and after every push has the servers' weights.
+    """A worker of a parameter server: it pushes every gradient, and takes the servers' weights after every push.
 
     Attributes
     ----------
     server : gradientflow.ParameterServer
-        Its servers.
+        The servers.
     pushes : int
-        How many iterations it has pushed since training began, or since the last `finish`.
+        Iterations that this worker has pushed since training began, or since the last `finish`.
     """
 
     strategy: ServedStrategy
@@ -180,13 +180,13 @@ class ServedSynchronizer(PlacedSynchronizer):
             layout.names,
         )
         self.pushes = 0
-        self._servers_know = False  # the weights with which training begins: they may still be changed
-        self._pull: Pull | None = None  # that has not been taken
+        self._servers_know = False  # the initial weights, which may change until the first iteration
+        self._pull: Pull | None = None  # whose weights have not been taken
         self._pending: Push | None = None
         self._settings: list[Settings] = []
         self._scale = 1.0
-        self._found: int | None = None  # a gradient of the iteration on this rank that is not finite
-        self._nonfinite: tuple[int, int] | None = None  # rank and tensor for which a round was skipped
+        self._found: int | None = None  # the first tensor of the iteration on this rank whose gradient is not finite
+        self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
         self._begun = False
         self._start_next_iteration()
 
@@ -272,8 +272,8 @@ class ServedSynchronizer(PlacedSynchronizer):
         return Update("skipped" if outcome == "skipped" else "written")
 
     def _why_skipped(self) -> NonFiniteError:
-        """Return what a round was skipped for."""
-        if self._nonfinite is None:  # it was before the state that was loaded
+        """Return the error for a round that was skipped."""
+        if self._nonfinite is None:  # the round came before the state that was loaded
             message = "a gradient is not finite on some rank: the round of its push has changed no weight"
             return NonFiniteError(message)
         (rank, tensor), self._nonfinite = self._nonfinite, None
@@ -281,7 +281,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         return nonfinite_error(f"the gradient of {self.layout.names[tensor]}", rank, outcome)
 
     def after_step(self) -> None:
-        """Take the weights of the servers."""
+        """Take the servers' weights."""
         self._take_pull()
 
     def abandon(self, stream: Any = None) -> None:  # noqa: D102
@@ -291,7 +291,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._start_next_iteration()
 
     def finish(self) -> None:
-        """Push no more until all have finished, and take the servers' weights, which are the same then on all ranks."""
+        """Wait until all workers have finished, and take the servers' weights, then the same on all ranks."""
         self._end_pull()
         self.server.finish(self.weights)
         self.begin_afresh()
@@ -302,17 +302,17 @@ class ServedSynchronizer(PlacedSynchronizer):
     # ---- what a strategy may do otherwise ------------------------------------------------------------------------
 
     def pulls_with(self, push: int) -> bool:
-        """Whether weights are asked for along with a push."""
+        """Whether the push of this number comes with a pull."""
         return True
 
     def outcome(self, push: Push) -> str:
-        """Wait as long as has to be waited before the step, and tell what became of it, as `Push.wait`."""
+        """Wait for the push as long as the strategy requires, and return its outcome, as `Push.wait`."""
         outcome = push.wait()
         self._nonfinite = push.nonfinite
         return outcome
 
     def begin_afresh(self) -> None:
-        """Go on from weights that are the servers'."""
+        """Go on from the servers' weights."""
         self.pushes = 0
 
     # ---- servers -------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._pull = self.server.pull()
 
     def _end_pull(self) -> None:
-        """Wait for a pull that nobody needs any more, for the servers answer one at a time."""
+        """Wait for a pull that is no longer needed: the servers answer one at a time."""
         if self._pull is not None:
             self._pull.wait()
             self._pull = None
@@ -339,7 +339,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._found = None
 
     def _tell_servers(self) -> None:
-        """Have the servers begin with the weights of rank 0 as they are now. Collective."""
+        """Give the servers the current weights of rank 0 to begin with. Collective."""
         for index, weight in enumerate(self.layout.weights):
             if self.layout.dtypes[index] != "float32":
                 self._core.follow(self.weights[index], weight)
@@ -353,7 +353,7 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the servers' weights, with all that this rank has pushed, for those on which it trains."""
+        """Put the servers' weights, with all pushes of this rank, into the model in a ``with`` block."""
         own = [weight.copy() for weight in self.weights]
         theirs = self.server.state_dict()["weights"] if self._servers_know else own
         for weight, common in zip(self.weights, theirs, strict=True):
@@ -372,14 +372,14 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return the state of the servers once they have applied the pushes of all ranks. Collective."""
-        self.server.state_dict()  # for which the servers apply what this rank has pushed
+        self.server.state_dict()  # makes the servers apply the pushes of this rank
         self.comm.barrier()
         state = ServedSynchronizer.state_dict(self)
         self.comm.barrier()
         return state
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless it is a state of these tensors."""
+        """Raise unless the state is for these tensors."""
         if not {"names", "pushes", "server"} <= set(state):
             message = f"this is not the state of {self.strategy.name}"
             raise ArgumentError(message)
@@ -400,7 +400,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             self._take_pull()
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the state of the servers of another one, by the names of tensors. Collective."""
+        """Take the servers' state of another synchronizer, by the names of tensors. Collective."""
         assert isinstance(other, ServedSynchronizer)
         other._end_pull()
         self._servers_know, self.pushes = other._servers_know, other.pushes
@@ -414,7 +414,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             self.server.load_state_dict(mine)
 
     def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """Return a state of tensors in the order of these."""
+        """Return a state with its tensors in the order of the layout."""
         places = [names.index(name) for name in self.layout.names]
         return {
             key: [value[place] for place in places] if _is_per_tensor(value, len(names)) else value

@@ -30,9 +30,9 @@ _RULES = ("glu", "sgd", "dc_asgd", "none")
 class SSDSGD(ServedStrategy):
     """Several steps delay SGD (SSD-SGD paper): synchronous steps on the servers, asynchronous ones in the workers.
 
-    After `warmup` iterations of synchronous SGD a worker waits for nobody: it pushes its gradient, updates its own
-    weights, and goes on. Every `k` iterations it pulls, in the background, during the next iteration; what comes
-    replaces its own weights just before they are updated next. Two runs give the same bits.
+    After `warmup` iterations of synchronous SGD a worker no longer waits for others: it pushes its gradient, updates
+    its own weights, and goes on. Every `k` iterations it pulls, in the background, during the next iteration; the
+    pulled weights replace its own just before their next update. Two runs give the same bits.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ class SSDSGD(ServedStrategy):
     warmup : int, default 500
         Iterations of synchronous SGD, a positive multiple of `k`.
     local_update : {"glu", "sgd", "dc_asgd", "none"}, default "glu"
-        How a worker updates its weights: by its own gradient and the one that the servers' last rounds amount to; by
-        its own; by its own with delay compensation; or not at all.
+        How a worker updates its weights: by its own gradient and one derived from the servers' last rounds; by its own;
+        by its own with delay compensation; or not at all.
     alpha, beta : float, default 2.0, 0.5
         Of "glu": the weights of the two gradients.
     loc_lr : float, optional
         The learning rate of the local update; by default that of the servers times the number of workers.
     lambda_0, decay, epsilon : float, default 2.0, 0.95, 1e-7
-        Of "dc_asgd": the strength of the compensation, and the mean square of the gradients that it is divided by.
+        Of "dc_asgd": the strength of the compensation, and decay and epsilon of the mean square that divides it.
     servers, optimizer, wire, fusion_threshold
         As in `ServedStrategy`; "glu" goes with the optimizer "sgd".
 
@@ -118,7 +118,7 @@ class SSDSGD(ServedStrategy):
 
     @classmethod
     def typical(cls, steps: int) -> SSDSGD:
-        """Return one that is warm after at most a quarter of the steps."""
+        """Return one whose warm-up takes at most about a quarter of the steps."""
         k = min(5, max(1, steps // 4))
         return cls(k, min(500, k * max(1, steps // (4 * k))))
 
@@ -129,7 +129,7 @@ class SSDSGD(ServedStrategy):
 
     @property
     def policy(self) -> Policy:
-        """The rounds of the servers are synchronous; but workers do not wait for them."""
+        """The rounds of the servers are synchronous, but workers do not wait for them after the warm-up."""
         return BSP()
 
     def bind(self, comm: Communicator, layout: Layout) -> DelayedSynchronizer:
@@ -137,7 +137,7 @@ class SSDSGD(ServedStrategy):
         return DelayedSynchronizer(comm, layout, self)
 
     def local_seconds(self, comm: Communicator, parameters: int) -> float:
-        """Measure the local update, and return what it takes for so many weights. Collective."""
+        """Measure the local update, and return its seconds for so many weights. Collective."""
         if self.local_update == "none":
             return 0.0
         weight, kept, gradient = (_zeros(_MEASURED) for _ in range(3))
@@ -159,7 +159,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     pre_weights : list of arrays
         Of "glu": the servers' weights of the pull before the last, or those with which local updates began.
     mean_squares : list of arrays
-        Of "dc_asgd": of the gradients of this rank.
+        Of "dc_asgd": the mean squares of this rank's gradients.
     """
 
     strategy: SSDSGD
@@ -172,19 +172,19 @@ class DelayedSynchronizer(ServedSynchronizer):
         self.mean_squares: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
         self._before: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
         self._has_pre_weights = False
-        self._unseen: list[Push] = []  # pushes for whose rounds nobody has waited
-        self._was_skipped = False  # one of the rounds for which somebody has waited since the last pull
+        self._unseen: list[Push] = []  # pushes whose rounds have not been waited for
+        self._was_skipped = False  # one of the rounds waited for since the last pull
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def pulls_with(self, push: int) -> bool:
-        """Whether a push is one of the warm-up."""
+        """Whether the push of this number is in the warm-up."""
         return push <= self.strategy.warmup
 
     def outcome(self, push: Push) -> str:
-        """Wait for the round in the warm-up; later only where the weights of the last pull are needed.
+        """Wait for the round in the warm-up; later only if the weights of the last pull are needed.
 
-        Rounds in which a gradient was not finite are told then: in the same iteration on all ranks.
+        Rounds skipped for a gradient that is not finite are reported then: in the same iteration on all ranks.
         """
         if self.pulls_with(self.pushes):
             return super().outcome(push)
@@ -196,7 +196,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         return "skipped" if skipped else "applied"
 
     def after_step(self) -> None:
-        """Take weights that have been pulled, and update them."""
+        """Take pulled weights, if any, and make the local update."""
         if self.pulls_with(self.pushes):
             super().after_step()
             return
@@ -219,7 +219,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             self._pull_if_due()
 
     def finish(self) -> None:
-        """Take the servers' weights. Rounds that were skipped are told then, if nobody has pulled since."""
+        """Take the servers' weights. Rounds that were skipped since the last pull are reported then."""
         self._see_rounds()
         skipped, nonfinite = self._was_skipped, self._nonfinite
         super().finish()
@@ -228,7 +228,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             self.dropped = self._why_skipped()
 
     def begin_afresh(self) -> None:
-        """Go on from weights that are the servers', without a second warm-up."""
+        """Go on from the servers' weights, without a second warm-up."""
         self.pushes = min(self.pushes, self.strategy.warmup)
         self._has_pre_weights = self._was_skipped = False
         self._nonfinite = None
@@ -249,7 +249,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the servers, and what this rank has of its own."""
+        """Return the state of the servers, and this rank's own."""
         self._see_rounds()
         return {
             **super().state_dict(),
@@ -267,12 +267,12 @@ class DelayedSynchronizer(ServedSynchronizer):
         return {**super().consolidated_state_dict(), "pushes": min(self.pushes, self.strategy.warmup)}
 
     def _kept(self) -> dict[str, list[Array]]:
-        """Return what this rank has for each tensor."""
+        """Return the arrays that this rank has for each tensor."""
         kept = {"weights": self.weights, "pre_weights": self.pre_weights, "mean_squares": self.mean_squares}
         return {name: values for name, values in kept.items() if values}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless it is a state of these tensors, and of this rank or of any."""
+        """Raise unless the state is for these tensors, and for this rank or any."""
         super().check_state_dict(state)
         if "rank" not in state:
             return
@@ -303,11 +303,11 @@ class DelayedSynchronizer(ServedSynchronizer):
             self._begin_pull()
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """Say how far a state is, and whether it is that of a rank."""
+        """Return the pushes of a state, and whether it is for one rank or for any."""
         return {"pushes": str(state["pushes"]), "kind": "of its rank" if "rank" in state else "for any rank"}
 
     def take_over(self, other: Synchronizer) -> None:
-        """Take the state of the servers of another one, and what this rank has, by the names of tensors. Collective."""
+        """Take the servers' and this rank's state of another synchronizer, by the names of tensors. Collective."""
         assert isinstance(other, DelayedSynchronizer)
         other._see_rounds()
         is_pulling = other._pull is not None

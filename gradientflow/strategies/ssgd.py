@@ -22,7 +22,7 @@ class SSGD(ServedStrategy):
 
     @property
     def policy(self) -> Policy:
-        """All wait for all."""
+        """All workers wait for each other."""
         return BSP()
 
 

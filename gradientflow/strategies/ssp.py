@@ -8,7 +8,7 @@ from .served import ServedStrategy
 
 
 class SSP(ServedStrategy):
-    """SGD on a parameter server whose workers are at most so many steps apart: see `gradientflow.policies.SSP`.
+    """SGD on a parameter server with workers at most `staleness` steps apart: see `gradientflow.policies.SSP`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class SSP(ServedStrategy):
 
     @classmethod
     def typical(cls, steps: int) -> SSP:
-        """Return one with the staleness that papers begin with."""
+        """Return one with a staleness that papers often use."""
         return cls(3)
 
     @property
