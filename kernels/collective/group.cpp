@@ -31,7 +31,7 @@ namespace {
 using transport::CallKind;
 using transport::Signature;
 
-// Every rank decides alone which way a call goes, so these settings must be the same everywhere.
+// Every rank selects the path of a call by itself, so these settings must be the same on all ranks.
 constexpr std::array<std::string_view, 16> agreed_fields = {
     "node_size",     "direct_read",      "inline_bytes",      "staging_bytes",  "direct_read_bytes", "streaming_bytes",
     "segment_bytes", "window",           "stretch_bytes",     "doubling_bytes", "ring_bytes",        "timeline",
@@ -67,7 +67,7 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, 
   probe_direct_reads();
 }
 
-// Memory that MPI may still read or write, because a message was given up, stays.
+// Memory that MPI may still read or write, because a message was abandoned, is leaked on purpose.
 Group::~Group() {
   if (stuck()) {
     static_cast<void>(agreement_.release());
@@ -137,7 +137,7 @@ Situation Group::situation(const Signature& signature, bool in_node_memory) cons
           .direct_read_allowed = direct_read_allowed_};
 }
 
-// Node memory that MPI may still read or write, because a message was given up, stays.
+// Node memory that MPI may still read or write, because a message was abandoned, is leaked on purpose.
 Outcome Group::run(const Call& call) {
   const std::uint64_t before = messages_->bytes_sent();
   try {
@@ -260,7 +260,7 @@ PartialReduction Group::partial_reduction_of(const Signature& signature) const {
   return {signature.dtype, signature.op, mpi_.size()};
 }
 
-// The part that this node puts into a call that the agreement serves, where the others of the node see it later.
+// This node's partial result for a call that the agreement serves, in memory that the node's ranks read later.
 std::span<std::byte> Group::payload_of(const Call& call) {
   const bool alone = node_->size() == 1;
   std::byte* const values = alone ? work_->scratch.at(0, call.bytes()) : node_->staging(0, 0);
@@ -309,7 +309,7 @@ Statement Group::agree(const Call& call, bool same, Along along, PairwiseAllredu
   return word;
 }
 
-// The result goes to the output, or, if there are others in the node, to where they find it.
+// Writes the result to the output or, if the node has other ranks, to the payload, which they read.
 void Group::conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources) {
   void* const target = node_->size() == 1 ? call.output : payload.data();
   compute::reduce({&target, 1}, sources, call.signature.count, partial_reduction_of(call.signature).finish());
@@ -356,7 +356,7 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   return (verdict & mapped) != 0;
 }
 
-// All ranks know that some made another call, so all come here, and tell each other which.
+// All ranks know that some made a different call, and come here to tell each other which.
 void Group::raise_mismatch(const Call& call) {
   const transport::Said mine(call.signature, call.label);
   std::vector<transport::Said> said(everybody_.size());
@@ -446,7 +446,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   return call.signature.wire ? std::optional(operands.nonfinite()) : std::nullopt;
 }
 
-// Parts that are small enough travel with the agreement.
+// Small enough parts travel with the agreement.
 void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
@@ -486,7 +486,7 @@ std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool ma
   if (work_->stretches == nullptr) {
     try {
       work_->stretches = node_->allocate(staging_slots * config_.stretch_bytes);
-    } catch (const Error& error) {  // other nodes have it, and wait
+    } catch (const Error& error) {  // fatal: other nodes may have theirs, and wait
       throw Error(ErrorKind::system, error.what());
     }
   }
@@ -517,7 +517,7 @@ void Group::finish_inline(const Call& call, const std::function<void()>& before_
   read_peers(*node_, call, PeerMemory::payloads(*node_), compute::Store::cached);
 }
 
-// From the announcements: the inputs of all ranks lie in one segment, and so do the outputs that others write to.
+// By the announcements: whether the inputs of all ranks lie in one segment, and the outputs that others write to, too.
 bool Group::in_node_memory(const Signature& signature) const {
   const std::uint32_t inputs = node_->announcement(0).input.segment;
   const int root = node_->local_rank_of(signature.root);
@@ -552,7 +552,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
                mapped ? PeerMemory::mapped(*node_, Tensor::input, *input_segment) : PeerMemory::direct(*node_), store);
     node_->synchronize();
   } else {
-    // In a reduce the root's output lies in the segment of the inputs; elsewhere there may be none.
+    // In a reduce the root's output lies in the segment of the inputs; the other ranks may have no output.
     const transport::Segment& results =
         output_segment != nullptr && call.signature.kind == CallKind::allreduce ? *output_segment : *input_segment;
     one_pass(*node_, call, PeerMemory::mapped(*node_, Tensor::input, *input_segment),

@@ -1,4 +1,4 @@
-// The ranks of a communicator as the collectives see them, and the way from a call to the algorithm that serves it.
+// The ranks of a communicator, for the collectives: selects the algorithm of a call, and runs it.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,15 @@ namespace gradientflow::collective {
 // How a call was served.
 struct Outcome {
   Path path;
-  std::optional<std::size_t> nonfinite;     // elements of the result, where they were rounded for the wire
-  std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; not known where the MPI library sends them
-  bool idle = false;                        // every rank said that it adds zeros only
+  std::optional<std::size_t> nonfinite;     // elements of the result, if they were rounded for the wire
+  std::optional<std::uint64_t> bytes_sent;  // in messages to other ranks; unknown if the MPI library sends them
+  bool idle = false;                        // every rank said that it adds only zeros
 };
 
-// Memory that calls use on their way.
+// Buffers of calls.
 struct Workspace {
   Scratch scratch;
-  std::shared_ptr<transport::Segment> stretches;  // of ordinary arrays between nodes; made when they first pass
+  std::shared_ptr<transport::Segment> stretches;  // stages ordinary arrays between nodes; created with the first one
 };
 
 class Group {
@@ -46,36 +46,36 @@ class Group {
   ~Group();
 
   // Serves one call. Not thread-safe: one call at a time, in the same order on all ranks.
-  // A failed call leaves the tensors undefined if it throws anything but Error(mismatch), Error(value), Error(type).
+  // A failed call leaves the tensors undefined, unless it throws Error(mismatch), Error(value) or Error(type).
   Outcome run(const Call& call);
 
-  // The same in two parts, for calls of which the others need nothing more of this rank once begin() has told them:
-  // small ones inside a node. begin() waits for nobody; the next call comes after finish().
+  // The same in two parts, for calls in which the others need this rank no more once begin() has announced the call:
+  // small ones inside a node. begin() does not wait; the next call comes after finish().
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
   Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
   [[nodiscard]] bool is_heard() const { return node_->is_heard(); }  // whether finish() would not have to wait
-  [[nodiscard]] bool is_heard_soon() const { return node_->is_heard_soon(); }  // as far as spinning goes
-  // Whether all that such a call can take long over is waiting in finish().
+  [[nodiscard]] bool is_heard_soon() const { return node_->is_heard_soon(); }  // the same after spinning
+  // Whether only the wait in finish() can make such a call slow.
   [[nodiscard]] static bool is_short(const Call& call);
 
-  // What the selector knows about a call of this kind, and what it says.
+  // The selector's input for a call of this kind, and its choice.
   [[nodiscard]] Situation situation(const transport::Signature& signature, bool in_node_memory) const;
   [[nodiscard]] Choice choose(const transport::Signature& signature, bool in_node_memory) const {
     return select(situation(signature, in_node_memory), config_);
   }
 
-  // What comes before the data of a call move, for those who move them otherwise: all ranks see that all make the same
-  // call. Throws Error(mismatch), on every rank, where they do not. Returns whether all said that they are idle.
+  // The agreement on a call whose data others move: checks that all ranks make the same call. Throws Error(mismatch),
+  // on every rank, if they do not. Returns whether all said that they are idle.
   bool agree_on(const Call& call);
 
   std::shared_ptr<transport::Segment> allocate(std::size_t bytes, transport::Pages pages = transport::Pages::now,
                                                const std::function<void()>& attend = {});
 
-  // How the clocks of the ranks stand to each other.
+  // The offset of this rank's clock.
   struct Clock {
     std::uint64_t run;  // a random number, the same on all ranks
-    double offset;      // seconds to be added to this rank's steady clock, for that of rank 0
+    double offset;      // seconds; added to this rank's steady clock, gives that of rank 0
   };
   // Collective.
   Clock compare_clocks();
@@ -84,13 +84,13 @@ class Group {
   // color. The caller frees it. Collective.
   MPI_Comm split(int color, int key);
 
-  // Whether MPI may still write to tensors of a call that was given up.
+  // Whether MPI may still write to the tensors of an abandoned call.
   [[nodiscard]] bool stuck() const { return mpi_.stuck(); }
 
-  // Makes a call that waits, in another thread, throw Error(closed).
+  // Makes a call that waits in another thread throw Error(closed).
   void interrupt() noexcept;
 
-  // Tells the other ranks not to wait for this one any more.
+  // Tell the other ranks not to wait for this one any more.
   void close() noexcept;
   void fail(const Error& reason) noexcept;
 
@@ -114,11 +114,11 @@ class Group {
   Choice run_in_node(const Call& call, Choice choice);
   std::optional<std::size_t> run_over_messages(const Call& call, const Choice& choice);
 
-  // What travels along with the agreement: nothing, the tensor, to be reduced or to be gathered, or parts of it, a
-  // different one to every rank.
+  // The data that travel with the agreement: none, the tensor to reduce, a block to gather, or parts of the tensor, a
+  // different one to each rank.
   enum class Along { nothing, tensor, block, parts };
 
-  // Tells the ranks of all nodes about the call; throws Error(mismatch), on all of them, where it differs. Returns
+  // Announces the call to the ranks of all nodes; throws Error(mismatch), on all of them, if it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share.
   bool announce(const Call& call, Along along, PairwiseAllreduce* exchange = nullptr);
   Statement agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);

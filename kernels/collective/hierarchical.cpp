@@ -20,7 +20,7 @@ std::size_t number_of_lanes(const transport::Topology& topology, bool lanes) {
   return smallest;
 }
 
-// What this rank drives, and how.
+// Runs this rank's lane.
 class Driver {
  public:
   Driver(const Levels& levels, const transport::Signature& signature)
@@ -59,7 +59,7 @@ class Driver {
     nonfinite_ += operands.nonfinite();
   }
 
-  // Ends the call: waits for the other ranks of the node, and returns what all of its drivers counted.
+  // Ends the call: waits for the other ranks of the node, and returns the sum of all its drivers' nonfinite counts.
   [[nodiscard]] std::size_t finish() const {
     levels_.node.tell(transport::Node::Topic::result, nonfinite_);
     levels_.node.synchronize();

@@ -1,16 +1,16 @@
-// Allreduce in two levels: inside a node the ranks share memory, between nodes messages pass.
+// Allreduce in two levels: shared memory inside a node, messages between nodes.
 //
 // As in the GradientFlow paper (section 2.4) there are three phases: reduce in the node, allreduce among one rank of
-// each node (the masters), broadcast in the node. They are not separate here: a master takes the values of its node
-// from where they lie, segment by segment, when their turn to be sent has come, and writes each segment of the result
-// to all tensors of the node as it arrives.
+// each node (the masters), broadcast in the node. Here they overlap: a master reads the tensors of its node in place,
+// segment by segment, when it sends them, and writes each segment of the result to all tensors of the node as it
+// arrives.
 //
 //   one lane   the first rank of every node drives the whole tensor
-//   lanes      every local rank drives its own slice, with the rank of the same place in the other nodes; there are as
-//              many lanes as the smallest node has ranks
+//   lanes      every local rank drives its own slice, with the ranks of the same local rank in the other nodes; there
+//              are as many lanes as the smallest node has ranks
 //
 // Tensors in ordinary memory pass through node memory in stretches: the ranks copy the next stretch in and the last one
-// out, while the masters exchange the one between.
+// out, while the masters exchange the one in between.
 #pragma once
 
 #include "../transport/node/node.hpp"
@@ -39,12 +39,12 @@ struct NodeTensors {
 // The ranks that drive lanes.
 [[nodiscard]] std::vector<int> drivers(const transport::Topology& topology, bool lanes);
 
-// Returns the number of elements of the result that are not finite, as far as they were rounded for the wire.
+// Returns the number of elements of the result that were rounded for the wire and are not finite.
 std::size_t hierarchical(const Levels& levels, const Call& call, const NodeTensors& tensors, Scratch& scratch);
 
-// The same through `staging`, which has as many slots for every rank of the node. Three, because a stretch and its
-// result share a slot: stretch k + 3 is copied in when all ranks have worked on k + 1, and so copied the result of k
-// out.
+// The same through `staging`, which has this many slots for every rank of the node. Three, because a stretch and its
+// result share a slot: stretch k + 3 is copied in when all ranks have worked on k + 1, before which they have copied
+// out the result of k.
 inline constexpr std::size_t staging_slots = 3;
 std::size_t hierarchical_staged(const Levels& levels, const Call& call, const transport::Segment& staging,
                                 Scratch& scratch);

@@ -11,8 +11,8 @@ namespace {
 using transport::CallKind;
 using transport::check_mpi;
 
-constexpr std::size_t round_elements = std::size_t{1} << 30;      // of one MPI call, whose counts are int
-constexpr std::size_t widened_elements = std::size_t{256} << 10;  // of a round through a float32 buffer
+constexpr std::size_t round_elements = std::size_t{1} << 30;      // per MPI call, because its counts are int
+constexpr std::size_t widened_elements = std::size_t{256} << 10;  // per round through a float32 buffer
 
 bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
@@ -38,8 +38,8 @@ MPI_Datatype native_type(DType dtype) {
   throw Error(ErrorKind::internal, "MPI has no type for " + std::string(name_of(dtype)));
 }
 
-// The reduction as MPI calls it, by our kernels: the MPI library's own operators differ from ours (and from each other)
-// in NaN and in the overflow of small integers.
+// The user function of an MPI operator, with our kernels: the operators of MPI libraries differ from ours (and from
+// each other) in NaN and in the overflow of small integers.
 template <ReduceOp op>
 void combine(void* earlier, void* later, int* count, MPI_Datatype* type) {
   for (int i = 0; i < dtype_count; ++i) {
@@ -67,7 +67,7 @@ MPI_User_function* combiner(ReduceOp op) {
   throw Error(ErrorKind::internal, "unknown op");
 }
 
-// An MPI operator for one call. MPI keeps it for as long as a request needs it.
+// An MPI operator for one call. MPI keeps it alive as long as a request needs it.
 class Operator {
  public:
   explicit Operator(ReduceOp op) { check_mpi(MPI_Op_create(combiner(op), 1, &op_), "MPI_Op_create"); }
@@ -134,7 +134,7 @@ class Rounds {
     mpi_.wait(request, what);
   }
 
-  // Reduces elements `range` of all inputs into `output`, on `root` or everybody.
+  // Reduces elements `range` of all inputs into `output`, on `root` or on all ranks.
   void reduce(const Range& range, std::byte* output, int root) {
     const bool receives = root == everybody || root == mpi_.rank();
     const std::size_t length = is_half(call_.signature.dtype) ? widened_elements : round_elements;
@@ -156,7 +156,7 @@ class Rounds {
     }
   }
 
-  // Always in place where a rank receives: MPI wants all ranks of an allreduce to agree on that, ours need not.
+  // Always in place on a rank that receives: MPI requires all ranks of an allreduce to agree on that, ours need not.
   void reduce_native(const std::byte* data, bool receives, std::size_t elements, int root, DType dtype) {
     const int count = static_cast<int>(elements);
     const MPI_Datatype type = native_type(dtype);
@@ -214,7 +214,7 @@ class Rounds {
     }
   }
 
-  // Elements as MPI types, so that the counts of one call fit into an int.
+  // The number of elements as an int, if it is small enough for one MPI call.
   [[nodiscard]] int checked_count(std::size_t elements) const {
     if (elements > round_elements) {
       throw Error(ErrorKind::value, "algorithm 'mpi' serves blocks of at most " + std::to_string(round_elements) +
@@ -245,7 +245,7 @@ class Rounds {
     });
   }
 
-  // Displacements are ints, too, so every rank's part is a broadcast.
+  // One broadcast for each rank's part, because MPI's displacements are ints, too.
   void allgatherv() {
     for (int r = 0; r < mpi_.size(); ++r) {
       const auto index = static_cast<std::size_t>(r);

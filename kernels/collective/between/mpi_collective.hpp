@@ -1,7 +1,7 @@
 // The collectives of the MPI library: for calls that cross nodes, and as `algorithm="mpi"` for comparison.
 //
-// What MPI lacks is added around it: more than 2^31 elements go in rounds; 16-bit floats are reduced as float32 and
-// rounded once; mean divides the sum; waiting is polite and ends after the timeout.
+// Features that MPI lacks are added: more than 2^31 elements go in rounds; 16-bit floats are reduced as float32 and
+// rounded once; a mean is the divided sum; waiting yields the core and ends after the timeout.
 #pragma once
 
 #include "../../transport/mpi/mpi.hpp"

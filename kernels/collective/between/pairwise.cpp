@@ -10,7 +10,7 @@ using transport::CallKind;
 using transport::Message;
 using transport::Purpose;
 
-// A block of bytes of this rank's input or output; none where this rank has nothing to do with it.
+// A block of bytes of this rank's input or output; empty if this rank does not take part in it.
 struct Block {
   std::size_t offset = 0;
   std::size_t bytes = 0;
@@ -19,7 +19,7 @@ struct Block {
 // The block that goes from rank `from` to rank `to`, in the input of the one and in the output of the other.
 struct Blocks {
   const Call& call;
-  std::size_t bytes;  // of one block; allgatherv has its own
+  std::size_t bytes;  // of one block, except in allgatherv
   std::size_t root;
 
   [[nodiscard]] Block in_input(std::size_t from, std::size_t to) const { return at(from, to, true); }
@@ -66,7 +66,7 @@ void pairwise(const Lane& lane, const Call& call) {
     longest = std::max({longest, blocks.in_input(me, r).bytes, blocks.in_output(r, me).bytes});
   }
   const std::size_t segments = pieces(longest, lane.segments.bytes);
-  // Segment t is one of the block of step 1 + t / segments.
+  // Segment t belongs to the block of step 1 + t / segments.
   const auto part = [&](const Block& block, std::size_t t) {
     return piece({block.offset, block.offset + block.bytes}, lane.segments.bytes, t % segments);
   };

@@ -1,6 +1,6 @@
-// Collectives in which every block goes straight from its owner to whoever needs it: alltoall, gather, scatter, and
-// allgather of small blocks. In step k a rank sends to the one k places after it and receives from the one k places
-// before it, so that nobody is everybody's target at once.
+// Collectives in which every block is sent directly from its owner to each rank that needs it: alltoall, gather,
+// scatter, and allgather of small blocks. In step k rank r sends to rank r + k and receives from rank r - k (modulo P),
+// so that no rank is the target of all others at once.
 #pragma once
 
 #include "../call/call.hpp"

@@ -21,7 +21,7 @@ Range PairwiseAllreduce::slice_of(std::size_t member) const {
   return slice(operands_.count(), lane_.size(), member, 64 / element_);
 }
 
-// Buffers for one slice: of parts that go to the members, of parts or results that come from them, of values.
+// Buffers of one slice each: contributions to the members; contributions or results from them; decoded values.
 std::byte* PairwiseAllreduce::slot(std::size_t index, std::size_t element) {
   return scratch_.at(index, slice_of(0).size() * element);
 }

@@ -1,5 +1,5 @@
-// Allreduce of middle-sized tensors between several ranks: every rank gets its slice of the tensor from all others at
-// once, reduces it, and sends the result to all. As many bytes as in a ring, in 2 steps instead of 2 (P - 1).
+// Allreduce of medium-sized tensors between several ranks: every rank receives its slice of the tensor from all others
+// at once, reduces it, and sends the result to all. As many bytes as in a ring, in 2 steps instead of 2 (P - 1).
 #pragma once
 
 #include <span>
@@ -9,20 +9,20 @@
 
 namespace gradientflow::collective {
 
-// The two steps, for one member of a lane. Whoever uses it sees to the first exchange.
+// The two steps, for one member of a lane. The caller makes the first exchange.
 class PairwiseAllreduce {
  public:
   PairwiseAllreduce(const Lane& lane, Operands& operands, Scratch& scratch);
 
-  // This member's part of member `to`'s slice, as it travels.
+  // This member's contribution to member `to`'s slice, in the dtype of the wire.
   [[nodiscard]] std::span<const std::byte> part_for(std::size_t to);
 
-  // Bytes of every part of this member's own slice, and room for the one of member `from`.
+  // Bytes of one contribution to this member's own slice, and a buffer for that of member `from`.
   [[nodiscard]] std::size_t part_bytes() const { return slice_of(lane_.index).size() * wire_element_; }
   [[nodiscard]] std::size_t largest_part() const { return slice_of(0).size() * wire_element_; }
   [[nodiscard]] std::byte* room_for_part(std::size_t from) { return slot(3 * lane_.size() + 1 + from, wire_element_); }
 
-  // `parts`: those that the others brought, by member; this member's own is not read. All members call it.
+  // `parts`: the contributions of the others, by member; this member's own is not read. All members call it.
   void finish(std::span<const std::byte* const> parts);
 
  private:

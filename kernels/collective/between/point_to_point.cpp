@@ -15,7 +15,7 @@ namespace {
 using transport::Message;
 using transport::Purpose;
 
-constexpr std::size_t part_bytes = std::size_t{1} << 30;  // of one message, whose size MPI counts in an int
+constexpr std::size_t part_bytes = std::size_t{1} << 30;  // per message, because MPI counts its bytes in an int
 
 struct Header {
   std::uint64_t count = 0;

@@ -7,7 +7,7 @@
 namespace gradientflow::collective {
 
 std::vector<Round> doubling_rounds(std::size_t size, std::size_t index) {
-  const std::size_t core = std::bit_floor(size);  // ranks beyond it have a partner at the same distance
+  const std::size_t core = std::bit_floor(size);  // rank core + i has rank i as its partner
   if (index >= core) {
     return {{index - core, true, false}, {index - core, false, true}};
   }
@@ -36,7 +36,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
   const auto round_of = [&](std::size_t t) { return rounds[t / segments]; };
   const auto range_of = [&](std::size_t t) { return piece({0, operands.count()}, segment, t % segments); };
   const auto is_first = [&](std::size_t t) { return t < segments; };
-  // The round after which this rank has the result, and whether round t only hands on or gets a finished one.
+  // Whether this rank has the result after segment t's round, and whether that round only sends or receives the result.
   const auto is_last_exchange = [&](std::size_t t) {
     return t / segments + 1 == rounds.size() || !rounds[t / segments + 1].receives;
   };
@@ -73,7 +73,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
     const bool lower = lane.index < round_of(t).peer;
     const std::byte* own = is_first(t) ? operands.own(range) : operands.partial(range);
     const std::byte* other = slot(t);
-    if (operands.cast()) {  // both sides take what was on the wire
+    if (operands.cast()) {  // both sides combine the rounded values
       operands.decode(mine, sending_slot(t), range.size(), false);
       operands.decode(theirs, slot(t), range.size(), false);
       own = mine;

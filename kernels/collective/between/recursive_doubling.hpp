@@ -1,9 +1,10 @@
-// Allreduce by recursive doubling: in every round each rank exchanges all it has with a partner, twice as far away as
-// in the round before, and combines the two. After log2 P rounds all have everything.
+// Allreduce by recursive doubling: in every round each rank exchanges its partial result with a partner, twice as far
+// away as in the round before, and combines the two. After log2 P rounds all ranks have the result.
 //
-// Every rank sends the whole tensor log2 P times, so it is for small tensors; between two ranks it is the fastest for
-// all, because nothing waits for anything. With P not a power of two the ranks beyond it give what they have to a
-// partner first, and get the result from it in the end. Segments follow each other from round to round as in a ring.
+// Every rank sends the whole tensor log2 P times, so it is for small tensors. Between two ranks it is the fastest for
+// all sizes, because no step waits for another. If P is not a power of two, the ranks beyond the largest one send their
+// values to a partner first, and receive the result from it at the end. Segments are pipelined across rounds as in a
+// ring.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace gradientflow::collective {
 
-// What one member does in a round: exchange with `peer`, or only send to it, or only receive from it. Pure.
+// One member's round: exchange with `peer`, or only send to it, or only receive from it. Pure.
 struct Round {
   std::size_t peer;  // index in the lane
   bool sends;

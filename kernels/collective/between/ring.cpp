@@ -12,9 +12,9 @@ namespace {
 using transport::Message;
 using transport::Purpose;
 
-// Which elements are segment t of the schedule. In step s a rank receives the chunk `s + 1` places before its own, and
-// sends what it received in the step before. `shift` turns the ring: with 0 rank r ends the reduce-scatter with chunk
-// r + 1, with 1 it ends with chunk r.
+// The elements of segment t. In step s a rank receives the chunk `s + 1` places before its own, and sends the one that
+// it received in the step before. `shift` rotates the ring: rank r ends the reduce-scatter with chunk r + 1 for 0, and
+// with chunk r for 1.
 class Schedule {
  public:
   Schedule(const Lane& lane, std::vector<Range> chunks, std::size_t segment, std::size_t shift)
@@ -63,8 +63,8 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;  // the step in which sums become complete
 
-  // Partial sums, and whatever travels in another dtype, arrive in slots; results arrive in place. What is sent from a
-  // place has left it before something is received there: the one comes (n - 1) chunks before the other.
+  // Partial sums, and all values in a wire dtype, arrive in slots; results arrive in place. A range is sent before a
+  // result is received into it: the send comes (n - 1) chunks earlier.
   const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
   const auto sending_slot = [&](std::size_t t) { return scratch.at(window + t % window, lane.segments.bytes); };
   std::byte* const values = scratch.at(2 * window, segment * element);
@@ -98,7 +98,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
 
 namespace {
 
-// Elements `chunks`, one chunk for each rank, of a reduce-scatter.
+// A reduce-scatter of the elements `chunks`, one chunk for each rank.
 void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range> chunks, std::byte* output,
                            Scratch& scratch) {
   const std::size_t n = lane.size();
@@ -107,11 +107,11 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
   const Schedule schedule(lane, std::move(chunks), lane.segments.bytes / element, 1);
   const std::size_t window = std::min(lane.segments.window, schedule.segments());
   const std::size_t last_sum = n - 2;
-  const std::size_t waiting = schedule.segments() + window;  // sums that wait for their turn to be sent
+  const std::size_t waiting = schedule.segments() + window;  // sums that are not sent yet
   const auto slot = [&](std::size_t t) { return scratch.at(t % window, lane.segments.bytes); };
   const auto sum_slot = [&](std::size_t t) { return scratch.at(window + t % waiting, lane.segments.bytes); };
   const PartialReduction parts{call.signature.dtype, call.signature.op, static_cast<int>(n)};
-  // This rank's values as a part, in `buffer` unless they are one as they are.
+  // This rank's values as a partial result: divided in `buffer`, or the input itself.
   const auto own = [&](const Range& range, std::byte* buffer) {
     const std::byte* const values = call.input + range.begin * element;
     if (!parts.divides_first()) {
@@ -141,7 +141,7 @@ void reduce_scatter_chunks(const Lane& lane, const Call& call, std::vector<Range
 
 }  // namespace
 
-// In rounds, each over a stretch of every block, so that the sums that wait do not need much memory.
+// In rounds, each over a piece of every block, so that unsent sums need little memory.
 void ring_reduce_scatter(const Lane& lane, const Call& call, Scratch& scratch) {
   constexpr std::size_t round_segments = 64;
   const std::size_t length = round_segments * (lane.segments.bytes / call.element());

@@ -1,8 +1,8 @@
-// Broadcast and reduce along a tree over all ranks: a binomial tree for small tensors, which has the fewest steps, a
+// Broadcast and reduce along a tree over all ranks: a binomial tree for small tensors, which has the fewest steps; a
 // chain for large ones, in which every link carries the tensor once and all links work at the same time.
 //
-// The ranks stand in an order with the root first and the ranks of a node next to each other, so that few edges of the
-// tree lead from one node to another.
+// The ranks are ordered with the root first and the ranks of a node next to each other, so that few edges of the tree
+// connect nodes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace gradientflow::collective {
 
 enum class Shape { binomial, chain };
 
-// A rank's neighbours in the tree, as places in the order. Pure.
+// A rank's neighbours in the tree, as positions in the order. Pure.
 struct Branch {
   std::optional<std::size_t> parent;  // none at the root
   std::vector<std::size_t> children;

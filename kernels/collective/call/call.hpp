@@ -1,4 +1,4 @@
-// One collective call of one rank: what all ranks agree on, and where this rank's tensors are.
+// One collective call of one rank: the signature, which all ranks agree on, and this rank's tensors.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace gradientflow::collective {
 
-// The device that has the tensors of a call, and the stream in which they are ready: what is put into it after the call
-// sees the result.
+// The device of a call's tensors, and the stream in which they are ready: work enqueued there after the call sees the
+// result.
 struct Placement {
   int device;
   compute::cuda::Stream stream;
@@ -37,22 +37,22 @@ struct Placement {
 //   gather              count                         P * count (on the root)
 //   scatter             P * count (on the root)       count
 //   allgatherv          counts[rank]                  count, the sum of all counts
-// input may equal output in allreduce, broadcast and reduce; otherwise they must not overlap. What is not read or
-// written may be nullptr.
+// input may equal output in allreduce, broadcast and reduce; otherwise they must not overlap. A tensor that is not read
+// or written may be nullptr.
 struct Call {
   transport::Signature signature;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   std::vector<std::size_t> counts = {};     // allgatherv: by rank
-  std::optional<Placement> placement = {};  // where signature.memory is a device's
-  std::optional<Choice> choice = {};        // which way it goes, where that has been chosen: a host's ordinary arrays
-  std::string label = {};                   // what else the ranks agree on, by a hash: the caller's label and a shape
+  std::optional<Placement> placement = {};  // if signature.memory is a device's
+  std::optional<Choice> choice = {};        // its path, if chosen beforehand, for ordinary arrays of the host
+  std::string label = {};                   // the caller's label and a shape, which the ranks compare by a hash
 
   [[nodiscard]] std::size_t element() const { return size_of(signature.dtype); }
   [[nodiscard]] std::size_t bytes() const { return signature.count * element(); }
 };
 
-// Of a call on tensors of a device.
+// The placement of a call on tensors of a device.
 [[nodiscard]] inline const Placement& placement_of(const Call& call) {
   if (!call.placement) {
     throw Error(ErrorKind::internal, "a call on tensors of a device does not say where they are");
@@ -107,19 +107,19 @@ struct Call {
   return signature.count;
 }
 
-// The most bytes that one rank puts in, the same number on all ranks.
+// The largest input of any rank in bytes, the same number on all ranks.
 [[nodiscard]] inline std::size_t largest_input(const transport::Signature& signature, int ranks) {
   const bool of_blocks =
       signature.kind == transport::CallKind::alltoall || signature.kind == transport::CallKind::scatter;
   return signature.count * size_of(signature.dtype) * (of_blocks ? static_cast<std::size_t>(ranks) : 1);
 }
 
-// Where rank `rank`'s part of the result of an allgatherv begins, in elements.
+// The offset of rank `rank`'s part in the result of an allgatherv, in elements.
 [[nodiscard]] inline std::size_t displacement(const Call& call, std::size_t rank) {
   return std::accumulate(call.counts.begin(), call.counts.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
 }
 
-// A number by which ranks find out that something differs between them (FNV-1a).
+// A hash by which ranks compare data that must be the same (FNV-1a).
 [[nodiscard]] inline std::uint32_t hash_of(std::span<const std::byte> bytes) {
   std::uint32_t hash = 2166136261U;
   for (const std::byte byte : bytes) {
@@ -131,13 +131,13 @@ struct Call {
   return hash_of(std::as_bytes(std::span(counts)));
 }
 
-// The wire dtype asked for, for a tensor of `dtype`: none where it rounds nothing.
+// The requested wire dtype for a tensor of `dtype`, or nothing if it does not round.
 [[nodiscard]] inline std::optional<DType> rounding_wire(DType wire, DType dtype) {
   const bool is_wider = wire == DType::float32 && is_floating(dtype) && size_of(dtype) < size_of(wire);
   return wire == dtype || is_wider ? std::nullopt : std::optional(wire);
 }
 
-// How a result over `ranks` ranks is computed.
+// The reduction of a result over `ranks` ranks.
 [[nodiscard]] inline compute::Reduction reduction(const transport::Signature& signature, int ranks,
                                                   compute::Store store) {
   return {signature.dtype, signature.op, signature.op == ReduceOp::mean ? ranks : 1, store};

@@ -10,9 +10,9 @@ namespace {
 
 using transport::CallKind;
 
-constexpr std::size_t line = 64;  // bytes; where there is room, the blocks of a buffer begin at multiples of this
+constexpr std::size_t line = 64;  // bytes; if there is room, the blocks of a buffer begin at multiples of this
 
-// Adds a move of so many bytes, or lengthens the last one where it goes on from there.
+// Adds a move, or lengthens the last one if this one continues it.
 void add(std::vector<Move>& moves, std::size_t tensor, std::size_t buffer, std::size_t bytes) {
   if (bytes == 0) {
     return;
@@ -67,9 +67,9 @@ std::size_t CallPieces::of_block(std::size_t rank) const {
   throw Error(ErrorKind::internal, "a call without tensors was cut into pieces");
 }
 
-// Piece k holds elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
-// reduce_scatter, the first blocks of the tensor may have one element more than the others: so have, then, the first
-// blocks of the last piece, which is how block() cuts the sum of their lengths.
+// Piece k has elements [k * length, (k + 1) * length) of the tensor, or of every rank's block of it. With
+// reduce_scatter, the first blocks of the tensor may have one element more than the others; then so do the first blocks
+// of the last piece, as in block() of the sum of their lengths.
 CallPiece CallPieces::at(std::size_t index) const {
   const std::size_t element = call_.element();
   const bool is_root = static_cast<std::int32_t>(rank_) == call_.signature.root;

@@ -1,8 +1,8 @@
-// A call cut into pieces that fit into a buffer: for tensors that pass through other memory on their way.
+// A call cut into pieces that fit into a buffer, for tensors that are staged in other memory.
 //
-// Each piece is a smaller call of the same kind, on an input buffer and an output buffer in which its elements lie
-// densely; moves say which bytes of the tensors these are. The pieces are cut alike on all ranks. Allreduce, broadcast
-// and reduce work in place: their output buffer is the input buffer. Pure.
+// Each piece is a smaller call of the same kind, on a dense input buffer and a dense output buffer; moves map their
+// bytes to the tensors. All ranks cut the same pieces. Allreduce, broadcast and reduce work in place: their output
+// buffer is the input buffer. Pure.
 #pragma once
 
 #include <cstddef>
@@ -27,15 +27,15 @@ struct CallPiece {
 
 class CallPieces {
  public:
-  // No buffer of a piece has more than `capacity` bytes, which must have room for an element of each rank. The
-  // signature's dtype is that of the tensors. The call must outlive this.
+  // No buffer of a piece has more than `capacity` bytes, which must hold an element of each rank. The signature's dtype
+  // is that of the tensors. The call must outlive this object.
   CallPieces(const Call& call, int ranks, int rank, std::size_t capacity);
 
   [[nodiscard]] std::size_t size() const { return size_; }
   [[nodiscard]] CallPiece at(std::size_t index) const;
 
  private:
-  [[nodiscard]] std::size_t of_block(std::size_t rank) const;  // elements of that rank's block, in blockwise calls
+  [[nodiscard]] std::size_t of_block(std::size_t rank) const;  // elements of that rank's block, or of the tensor
   const Call& call_;
   std::size_t ranks_;
   std::size_t rank_;

@@ -1,5 +1,4 @@
-// What every rank does for itself, and what one of them may fail in: where one does, all throw, and none goes on to
-// wait for it.
+// Local work that every rank does and that may fail on one: then all ranks throw, and none goes on to wait for it.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +12,8 @@
 
 namespace gradientflow::collective {
 
-// Collective. Throws, the same on all ranks, "rank 2 WHAT: why"; Error(memory) where that rank has no memory left, else
-// Error(value): nothing was sent, and the communicator works as before.
+// Collective. Throws "rank 2 WHAT: why", the same on all ranks: Error(memory) if that rank lacks memory, otherwise
+// Error(value). Nothing was sent, and the communicator stays usable.
 template <class Work>
 void on_all_ranks(const transport::MpiCommunicator& mpi, const std::string& what, Work work) {
   struct Failure {

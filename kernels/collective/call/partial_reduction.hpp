@@ -1,7 +1,7 @@
-// How a result over all ranks is put together from parts, each of which is a result over some of them.
+// Reduction over all ranks from partial results, each over some of the ranks.
 //
-// A mean is divided at the end. A mean of 16-bit floats is divided at the beginning: its parts are stored as 16-bit
-// floats, too, and a sum of many values would leave their range.
+// A mean is divided at the end. A mean of 16-bit floats is divided at the beginning: its partial results are 16-bit
+// floats, too, and a sum of many values could overflow.
 #pragma once
 
 #include "../../base/dtype.hpp"
@@ -16,11 +16,11 @@ struct PartialReduction {
 
   [[nodiscard]] bool divides_first() const { return op == ReduceOp::mean && size_of(dtype) == 2; }
 
-  // A part from the values of single ranks.
+  // From the values of single ranks to a partial result.
   [[nodiscard]] compute::Reduction begin() const { return divides_first() ? mean() : join(); }
-  // One part from several.
+  // From several partial results to one.
   [[nodiscard]] compute::Reduction join() const { return {dtype, op == ReduceOp::mean ? ReduceOp::sum : op}; }
-  // The result from all parts.
+  // From all partial results to the result.
   [[nodiscard]] compute::Reduction finish() const { return op == ReduceOp::mean && !divides_first() ? mean() : join(); }
 
  private:

@@ -1,4 +1,4 @@
-// Index arithmetic of the collectives: which elements of a tensor belong to which rank and to which piece.
+// Index arithmetic of the collectives: the elements of each rank and of each piece.
 // Pure functions; counts and offsets are elements.
 #pragma once
 
@@ -24,8 +24,8 @@ struct Range {
   return {begin, begin + base + (index < extra ? 1 : 0)};
 }
 
-// Like block, with borders at multiples of `grain` elements: no two ranks write to one cache line. The last blocks may
-// be shorter, or empty.
+// Like block, with borders at multiples of `grain` elements, so that no two ranks write to one cache line. The last
+// blocks may be shorter, or empty.
 [[nodiscard]] inline Range slice(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
   const Range grains = block((count + grain - 1) / grain, parts, index);
   return {std::min(grains.begin * grain, count), std::min(grains.end * grain, count)};

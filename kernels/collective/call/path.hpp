@@ -1,4 +1,4 @@
-// The ways that a call can go.
+// The paths of a call: the algorithms that can serve it.
 //
 //   alone               one rank: a copy at most
 // inside a node:
@@ -6,12 +6,12 @@
 //   node_memory         all tensors lie in one segment of node memory: no copy at all
 //   direct              large ordinary arrays, read from the other processes
 //   staged              ordinary arrays, through staging slots
-// between nodes, or where the user asks for them:
-//   agreement           small tensors are reduced along with the agreement on the call; a barrier is nothing else
-//   recursive_doubling  small tensors, and all between two ranks
+// between nodes, or if the user asks for them:
+//   agreement           small tensors are reduced along with the agreement on the call; a barrier is only that
+//   recursive_doubling  small tensors, and all sizes between two ranks
 //   ring                large ones, also reduce_scatter and allgather
-//   hierarchical        nodes of several ranks: reduce in the node, one rank of it in the exchange between nodes
-//   hierarchical_lanes  the same with every local rank in the exchange, for a slice of its own
+//   hierarchical        nodes of several ranks: reduce in the node, exchange between nodes by one rank of each
+//   hierarchical_lanes  the same with every local rank in the exchange, for its own slice
 //   binomial, chain     broadcast and reduce, small and large
 //   pairwise            alltoall, gather, scatter, and allgather of small tensors; allreduce of middle-sized ones
 //   mpi                 the MPI library's own collectives
@@ -49,13 +49,13 @@ enum class Path {
 [[nodiscard]] std::string_view name_of(Path path);
 [[nodiscard]] std::string_view name_of(Between between);
 
-// Whether a path uses nothing but the node's memory.
+// Whether a path uses only memory of the node.
 [[nodiscard]] bool is_inside_node(Path path);
 
 struct Choice {
   Path path;
   const char* reason;
-  Between between = Between::ring;  // the nodes, where there are two levels
+  Between between = Between::ring;  // the algorithm between nodes of a hierarchical path
 };
 
 }  // namespace gradientflow::collective

@@ -1,7 +1,7 @@
 // Allreduce and reduce on node memory in one pass: rank r reduces slice r of all inputs and writes the result to all
-// outputs (reduce: to the root's). A slice is cut into tasks, and a rank that is done with its own slice takes tasks of
-// ranks that are not (it maps all memory, so it can): ranks that share a core need not all be run again. Nothing is
-// staged and nothing is sent; every element is computed once, by one rank, so all ranks get the same bits.
+// outputs (reduce: to the root's). A slice is cut into tasks, and a rank that has finished its own slice takes tasks of
+// others, since it maps all memory: so ranks that share a core need not all be scheduled again. Nothing is staged or
+// sent; every element is computed once, by one rank, so all ranks get the same bits.
 #pragma once
 
 #include "../../transport/node/node.hpp"
@@ -10,7 +10,7 @@
 
 namespace gradientflow::collective {
 
-// Inputs and outputs of all ranks (reduce: the root's output) are mapped. Returns when all of the work is done.
+// Inputs and outputs of all ranks (reduce: the root's output) are mapped. Returns when all slices are done.
 void one_pass(transport::Node& node, const Call& call, const PeerMemory& inputs, const PeerMemory& outputs,
               compute::Store store);
 

@@ -1,7 +1,7 @@
-// The input tensors of the ranks of a node, as one rank can read them during a call.
+// One rank's access to the tensors of the ranks of its node during a call.
 //
-// Three ways, one interface: the payload of the announcement (small tensors), node memory (every rank maps it), and
-// direct reads of another process (large ordinary arrays). Direct reads land in a buffer of the reader's.
+// One interface for three kinds: the payload of the announcement (small tensors), node memory (mapped by every rank),
+// and direct reads of another process (large ordinary arrays) into a buffer of the reader.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace gradientflow::collective {
 
-// Which of the two tensors that a rank announced.
+// One of the two tensors that a rank announces.
 enum class Tensor { input, output };
 
 class PeerMemory {
@@ -26,7 +26,7 @@ class PeerMemory {
   // The inputs of all ranks as ordinary memory of their processes.
   static PeerMemory direct(const transport::Node& node);
 
-  // Whether at() of another rank may be read and written; with direct reads only view() and fetch() can see it.
+  // Whether at() of another rank may be read and written; direct reads need view() or fetch().
   [[nodiscard]] bool is_mapped() const { return mapped_; }
 
   // The address of rank `local`'s tensor, in this process or, with direct reads, in its own.
@@ -35,7 +35,7 @@ class PeerMemory {
   // `bytes` bytes of rank `local`'s tensor, from byte `offset` on: in place where mapped, else read into `buffer`.
   [[nodiscard]] const std::byte* view(int local, std::size_t offset, std::size_t bytes, std::byte* buffer) const;
 
-  // Copies them to `destination`.
+  // Copies the same bytes to `destination`.
   void fetch(int local, std::size_t offset, std::size_t bytes, std::byte* destination, compute::Store store) const;
 
  private:

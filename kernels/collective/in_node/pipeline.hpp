@@ -1,4 +1,4 @@
-// Pieces of tensors on their way through slots of node memory.
+// The pipeline of tensors through slots of node memory, piece by piece.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace gradientflow::collective {
 
-// The pipeline of the three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for
-// piece k. That is safe with two slots: piece k - 1 used the same slot, and all ranks have finished working on it
-// (awaited before its `out`); their results of piece k - 1 are overwritten in `work` of piece k + 1 only, after all
-// have come in with it, which they do after their `out` of piece k - 1.
+// Three stages: copy in, work, copy out. A rank fills the slot of piece k + 1 before it waits for piece k. That is safe
+// with two slots: piece k - 1 used the same slot, and all ranks have finished working on it (awaited before its `out`).
+// Their results of piece k - 1 are overwritten only in `work` of piece k + 1, after all ranks have filled their slots
+// with it, which they do after their `out` of piece k - 1.
 template <class In, class Work, class Out>
 void pipeline(transport::Node& node, std::size_t pieces, In in, Work work, Out out) {
   in(std::size_t{0});

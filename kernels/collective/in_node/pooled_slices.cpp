@@ -11,7 +11,7 @@
 namespace gradientflow::collective {
 namespace {
 
-constexpr std::size_t slice_bytes = 256 * kib;  // of each tensor at a time, so that it is read from memory once
+constexpr std::size_t slice_bytes = 256 * kib;  // per tensor at a time, so that it is read from memory only once
 
 }  // namespace
 

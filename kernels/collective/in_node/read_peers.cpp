@@ -10,14 +10,14 @@ namespace {
 
 using transport::CallKind;
 
-// Bytes of a peer's input and of the output.
+// `bytes` bytes at offset `from` of a peer's input, which go to offset `to` of the output.
 struct Piece {
   std::size_t from;
   std::size_t to;
   std::size_t bytes;
 };
 
-// The longest stretch, in elements, of which every rank's part fits into one rank's staging memory.
+// The most elements of which the copies of all ranks fit into one rank's staging memory.
 std::size_t buffered_elements(const transport::Node& node, std::size_t element) {
   const std::size_t share = 2 * node.staging_bytes() / static_cast<std::size_t>(node.size());
   return std::max<std::size_t>(share / 64 * 64, 64) / element;
@@ -51,10 +51,10 @@ void read_peers(const transport::Node& node, const Call& call, const PeerMemory&
   const auto ranks = static_cast<std::size_t>(node.size());
   const auto rank = static_cast<std::size_t>(node.rank());
   const std::array<std::byte*, 1> output = {call.output};
-  // `piece_of(peer)`: which bytes of the peer's input go where in the output.
+  // `piece_of(peer)`: the piece of the peer's input to fetch.
   const auto fetch_from_all = [&](auto piece_of) {
     for (std::size_t i = 0; i < ranks; ++i) {
-      const std::size_t peer = (rank + i) % ranks;  // every rank begins with itself: not all read one at a time
+      const std::size_t peer = (rank + i) % ranks;  // begin with oneself, so that not all ranks read the same peer
       const Piece part = piece_of(peer);
       inputs.fetch(static_cast<int>(peer), part.from, part.bytes, call.output + part.to, store);
     }

@@ -13,7 +13,7 @@ using transport::CallKind;
 
 constexpr auto nothing = [](std::size_t) {};
 
-// Sub-slots: where rank `part`'s share of a piece lies in rank `owner`'s slot.
+// Sub-slots: the addresses of rank `part`'s share of a piece in rank `owner`'s slot.
 class Slots {
  public:
   Slots(const transport::Node& node, std::size_t element)
@@ -84,7 +84,7 @@ void staged_reduce(const Context& c) {
     }
     void* const result = receives ? c.call.output + mine.begin * c.element : slots.at(c.rank, k, c.rank);
     compute::reduce({&result, 1}, sources, mine.size(), how);
-    if (everybody) {  // sooner than by a second destination: a copy need not fetch lines that the others have read
+    if (everybody) {  // faster than a second destination: a copy need not fetch lines that the others have read
       copy_bytes(slots.at(c.rank, k, c.rank), c.call.output + mine.begin * c.element, mine.size() * c.element);
     }
   };
@@ -127,8 +127,8 @@ void staged_reduce_scatter(const Context& c) {
   pipeline(c.node, pieces(longest, slots.length()), in, work, nothing);
 }
 
-// A whole slot is one piece of its rank's input, filled by the root (broadcast) or by everybody, and copied out by the
-// root (gather) or by everybody.
+// A whole slot is one piece of its rank's input, filled by the root (broadcast) or by all ranks, and copied out by the
+// root (gather) or by all ranks.
 void staged_copy(const Context& c) {
   const CallKind kind = c.call.signature.kind;
   const std::size_t length = c.node.staging_bytes() / c.element;

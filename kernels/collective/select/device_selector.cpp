@@ -42,7 +42,7 @@ Choice select_on_device(const DeviceSituation& s, const Config& config) {
       }
       return {Path::nccl, asked};
     case Algorithm::hierarchical:
-      static_cast<void>(select(s.call, config));  // throws where it does not serve the call
+      static_cast<void>(select(s.call, config));  // throws if the algorithm does not support the call
       if (s.call.ranks == 1) {
         return {Path::alone, "one rank"};
       }

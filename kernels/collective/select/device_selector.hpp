@@ -1,7 +1,7 @@
-// Which way a call goes whose tensors are on CUDA devices. Pure: the same answer on every rank.
+// Selection of the path of a call on tensors of CUDA devices. Pure: the same choice on every rank.
 //
 //   alone              one rank: a copy at most
-//   device_memory      inside a node: the tensors lie in memory of the devices that all ranks map; one pass, no copy
+//   device_memory      inside a node: the tensors lie in device memory that all ranks map; one pass, no copy
 //   device_staged      the same with ordinary arrays, through a slot of such memory
 //   nccl               NCCL's own collectives
 //   nccl_hierarchical  NCCL inside the nodes, and among one rank of each (GradientFlow paper, section 2.4: NCCL-H)
@@ -16,13 +16,13 @@
 namespace gradientflow::collective {
 
 struct DeviceSituation {
-  Situation call;        // `in_node_memory`: of the devices
+  Situation call;        // here `in_node_memory` means memory of the devices
   bool shares_device;    // two ranks have the same device, which NCCL refuses
-  std::string no_nccl;   // why there is no NCCL; empty: there is
+  std::string no_nccl;   // why NCCL is not available; empty: it is
   std::string no_peers;  // why ranks cannot map each other's memory; empty: they can
 };
 
-// Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
+// Throws Error(value) if the requested algorithm does not support the call; it is never replaced silently.
 [[nodiscard]] Choice select_on_device(const DeviceSituation& situation, const Config& config);
 
 }  // namespace gradientflow::collective

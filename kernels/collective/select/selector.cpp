@@ -13,8 +13,8 @@ namespace {
 using transport::Algorithm;
 using transport::CallKind;
 
-constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from here on
-constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to here
+constexpr std::size_t chain_bytes = 64 * kib;     // broadcast and reduce: a chain from this size on
+constexpr std::size_t pairwise_bytes = 16 * kib;  // allgather: pairwise up to this size
 
 Choice choose_inside_node(const Situation& s, const Config& config) {
   if (s.bytes <= config.inline_bytes) {
@@ -30,9 +30,9 @@ Choice choose_inside_node(const Situation& s, const Config& config) {
   return {Path::staged, "ordinary arrays"};
 }
 
-// What goes on between the nodes: between two of them doubling moves as many bytes as a ring, and no step waits for
-// another; between more it has fewer steps, and the others have fewer bytes. Of these, pairwise has fewer steps, and a
-// ring does not send from everybody to everybody.
+// The algorithm between nodes. Between two nodes recursive doubling moves as many bytes as a ring, and no step waits
+// for another. Between more nodes it has fewer steps than a ring, but moves more bytes than a ring and pairwise
+// exchange. Of these two, pairwise exchange has fewer steps, and a ring does not send from every node to every other.
 Choice choose_between(const Situation& s, const Config& config) {
   if (s.nodes == 2) {
     return {Path::recursive_doubling, "two nodes", Between::recursive_doubling};
@@ -106,8 +106,8 @@ void check_serves(const Situation& s, std::initializer_list<CallKind> kinds) {
 
 }  // namespace
 
-// With one rank on each node it is recursive doubling itself, in one message a round. With more, the announcements
-// inside the nodes must hold it, too.
+// With one rank on each node the agreement takes the place of recursive doubling. With more, the announcements inside
+// the nodes must hold the tensor, too.
 std::size_t agreement_limit(int nodes, int largest_node, const Config& config) {
   if (largest_node > 1) {
     return std::min(config.inline_bytes, config.staging_bytes);
@@ -162,7 +162,7 @@ std::vector<Way> select_for_all_sizes(Situation situation, const Config& config)
   const auto alike = [](const Choice& a, const Choice& b) { return a.path == b.path && a.between == b.between; };
   std::vector<Way> ways = {{0, choice_at(0)}};
   for (std::size_t bytes = 1; bytes <= largest; bytes *= 2) {
-    while (!alike(choice_at(bytes), ways.back().choice)) {  // the border lies between the last choice and here
+    while (!alike(choice_at(bytes), ways.back().choice)) {  // bisect for the size where the choice changes
       std::size_t below = std::max(ways.back().from, bytes / 2);
       std::size_t above = bytes;
       while (above - below > 1) {

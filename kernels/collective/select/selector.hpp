@@ -1,5 +1,5 @@
-// Which way a call goes. Pure: the same answer on every rank, from what all ranks know.
-// The ways themselves stand in path.hpp, the choice for tensors on CUDA devices in device_selector.hpp.
+// Selection of the path of a call. Pure: the same choice on every rank, because all have the same information.
+// The paths are described in path.hpp; device_selector.hpp selects for tensors on CUDA devices.
 #pragma once
 
 #include <cstddef>
@@ -11,30 +11,30 @@
 
 namespace gradientflow::collective {
 
-// What the selector knows about a call.
+// The properties of a call that the selector uses.
 struct Situation {
   transport::CallKind kind;
   transport::Algorithm algorithm;
-  std::size_t bytes;  // that a rank puts in, at most
-  bool wire = false;  // values are rounded on their way between nodes
+  std::size_t bytes;  // the largest input of a rank
+  bool wire = false;  // values are rounded between nodes
   int ranks;
   int nodes;
-  int smallest_node;  // ranks of it
+  int smallest_node;  // number of its ranks
   int largest_node;
   bool in_node_memory;       // the tensors of all ranks lie in one segment
   bool direct_read_allowed;  // by the kernel, on every rank
 };
 
-// Inside a node, of all but small tensors, where those of all ranks lie in one segment.
+// The choice inside a node if the tensors of all ranks lie in one segment, and are not small.
 inline constexpr Choice in_one_segment = {Path::node_memory, "all tensors lie in node memory"};
 
-// The most bytes that the agreement on a call carries along.
+// The largest tensor in bytes that travels with the agreement on a call.
 [[nodiscard]] std::size_t agreement_limit(int nodes, int largest_node, const Config& config);
 
-// Throws Error(value) where the algorithm asked for cannot serve the call: none silently becomes another.
+// Throws Error(value) if the requested algorithm does not support the call; it is never replaced silently.
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
-// The choices for all sizes, smallest first; each holds from so many bytes on. `situation.bytes` is not read.
+// The choices for all sizes, smallest first, each with its smallest size in bytes. `situation.bytes` is not read.
 struct Way {
   std::size_t from;
   Choice choice;
