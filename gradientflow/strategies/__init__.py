@@ -1,4 +1,4 @@
-"""When and what the ranks send, of gradients or of weights."""
+"""Strategies: when the ranks send which gradients or weights."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DGC(SparseStrategy):
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
-        """Whether what is sent and residual are gradients alone: without momentum and clipping."""
+        """Whether gradients alone are sent or residual: without momentum and clipping."""
         return self.momentum == 0 and self.clip is None
 
     @property

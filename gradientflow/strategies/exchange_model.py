@@ -11,7 +11,7 @@ from .explanation import Explanation
 
 @dataclass(frozen=True)
 class ExchangeExplanation(Explanation):
-    """What a strategy sends whose steps do not wait for the mean of every gradient, and how long its steps take.
+    """Traffic and step time of a strategy whose steps do not wait for the mean of every gradient.
 
     Communication, bytes and bookkeeping are means over steps. With `parts` exchanges in `period` steps, each of which
     takes `exchange_seconds` and can hide behind the computation of `hidden_steps` steps::

@@ -84,7 +84,7 @@ class Explanation:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether there is a gain to speak of."""
+        """Whether the gain is above the variation of a step."""
         return self.gain > _WORTH_IT
 
     def __str__(self) -> str:

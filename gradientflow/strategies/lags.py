@@ -160,7 +160,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Measure what is to be monitored, and fit the ratios when it is time."""
+        """Make the report of the monitor, and fit the ratios, if they are due."""
         super().after_step()
         if self.iteration >= self._next_fit:
             self.refit()

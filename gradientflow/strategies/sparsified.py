@@ -161,7 +161,7 @@ class SparseSynchronizer(ResidualSynchronizer):
         return update
 
     def after_step(self) -> None:
-        """Measure what is to be monitored."""
+        """Make the report of the monitor, if it is due."""
         self.monitor = self._monitor.report(self.comm) or self.monitor
 
     def take_over(self, other: Synchronizer) -> None:

@@ -92,7 +92,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ServedExplanation(Explanation):
-    """What a strategy on a parameter server sends in a step, and what steps take. Its `str` says it in words.
+    """What a strategy on a parameter server sends in a step, and how long steps take. Its `str` says it in words.
 
     Attributes
     ----------

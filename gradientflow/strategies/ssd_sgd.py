@@ -157,7 +157,7 @@ class DelayedSynchronizer(ServedSynchronizer):
     Attributes
     ----------
     pre_weights : list of arrays
-        Of "glu": the servers' weights of the pull before the last, or those with which local updates began.
+        Of "glu": the servers' weights as last pulled, or those with which local updates began.
     mean_squares : list of arrays
         Of "dc_asgd": the mean squares of this rank's gradients.
     """

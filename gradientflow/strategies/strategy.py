@@ -15,7 +15,7 @@ from .synchronizer import Synchronizer
 
 
 class Strategy(Description, ABC):
-    """When and what the ranks send, of gradients or of weights. A description: parameters, and nothing that runs.
+    """When the ranks send which gradients or weights. A description: parameters, and nothing that runs.
 
     A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
     the comparison between ranks, and the words in which a strategy is named: ``csc(density=0.1)``.
