@@ -1,8 +1,8 @@
-// The blocks of a rank, and where it finds those of the others.
+// The memory for the blocks of a rank and of the other ranks.
 //
-// Inside a node blocks lie in memory that its ranks share, twice, for iterations in turn: a rank writes its next ones
-// while others still read its last ones, and comes back to a side only once all ranks have met in between. Otherwise an
-// allgather brings them.
+// Inside a node blocks are in memory that its ranks share, on two sides, for iterations in turn: a rank writes its next
+// blocks while others still read its last ones, and comes back to a side only after a barrier of all ranks. Otherwise
+// blocks are exchanged by allgathers.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@ class BlockMemory {
   // Whether messages pass through memory that all ranks share, without MPI.
   [[nodiscard]] static bool is_for(const Communicator& communicator, transport::Algorithm algorithm);
 
-  // With room for so many bytes of each rank; `algorithm` serves allgathers, where there are some. Collective.
+  // `bytes`: room for each rank. `algorithm`: of allgathers, if there are any. Collective.
   BlockMemory(Communicator& communicator, transport::Algorithm algorithm, std::size_t bytes);
 
-  // From now on so many bytes. What does not fit into shared memory is gathered, until `grow`.
+  // Changes the room to `bytes`. If these do not fit into the shared memory, allgathers are used until `grow`.
   void resize(std::size_t bytes);
   [[nodiscard]] bool must_grow() const { return shares_ && bytes_ > capacity_; }
   void grow();  // collective
@@ -34,10 +34,10 @@ class BlockMemory {
   // The call after which all ranks' blocks of a message can be read.
   [[nodiscard]] collective::Call call_for(const TopKMessage& message);
 
-  // Those of each rank, of a message, from `offset` on.
+  // Each rank's blocks of a message, from byte `offset` on.
   [[nodiscard]] std::vector<const std::byte*> of_each(const TopKMessage& message, std::size_t offset) const;
 
-  // Whether all ranks read the same memory.
+  // Whether blocks are in shared memory now.
   [[nodiscard]] bool shared() const { return shares_ && bytes_ <= capacity_; }
 
  private:

@@ -9,8 +9,8 @@
 
 namespace gradientflow::engine {
 
-// ceil(density * chunks), where a density that was computed with a rounding error does not count as more than it is
-// meant to be; at least 1 of one or more chunks. Throws Error(value) unless the density is above 0 and at most 1.
+// ceil(density * chunks), tolerant of a rounding error in the density; at least 1 if there are chunks. Throws
+// Error(value) unless the density is above 0 and at most 1.
 [[nodiscard]] std::size_t important_count(double density, std::size_t chunks);
 
 // By chunk: 1 for the `count` of largest norm, 0 for the others. Of equal norms the lower index wins.

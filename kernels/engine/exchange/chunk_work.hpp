@@ -1,5 +1,4 @@
-// What a sparse pool has done to the elements of its chunks: the same work, with the same bits, on the host and on a
-// CUDA device.
+// The work of a sparse pool on the elements of its chunks: with the same bits on the host and on a CUDA device.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +13,8 @@
 
 namespace gradientflow::engine {
 
-// What there is to be done with a chunk, and where. `slot`, where it has one: it is gathered into it with its
-// residual, and later scattered from there. Else it goes to `next_residual`, if there is one.
+// The work on a chunk. With a `slot`, the chunk and its residual are gathered into the slot, and later scattered from
+// there. Without one, both go to `next_residual`, if there is one.
 struct ChunkJob {
   std::size_t chunk;
   std::size_t count;
@@ -30,8 +29,7 @@ class ChunkWork {
   using Stream = compute::cuda::Stream;
   using Then = std::function<void(const ChunkJob&)>;
 
-  // `chunks` chunks of at most `chunk_size` elements each, which is the size of all slots. The device's twin for a
-  // device.
+  // `chunks` chunks of at most `chunk_size` elements each, which is the size of all slots. For a device, its twin.
   static std::unique_ptr<ChunkWork> make(std::optional<int> device, DType dtype, std::size_t chunks,
                                          std::size_t chunk_size, float momentum);
   ChunkWork() = default;
@@ -43,25 +41,25 @@ class ChunkWork {
   virtual void set_scale(float scale) = 0;
   virtual void set_momentum(float momentum) = 0;
 
-  // A tensor that reaches into a chunk is ready, in this stream, and others are not: whoever works on the chunk, in
-  // whatever stream, does so behind what is in this one now.
+  // A tensor that reaches into a chunk is ready in this stream, while others are not: later work on the chunk, in any
+  // stream, comes behind the work that is in this stream now.
   virtual void note_ready(std::size_t chunk, Stream stream) = 0;
 
-  // What is put into the stream from now on comes behind all that was noted or given since the last finish().
+  // Work put into the stream from now on comes behind all work noted or given since the last finish().
   virtual void order(Stream stream) = 0;
 
-  // Gathers each chunk or updates its residual, and zeroes what is left of a slot behind it; then calls `then` for it:
-  // on a device that only means that it is in the stream. From any thread.
+  // Gathers each chunk or updates its residual, and zeroes the rest of its slot; then calls `then` for it: on a device,
+  // once the work is in the stream. From any thread.
   virtual void process(std::span<const ChunkJob> jobs, const Then& then, Stream stream) = 0;
 
   // Copies the slots back to the gradients.
   virtual void scatter(std::span<const ChunkJob> jobs, Stream stream) = 0;
 
-  // Waits until all that was given so far is done, also on a device; false where the deadline comes first. To be called
-  // between the processing of chunks and their scattering, and after that, so that each chunk is in it once.
+  // Waits until all work given so far is done, also on a device; false if the deadline passes first. Call it between
+  // the processing and the scattering of chunks, and after scattering, so that each chunk has work once in between.
   virtual bool finish(Deadline deadline) = 0;
 
-  // Of what was last processed or scattered of a chunk, after finish(): its L1 norm.
+  // After finish(): the L1 norm of a chunk as last processed or scattered.
   [[nodiscard]] virtual double norm(std::size_t chunk) const = 0;
 
   // Waits for the device.

@@ -1,8 +1,8 @@
-// Chunks in memory of a CUDA device: all chunks that are full at once are worked on by one launch of each kernel, in
-// the stream that was given. Their norms stay on the device until all is done, and then come to the host with one copy.
+// Chunks in memory of a CUDA device: one launch of each kernel works on all chunks that become full at once, in the
+// stream given. Norms stay on the device until finish(), which brings them to the host with one copy.
 //
-// Every chunk is worked on once between two calls of finish(). So lists of calls, norms and what kernels add up in have
-// memory of their own for each launch, all of it allocated once, and launches in different streams share nothing.
+// Every chunk has work at most once between two calls of finish(). So each launch has memory of its own for lists of
+// calls, norms and scratch, all of it allocated once, and launches in different streams share nothing.
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ class DeviceChunkWork final : public ChunkWork {
   [[nodiscard]] std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) const override;
 
  private:
-  // Memory for what a launch finds out of some chunks.
+  // Memory for the results of a launch.
   struct Results {
     double* norms;
     std::byte* scratch;
@@ -54,10 +54,10 @@ class DeviceChunkWork final : public ChunkWork {
   CallLists lists_;
   MirroredMemory norms_;
   compute::cuda::DeviceMemory scratch_;
-  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // norms, behind the launches in whatever streams
+  std::unique_ptr<compute::cuda::OwnedStream> reading_;  // for copies of norms, behind launches in any stream
   std::unique_ptr<compute::cuda::OwnedEvent> read_;
 
-  std::mutex mutex_;                   // of all that follows
+  std::mutex mutex_;                   // guards all that follows
   std::vector<StreamMarks> ready_;     // by chunk
   StreamMarks launches_;               // since the last finish()
   std::vector<std::size_t> launched_;  // chunks, in the order of their norms in memory

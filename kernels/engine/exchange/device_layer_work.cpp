@@ -14,7 +14,7 @@ namespace {
 
 namespace cuda = compute::cuda;
 
-// With room for so many bytes.
+// Makes room for `bytes` in `memory`.
 std::byte* room(cuda::DeviceMemory& memory, std::size_t bytes) {
   if (memory.bytes() < bytes) {
     memory = cuda::DeviceMemory();
@@ -23,7 +23,7 @@ std::byte* room(cuda::DeviceMemory& memory, std::size_t bytes) {
   return memory.data();
 }
 
-// A copy on the host of what is on the device, of as many bytes as is given; of nothing for nullptr.
+// A host copy of numbers on the device, complete when the stream is; empty for nullptr.
 template <class Number>
 std::vector<std::remove_const_t<Number>> copied(Number* numbers, std::size_t count, cuda::Stream stream) {
   std::vector<std::remove_const_t<Number>> copy(numbers != nullptr ? count : 0);

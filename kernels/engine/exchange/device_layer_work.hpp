@@ -1,8 +1,8 @@
-// Layers in memory of a CUDA device: selected from and put together there, by the twins of the kernels, in a stream of
-// their own. Blocks pass between the device and the host, and little else does: layers that are averaged as they are,
-// and have kept something, get it added on the host.
+// Layers in memory of a CUDA device: entries are selected and combined there, by the twins of the kernels, in a stream
+// of their own. Little but blocks passes between the device and the host, except that the residuals of dense layers are
+// added on the host.
 //
-// One thread at a time works on layers, and waits for what it does; others note what is ready meanwhile.
+// One thread at a time works on layers, and waits for its work; other threads may call note_ready() meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -47,18 +47,18 @@ class DeviceLayerWork final : public LayerWork {
     bool noted;
   };
 
-  // Made on the device.
+  // Objects made on the device.
   struct Parts {
     compute::cuda::OwnedStream stream;
     compute::cuda::OwnedEvent done;
     compute::cuda::OwnedEvent now{compute::cuda::EventKind::time};
-    MirroredMemory result{64};  // what a kernel finds out
+    MirroredMemory result{64};  // of one kernel
     CallLists list{CallLists::bytes_for<compute::cuda::SumOfSquares>(1, 1)};
     compute::cuda::DeviceMemory blocks;
     compute::cuda::DeviceMemory scratch;
   };
 
-  // Waits for all, with what was written to the result.
+  // Waits for the stream, and returns the result of a kernel.
   template <class Result>
   [[nodiscard]] Result result();
 

@@ -12,9 +12,9 @@ struct TensorRange {  // from tensor `begin` up to and without tensor `end`
   std::size_t end;
 };
 
-// Tensors are put together in the order in which they lie in memory, until they have `threshold` bytes or more; what is
-// left over is a range, too. The ranges depend on nothing else, so all ranks have the same. No range is without bytes,
-// unless all tensors are: then there is none.
+// Fuses tensors, in the order in which they lie in memory, into ranges of `threshold` bytes or more; the last range may
+// have fewer. The ranges depend on nothing else, so all ranks have the same. No range has 0 bytes: if all tensors have,
+// there are no ranges.
 [[nodiscard]] std::vector<TensorRange> fuse(std::span<const std::size_t> bytes, std::size_t threshold);
 
 }  // namespace gradientflow::engine

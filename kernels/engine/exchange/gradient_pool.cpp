@@ -15,8 +15,8 @@ namespace {
 
 using Clock = Times::Clock;
 
-constexpr std::size_t fusion_bytes = 8 * mib;  // from here on an allreduce takes as long as its bytes do
-constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks have come so far
+constexpr std::size_t fusion_bytes = 8 * mib;  // from here on the time of an allreduce is that of its bytes
+constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks are ready
 
 std::vector<std::size_t> with_extra(std::vector<std::size_t> counts, std::size_t extra) {
   if (extra > 0) {
@@ -42,7 +42,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
     options_.wire = collective::rounding_wire(*options.wire, dtype);
   }
   lay_out_ranges();
-  static_cast<void>(make_call_for(communicator, 0));  // throws here what is wrong, before other ranks are waited for
+  static_cast<void>(make_call_for(communicator, 0));  // throws errors before other ranks are waited for
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes",
                                          transport::MadeFor::gradient_pool);
   check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
@@ -152,7 +152,7 @@ void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::opt
   make_calls();
 }
 
-// The extra numbers, to where they are averaged.
+// Copies the extra numbers to where they are averaged.
 void GradientPool::write_extra() {
   if (extra_pool_ != nullptr) {
     std::memcpy(extra_pool_->data(), extra_.data(), extra_.size() * sizeof(double));
@@ -167,7 +167,7 @@ void GradientPool::write_extra() {
   compute::cast(place, dtype_, rounded.data(), DType::float32, rounded.size(), 1.0F);
 }
 
-// Their means.
+// Copies their means back.
 void GradientPool::read_extra() {
   const std::byte* const place = extra_pool_ != nullptr ? extra_pool_->data() : data() + offsets_[tensors_ - 1];
   if (extra_pool_ != nullptr || dtype_ == DType::float64) {
@@ -289,7 +289,7 @@ void GradientPool::start_due_ranges() {
   }
 }
 
-// Of the ranges that are due on all ranks.
+// Reduces this rank's slices of the ranges that are due on all ranks.
 void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducing) {
   while (reducing.owns_lock() && reduced_ < ranges_.size() &&
          slices_->complete_everywhere() > ranges_before_ + reduced_) {
@@ -307,7 +307,7 @@ void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducin
   }
 }
 
-// Zeros for what is not ready, and everything on its way.
+// Zeroes tensors that are not ready, and makes all ranges due.
 void GradientPool::finish_what_is_left(Stream stream) {
   if (finishing_) {
     return;
@@ -324,7 +324,7 @@ void GradientPool::finish_what_is_left(Stream stream) {
   finishing_ = true;
 }
 
-// Returns what went wrong in this one.
+// Returns the error of the iteration that ends.
 std::optional<Error> GradientPool::start_next_iteration() {
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
@@ -427,8 +427,8 @@ void GradientPool::finish_ranges(Deadline deadline, Stream stream) {
   }
 }
 
-// What is left once all ranges are due on all ranks. Run by the progress thread, so that a rank may wait for this pool
-// while another one waits for something else.
+// Reduces the remaining slices once all ranges are due on all ranks. Runs in the progress thread, so that a rank may
+// wait for this pool while another one waits for something else.
 void GradientPool::finish_slices(collective::Group& group) {
   collective::Call meet = make_call(*communicator_, {.kind = transport::CallKind::barrier});
   meet.signature.detail = transport::pool_detail(0);
@@ -438,7 +438,7 @@ void GradientPool::finish_slices(collective::Group& group) {
   group.run(meet);
 }
 
-// The first error of an iteration is thrown when all of it has ended.
+// Keeps the first error of an iteration, which is thrown once the whole iteration has ended.
 template <class Work>
 void GradientPool::noting_failure(Work work) {
   try {

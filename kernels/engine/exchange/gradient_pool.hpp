@@ -2,13 +2,13 @@
 // there without a copy while backpropagation still writes the rest (GradientFlow paper, sections 2.6 and 3.1: lazy
 // allreduce).
 //
-// Tensors are put together into ranges, by the layout and a threshold alone. A range is due when all of its tensors are
-// ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever the order in
-// which tensors become ready, and without asking each other. What is due is reduced by a progress thread; or, inside a
-// node without cores to spare for one, by the threads that call `ready` and `wait`, see collective::PooledSlices.
-// On a device, ranges are reduced in a stream of the pool's own, behind what the streams of their tensors had to do
-// when these became ready; nobody waits for the device. An iteration goes from the first tensor that is ready to the
-// end of `wait` or `abandon`.
+// Tensors are fused into ranges, which depend only on the layout and a threshold. A range is due when all of its
+// tensors are ready and all ranges before it are due. So all ranks reduce the same ranges in the same order, whatever
+// the order in which tensors become ready, and without communication about it. Due ranges are reduced by a progress
+// thread; or, inside a node without cores to spare for one, by the threads that call `ready` and `wait`, see
+// collective::PooledSlices. On a device, ranges are reduced in a stream of the pool's own, behind the work that was in
+// the streams of their tensors when these became ready; the host does not wait for the device. An iteration lasts from
+// the first tensor that is ready to the end of `wait` or `abandon`.
 #pragma once
 
 #include <atomic>
@@ -34,25 +34,25 @@ namespace gradientflow::engine {
 class GradientPool {
  public:
   struct Options {
-    std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; by default as fits who reduces the ranges
+    std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; the default depends on which threads reduce
     std::optional<DType> wire = {};                    // what float32 values are rounded to between nodes
     transport::Algorithm algorithm = transport::Algorithm::automatic;
     std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
-    std::size_t extra = 0;           // numbers that are averaged along in every iteration
+    std::size_t extra = 0;           // number of extra numbers, averaged in every iteration
   };
-  using Stream = compute::cuda::Stream;  // of the device; not used where there is none
+  using Stream = compute::cuda::Stream;  // of the device; unused on the host
 
-  // How a range went in the last iteration.
+  // How a range was reduced in the last iteration.
   struct Report {
     std::size_t bytes;
     collective::Outcome outcome;
-    Times::Clock::time_point ready;  // the last of its tensors
+    Times::Clock::time_point ready;  // when its last tensor was
     Times times;
   };
 
   // `counts`: elements of each tensor, in the order in which they lie in memory; every tensor starts at a multiple of
-  // 64 bytes and the padding between them is reduced along, as zeros. The pool's calls are served apart from those of
-  // `communicator`, with which it is closed. Collective. Throws Error(type) unless `dtype` is a floating one.
+  // 64 bytes, and the padding between tensors is reduced too, as zeros. The pool has a duplicate of `communicator`, and
+  // is closed with `communicator`. Collective. Throws Error(type) unless `dtype` is a floating one.
   GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
   GradientPool(const GradientPool&) = delete;
   GradientPool& operator=(const GradientPool&) = delete;
@@ -70,53 +70,55 @@ class GradientPool {
     return offsets_[range.end] - offsets_[range.begin];
   }
 
-  // The numbers that are averaged along, in memory of the host: written before the tensor behind the last one is ready,
-  // which they count as, and read after `wait`. On the host they are rounded to the dtype of the gradients.
+  // The extra numbers, in memory of the host. They count as a tensor behind the last one: write them before that one is
+  // made ready, and read their means after `wait`. In a pool on the host they are rounded to the dtype of the
+  // gradients.
   [[nodiscard]] std::vector<double>& extra() { return extra_; }
 
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
 
-  // From the next iteration on ranges are laid out by another threshold, and travel as `wire`; the same on all ranks.
-  // Between iterations; what the tensors hold stays. Throws Error(value) once a tensor is ready.
+  // From the next iteration on, ranges have another threshold and wire dtype; the same on all ranks. Between
+  // iterations; the contents of the tensors stay. Throws Error(value) once a tensor is ready.
   void regroup(std::optional<std::size_t> fusion_threshold, std::optional<DType> wire);
 
-  // Tensor `tensor` is final for this iteration; on a device, once what is in the stream now is done. From any thread.
-  // Throws Error(value) for an index out of range, or said twice in one iteration.
+  // Tensor `tensor` is final for this iteration; on a device, after the work that is in the stream now. From any
+  // thread. Throws Error(value) for an index out of range, or for a second call in one iteration.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);  // all that are not yet
   [[nodiscard]] std::size_t ready_count() const;
   [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
-  // not ready count as zeros; where none is on any rank, throws Error(value) on all of them, with zeros for means. With
-  // a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again. On
-  // a device: what is put into the stream from then on sees the means.
+  // not ready count as zeros; if no tensor is ready on any rank, throws Error(value) on all ranks, and the means are
+  // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for
+  // again. On a device: work put into the stream from then on sees the means.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
 
-  // Has a call made behind the ranges that are due, by the thread that reduces them; nothing where there is none.
+  // Submits a call behind the due ranges to the progress thread; nullptr if there is none.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // Ends an iteration that has begun, without its result: the other ranks get zeros for what is not ready.
+  // Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready.
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that was waited for, by range.
   [[nodiscard]] std::vector<Report> reports() const;
   [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
 
-  // What the tensors hold, for a step: none once a tensor is ready, or after an iteration that failed or was abandoned.
+  // The number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or was
+  // abandoned.
   [[nodiscard]] Means means() const;
 
-  // What a step uses: all gradients. Throws Error(value) unless they are averaged.
+  // The input of a step: all gradients. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update() const;
 
   // Zeroes the gradients, between iterations.
   void zero(Stream stream = nullptr);
 
-  void take_over_means(const GradientPool& other);  // which have been copied here
+  void take_over_means(const GradientPool& other);  // after the tensors have been copied here
 
   // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
-  // what is in the stream.
+  // the stream.
   [[nodiscard]] std::size_t count_nonfinite(Stream stream = nullptr) const;
 
   // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
@@ -159,22 +161,21 @@ class GradientPool {
   Options options_;
   std::size_t fusion_threshold_;
   std::vector<double> extra_;
-  std::unique_ptr<GradientPool>
-      extra_pool_;                    // on a device: of the host, which reads them without waiting for the device
-  std::size_t tensors_;               // with the extra numbers, where they lie behind the others
-  std::size_t active_;                // the first of them, which take part
-  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
+  std::unique_ptr<GradientPool> extra_pool_;  // of a device pool, on the host: the extra numbers
+  std::size_t tensors_;                       // with the extra numbers, if they are behind the others
+  std::size_t active_;                        // how many of them, the first ones, take part
+  std::vector<std::size_t> offsets_;          // in bytes; one more than tensors
   std::unique_ptr<PoolMemory> memory_;
   std::vector<TensorRange> ranges_;
   std::vector<std::size_t> range_of_;    // by tensor
-  std::vector<collective::Call> calls_;  // by range: checked, and their way chosen
+  std::vector<collective::Call> calls_;  // by range: checked, with their paths chosen
   std::vector<StreamMarks> marks_;       // by range, on a device: where the streams stood when its tensors became ready
   std::atomic<bool> closed_{false};
 
-  std::unique_ptr<collective::PooledSlices> slices_;  // where the callers reduce
+  std::unique_ptr<collective::PooledSlices> slices_;  // if the callers reduce
   std::mutex reducing_;                               // one of them at a time
-  std::size_t reduced_ = 0;                           // own slices of so many ranges
-  std::uint64_t ranges_before_ = 0;                   // in all earlier iterations
+  std::size_t reduced_ = 0;                           // number of ranges whose own slices are
+  std::uint64_t ranges_before_ = 0;                   // number of ranges in all earlier iterations
 
   std::timed_mutex waiting_;      // one thread waits at a time
   std::size_t collected_ = 0;     // ranges that have been waited for
@@ -184,8 +185,8 @@ class GradientPool {
   std::vector<std::size_t> left_;                   // by range: tensors that are not ready
   std::vector<Times::Clock::time_point> complete_;  // by range: when the last of them was
   std::size_t due_ = 0;                             // ranges
-  std::vector<std::shared_ptr<Handle>> under_way_;  // by range, as far as they are queued; or the end of all
-  bool finishing_ = false;                          // everything is queued, and waited for
+  std::vector<std::shared_ptr<Handle>> under_way_;  // by range, those queued; or one for the end of all
+  bool finishing_ = false;                          // whether all ranges are due, and waited for
   std::atomic<bool> idle_{false};                   // no tensor was ready before that
   bool all_idle_ = false;                           // on any rank
   Means means_ = no_means;

@@ -1,5 +1,5 @@
-// What a top-k pool has done to the elements of a layer: the same work, with the same bits, on the host and on a CUDA
-// device. Blocks are in memory of the host.
+// The work of a top-k pool on the elements of a layer: with the same bits on the host and on a CUDA device. Blocks are
+// in memory of the host.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 
 namespace gradientflow::engine {
 
-// How entries are selected, of all layers.
+// How entries are selected, in all layers.
 struct Selection {
   compute::Select::How how = compute::Select::How::sampled;
   float scale = 1.0F;     // of gradients: 1 / loss scale
-  float momentum = 0.0F;  // of velocities, where there are some
+  float momentum = 0.0F;  // of velocities, if there are any
   bool masking = true;
   double clip = 0.0;  // the largest norm of a layer's gradient; 0: any
 };
@@ -25,7 +25,7 @@ struct Selection {
 struct LayerJob {
   const TopKLayer& layer;
   std::byte* gradient;
-  bool clear;  // the gradient of a layer that is not dense
+  bool clear;  // whether to zero the gradient, unless the layer is dense
   DType dtype;
   const float* residual;  // nullptr: zeros
   float* next_residual;
@@ -38,46 +38,47 @@ struct LayerJob {
 
 struct LayerResult {
   compute::Selected selected;
-  bool keeps;  // next_residual has what is left; or nothing is
+  bool keeps;  // whether next_residual has a residual; else there is none
 };
 
-// On the host. Its twin overrides what touches the elements; whatever returns there is done.
+// The work on the host. The twin for devices overrides the functions that touch elements; their work is done when they
+// return.
 class LayerWork {
  public:
   using Stream = compute::cuda::Stream;
 
-  // Of so many layers.
+  // `layers`: their number.
   static std::unique_ptr<LayerWork> make(std::optional<int> device, std::size_t layers);
   LayerWork() = default;
   LayerWork(const LayerWork&) = delete;
   LayerWork& operator=(const LayerWork&) = delete;
   virtual ~LayerWork() = default;
 
-  // Selects what is sent of a layer, or adds to the gradient of a dense one what it has kept: all of it is sent, but
-  // for what rounding to 16 bits takes, and what float16 does not hold.
+  // Selects the entries of a layer to be sent. For a dense layer, adds the residual to the gradient instead: all of it
+  // is sent, except what is lost in rounding to 16 bits or exceeds float16.
   [[nodiscard]] LayerResult select_from(const LayerJob& job, const Selection& how);
 
-  // As those of compute.
+  // As the functions of compute.
   virtual std::size_t combine(const compute::Combine& call);
   [[nodiscard]] virtual std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count);
 
   // A tensor of the layer is ready in this stream, perhaps its last one. From any thread, one at a time for each layer.
   virtual void note_ready(std::size_t /*layer*/, bool /*is_last*/, Stream /*stream*/) {}
-  // Waits until the layer is, as was noted since the last forget().
+  // Waits until the layer is ready, as noted since the last forget().
   virtual void wait_for(std::size_t /*layer*/) {}
   virtual void forget() {}
-  // How many seconds ago the layers became so; empty where the host knows.
+  // How many seconds ago each layer became ready; empty if the host knows.
   [[nodiscard]] virtual std::vector<double> seconds_since_ready() { return {}; }
 
-  // What calls on dense layers are put into, and waited for.
+  // The stream for calls on dense layers; and the wait for it.
   [[nodiscard]] virtual Stream stream() const { return nullptr; }
   virtual void finish() {}
 
  protected:
   virtual compute::Selected select(const compute::Select& call);
   [[nodiscard]] virtual double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale);
-  // gradient = (velocity + residual) / scale, with the velocity momentum * velocity + gradient * scale where there is
-  // one. next_residual is the room to compute in, and has what is left.
+  // gradient = (velocity + residual) / how.scale, where velocity = momentum * velocity + gradient * scale; without
+  // momentum correction, velocity = gradient * scale. Computes in next_residual, where the rest is left.
   virtual void add_kept(const LayerJob& job, const Selection& how, float scale);
 
  private:

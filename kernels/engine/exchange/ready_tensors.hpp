@@ -1,4 +1,4 @@
-// Which tensors of a pool are ready in an iteration, and which threads are at work on them. The pool's mutex guards it.
+// Which tensors of a pool are ready in an iteration, and how many threads work on them. The pool's mutex guards both.
 #pragma once
 
 #include <condition_variable>
@@ -10,7 +10,7 @@ namespace gradientflow::engine {
 
 class ReadyTensors {
  public:
-  // With the one that stands for the extra numbers.
+  // `tensors`: including the one that stands for the extra numbers.
   explicit ReadyTensors(std::size_t tensors) : ready_(tensors, false) {}
 
   [[nodiscard]] std::size_t count() const { return count_; }
@@ -29,7 +29,7 @@ class ReadyTensors {
   std::size_t count_ = 0;
 };
 
-// Threads at work on what has become ready; who ends the iteration waits for them.
+// Counts threads that work on ready tensors; the thread that ends the iteration waits for them.
 class Workers {
  public:
   explicit Workers(std::mutex& mutex) : mutex_(mutex) {}

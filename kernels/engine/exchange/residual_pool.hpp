@@ -1,4 +1,4 @@
-// What pools with residuals have in common.
+// The common base of pools with residuals.
 #pragma once
 
 #include <cstddef>
@@ -20,20 +20,20 @@
 
 namespace gradientflow::engine {
 
-struct NonfinitePlace {  // where the first gradient that was not finite was found: it is of one of these tensors
-  int rank;              // -1: each rank's was finite, but not their mean
+struct NonfinitePlace {  // of the first gradient found that was not finite: a tensor from `first` to `last`
+  int rank;              // -1: the gradient of each rank was finite, but not the mean
   std::size_t first;
   std::size_t last;
 };
 [[nodiscard]] Error nonfinite_error(const NonfinitePlace& place);
 
-// Throws Error(type) unless gradients are float16, bfloat16 or float32; `pool` is what is for these.
+// Throws Error(type) unless gradients are float16, bfloat16 or float32; `pool`: named in the error.
 void check_gradients(DType dtype, std::string_view pool);
 
-// What gradients are multiplied by that are `scale` times too large. Throws Error(value) unless it is a power of two.
+// 1 / `scale`, by which scaled gradients are multiplied. Throws Error(value) unless `scale` is a power of two.
 [[nodiscard]] float inverse_of_loss_scale(double scale);
 
-// Of a pool with so many elements. Throws Error(value) where there are others, or some are not finite.
+// Throws Error(value) unless there are `elements` numbers and all are finite. `what`: named in the error.
 void check_kept(std::span<const float> numbers, std::size_t elements, const char* what);
 
 class ResidualPool {
@@ -57,15 +57,15 @@ class ResidualPool {
 
   // Of the last iteration that has ended.
   [[nodiscard]] bool overflowed() const;                          // whether it was dropped
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where it was not skipped for that, but failed
-  [[nodiscard]] double bookkeeping_seconds() const;  // in which this rank chose, collected and put back what is sent
+  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where; SparsePool knows only if it threw
+  [[nodiscard]] double bookkeeping_seconds() const;               // to select, gather and scatter what is sent
   [[nodiscard]] std::vector<GradientPool::Report> reports() const;
   [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
 
-  // As those of GradientPool; an iteration that was dropped has means, of nothing.
+  // As those of GradientPool; an iteration that was dropped has means, which are zeros.
   [[nodiscard]] Means means() const;
 
-  // Whether iterations whose gradients are not finite are dropped, in place of an error. The same on all ranks.
+  // Whether iterations whose gradients are not finite are dropped, instead of an error. The same on all ranks.
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
   [[nodiscard]] bool skip_nonfinite() const { return skip_nonfinite_; }
 
@@ -74,7 +74,8 @@ class ResidualPool {
   // The residuals, laid out as the gradients, in memory of the host. Between iterations.
   void copy_residuals(std::span<float> destination) const;
 
-  // In place of going on from a state, on a rank that cannot: the others, which compare theirs, are told why.
+  // Called instead of `restore` on a rank that cannot go on from its state: `restore` of the other ranks throws, and
+  // says why.
   void refuse_state(const std::string& why);
 
   [[nodiscard]] bool closed() const { return communicator_->closed(); }
@@ -83,7 +84,7 @@ class ResidualPool {
   void check_process() const { communicator_->check_process(); }
 
  protected:
-  // `name`: for messages. `offsets` as lay_out() has them.
+  // `name`: for error messages. `offsets`: as those of lay_out().
   ResidualPool(std::string name, DType dtype, std::vector<std::size_t> offsets, std::size_t extra, bool skip_nonfinite);
   ~ResidualPool() = default;
 

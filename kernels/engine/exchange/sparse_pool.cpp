@@ -18,7 +18,7 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t trailer_size = 6;          // numbers that travel behind the norms
-constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks travel: they shall not wait for one another long
+constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks are sent: small ranges begin sooner
 
 void check_momentum(float momentum) {
   if (std::isnan(momentum) || momentum < 0.0F || momentum > 1.0F) {
@@ -35,7 +35,8 @@ void check_options(DType dtype, const SparsePool::Options& options) {
   check_momentum(options.momentum);
 }
 
-// As those of a GradientPool, without what pads the last tensor: it would count as part of a chunk, or as a chunk.
+// Offsets as in a GradientPool, without the padding behind the last tensor: it would count as part of a chunk, or as a
+// chunk.
 std::vector<std::size_t> lay_out_chunks(const std::vector<std::size_t>& counts, DType dtype) {
   std::vector<std::size_t> offsets = lay_out(counts, dtype);
   std::size_t end = 0;
@@ -207,7 +208,7 @@ void SparsePool::zero_extra_if_not_ready() {
   }
 }
 
-// Zeros for tensors that are not ready, and everything on its way.
+// Zeroes tensors that are not ready, and processes all chunks that are left.
 void SparsePool::finish_what_is_left(Stream stream) {
   std::vector<std::size_t> full;
   {
@@ -226,7 +227,7 @@ void SparsePool::finish_what_is_left(Stream stream) {
   process(full, stream);
 }
 
-// Of an abandoned iteration: zeros for chunks that are not full, which keep their residuals.
+// In an abandoned iteration: sends zeros for chunks that are not full, which keep their residuals.
 void SparsePool::send_nothing_of_what_is_left(Stream stream) {
   std::unique_lock lock(mutex_);
   workers_.wait_for_all(lock);
@@ -262,7 +263,7 @@ void SparsePool::abandon(Stream stream) {
     abandoned_ = true;
     try {
       end_iteration({}, 0, stream);
-    } catch (const Error& error) {  // what the others are told of their iteration is not for who has given it up
+    } catch (const Error& error) {  // these errors are for ranks that have not abandoned the iteration
       if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
         throw;
       }
@@ -316,7 +317,7 @@ void SparsePool::learn_own_norms(Deadline deadline) {
   learned_ = true;
 }
 
-// Finds out which tensor it is: from the gradients where they still are, else from their residuals.
+// Finds the tensor whose gradient is not finite: in the gradients if they are still there, else in the residuals.
 void SparsePool::note_nonfinite(std::size_t chunk) {
   const Span span = span_of(chunk);
   auto [first, last] = tensors_of(chunk);
@@ -338,10 +339,10 @@ void SparsePool::note_nonfinite(std::size_t chunk) {
   }
 }
 
-// Sums the norms of the chunks that were not sent over the ranks. Those of chunks that are sent need no exchange: all
-// ranks have their means. Along go the extra numbers, and how many chunks this rank wants to send next and its loss
-// scale, each with its square, by which all ranks see alike whether they have the same. (An abandoned iteration wants
-// what the others do.)
+// Sums the norms of chunks that are not sent over the ranks; those of chunks that are sent need no exchange, as all
+// ranks have their means. The message also has the extra numbers, and two numbers with their squares: how many chunks
+// this rank wants to send next, and the exponent of its loss scale. Their sums show whether all ranks agree. (A rank
+// that abandons wants what the others do.)
 void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   if (exchanged_ || exchange_ != nullptr) {
     return;
@@ -355,14 +356,14 @@ void SparsePool::exchange_norms(Deadline deadline, std::size_t next) {
   const auto wanted = static_cast<double>(next);
   message_[chunks()] = wanted;
   message_[chunks() + 1] = wanted * wanted;
-  message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;             // ranks that want
-  message_[chunks() + 3] = idle_.value_or(false) ? 0.0 : 1.0;  // ranks that have something
+  message_[chunks() + 2] = abandoned_ ? 0.0 : 1.0;             // ranks that want a number of chunks
+  message_[chunks() + 3] = idle_.value_or(false) ? 0.0 : 1.0;  // ranks with a tensor that is ready
   const double exponent = std::log2(loss_scale());
   message_[chunks() + 4] = exponent;
   message_[chunks() + 5] = exponent * exponent;
   std::copy(extra_.begin(), extra_.end(), message_.end() - static_cast<std::ptrdiff_t>(extra_.size()));
   exchange_report_ = {norms_call_.bytes(), {}, Clock::now(), {Clock::now(), Clock::now(), {}}};
-  exchange_ = send_->submit(norms_call_);  // so that not two threads wait for messages
+  exchange_ = send_->submit(norms_call_);  // so that only one thread waits for messages
   if (exchange_ == nullptr && deadline) {
     exchange_ = communicator_->submit(norms_call_);
   }
@@ -422,7 +423,7 @@ void SparsePool::scatter_means(Deadline deadline, Stream stream) {
 void SparsePool::give_up(Stream stream) noexcept {
   try {
     send_->abandon(stream);
-  } catch (const Error&) {  // what failed first is told
+  } catch (const Error&) {  // the first error is thrown
   }
   try {
     work_->finish({});
@@ -431,7 +432,7 @@ void SparsePool::give_up(Stream stream) noexcept {
   }
 }
 
-// Every rank gets the same from the same numbers: the iteration is kept, or dropped.
+// Keeps or drops the iteration. Every rank decides alike, from the same numbers.
 std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
   const auto begin = Clock::now();
   const auto ranks = static_cast<double>(communicator_->size());
@@ -446,7 +447,7 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
     extra_[i] = trailer[trailer_size + i] / ranks;
   }
   std::optional<Error> failure;
-  if (trailer[5] * ranks != trailer[4] * trailer[4]) {  // also where those who differ see gradients that are not finite
+  if (trailer[5] * ranks != trailer[4] * trailer[4]) {  // first: another scale may make gradients nonfinite
     drop_gradients(stream);
     failure = different_loss_scales();
   } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
@@ -486,8 +487,8 @@ Error SparsePool::different_loss_scales() {
   return {ErrorKind::internal, "the loss scales of a sparse gradient pool differ, and are the same"};
 }
 
-// The first rank that had a gradient that is not finite says where. Where all were finite, and a mean or a norm was
-// not, it is somewhere in the chunk of that. All ranks call this, or none.
+// Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the place
+// is the chunk whose mean or norm is not. All ranks call this, or none.
 Error SparsePool::find_nonfinite(const std::vector<double>& norms) {
   constexpr std::int64_t nowhere = -1;
   std::array<std::int64_t, 2> mine{nowhere, nowhere};
@@ -520,8 +521,8 @@ void SparsePool::drop_gradients(Stream stream) {
   means_ = no_means;
 }
 
-// What this iteration sent leaves the residuals, and what it did not send is in them. Without a result they do not
-// change, and chunks that had not been full sent nothing.
+// Residuals lose the chunks that this iteration has sent, and take in the others. Without a result, in an abandoned
+// iteration, they only lose the chunks that were full, and so sent.
 void SparsePool::keep(bool result, Stream stream) {
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
     if (important_[chunk] == 0 && result) {

@@ -2,19 +2,18 @@
 // the important chunks travel, and what is not sent stays in residuals for later iterations.
 //
 // Gradients lie side by side in one stretch of memory, cut into chunks of equal size. A chunk is full when all tensors
-// that reach into it are ready. A full important chunk, with its residual, is gathered into the next slot
-// of a second pool, an ordinary GradientPool: so neighbouring slots travel together, while backpropagation goes on. A
-// full chunk that is not important is added to the residual, times the momentum, and zeroed. In `wait` the means
-// are scattered back, so that the memory holds exactly the gradient that the update uses, on all ranks the same; and
-// all ranks choose the next important chunks, those with the largest L1 norms, summed over the ranks. The first
-// iteration sends everything.
+// that reach into it are ready. A full important chunk, with its residual, is gathered into its slot of a second pool,
+// an ordinary GradientPool: so neighbouring slots are sent together, while backpropagation goes on. A full chunk that
+// is not important is added to the residual, times the momentum, and zeroed. In `wait` the means are scattered back, so
+// that the memory holds exactly the gradient that the update uses, the same on all ranks; and all ranks choose the next
+// important chunks: those with the largest L1 norms, summed over the ranks. The first iteration sends everything.
 //
 // On a CUDA device, all of this memory is there, and the work on chunks is put into the streams that tensors become
-// ready in (ChunkWork). Norms are what the host needs to choose: `wait` waits for the device twice, for those of this
-// rank's chunks and for those of the means; between the two, what is sent is under way.
+// ready in (ChunkWork). To choose chunks the host needs norms: `wait` waits for the device twice, for the norms of this
+// rank's chunks and for those of the means; between the two, chunks are being sent.
 //
-// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, is abandoned, or
-// has gradients that are not finite, leaves it as it was.
+// Residuals are kept twice, before and after the iteration, by chunk: an iteration that fails, or has gradients that
+// are not finite, leaves them as they were. One that is abandoned removes only those of chunks already sent.
 #pragma once
 
 #include <atomic>
@@ -45,8 +44,8 @@ class SparsePool : public ResidualPool {
     GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
     std::size_t chunk_size = 32768;   // elements
     float momentum = 0.0F;            // residuals are multiplied by it in every iteration
-    std::size_t extra = 0;            // numbers that are averaged along in every iteration
-    bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, in place of an error
+    std::size_t extra = 0;            // number of extra numbers, averaged in every iteration
+    bool skip_nonfinite = false;      // drop an iteration whose gradients are not finite, instead of an error
     std::uint64_t first_iteration = 0;
   };
 
@@ -69,48 +68,47 @@ class SparsePool : public ResidualPool {
   void ready_all(Stream stream = nullptr);
 
   // Waits until the memory holds the means of the chunks that were sent, and zeros elsewhere, and starts the next
-  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; where none is
-  // on any rank, throws Error(value) on all of them, and residuals are as before. With a
-  // timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited for again.
-  // Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are skipped:
-  // either way all gradients are then zero, and residuals are as before. Throws Error(mismatch) where densities
-  // differ. On a device it waits until the gradients are there.
+  // iteration, which sends a share of `density` of the chunks. Tensors that are not ready count as zeros; if none is on
+  // any rank, throws Error(value) on all ranks, and residuals are as before. If the timeout (seconds) passes first,
+  // throws Error(timeout); the iteration goes on and can be waited for again. Throws Error(nonfinite), on all ranks,
+  // where a gradient is infinite or NaN, unless such iterations are skipped: either way all gradients are then zero,
+  // and residuals are as before. Throws Error(mismatch) where densities differ. On a device it waits until the
+  // gradients are there.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
   // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended; before the first one, everything was sent.
-  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in their order
-  [[nodiscard]] std::vector<Span> spans() const;        // what they cover, neighbours joined
+  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in ascending order
+  [[nodiscard]] std::vector<Span> spans() const;        // their elements, neighbours joined
   [[nodiscard]] std::vector<double> norms() const;      // by chunk, summed over the ranks
-  // The last one of reports() is that of norms and extra numbers.
+  // The last one of reports() is that of the message with norms and extra numbers.
 
   [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
 
-  // What a step uses: what the last iteration has sent, or `everywhere` all, with zeros for what was not. Throws
-  // Error(value) unless it is averaged.
+  // The input of a step: the gradients that the last iteration has sent; or, if `everywhere`, all, with zeros for the
+  // others. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update(bool everywhere) const;
 
   void take_over_means(const SparsePool& other);
 
-  // The residuals are multiplied by it in every iteration from now on. Between iterations; this rank's own. Throws
-  // Error(value) unless it is from 0 to 1, or 0 if the pool was made with it.
+  // The residuals of this rank are multiplied by it in every iteration from now on. Between iterations. Throws
+  // Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
   void set_momentum(float momentum);
   [[nodiscard]] float momentum() const { return options_.momentum; }
 
-  // Gradients are this many times too large; residuals are not. A power of two. Between iterations.
+  // Gradients are multiplied by this power of two; residuals are not. Between iterations.
   void set_loss_scale(double scale);
 
-  // Zeroes what the last iteration left of the gradients.
+  // Zeroes the gradients that the last iteration left.
   void zero(Stream stream = nullptr);
 
-  // Zeroes the gradients. Of this rank alone. Throws Error(value) for what is not
-  // finite.
+  // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
   void set_residuals(std::span<const float> residual, Stream stream = nullptr);
-  // Goes on from there with iteration `iteration`, which sends the `important` chunks; all of them, if that is empty.
-  // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
-  // anything is changed.
+  // Goes on from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks, if that is
+  // empty. Collective. Before anything is changed, throws Error(mismatch) if the states of the ranks do not agree, or
+  // if another rank has refused its state.
   void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
   void close(bool drain) noexcept;
@@ -154,7 +152,7 @@ class SparsePool : public ResidualPool {
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
   std::unique_ptr<ChunkWork> work_;
 
-  // By chunk. What a chunk is in this iteration changes between iterations only.
+  // By chunk. Which chunks are important changes only between iterations.
   std::vector<std::uint8_t> important_;
   std::vector<std::size_t> slot_;      // of the important ones
   std::vector<std::uint8_t> done_;     // gathered, or its residual updated; each by one thread
@@ -166,7 +164,7 @@ class SparsePool : public ResidualPool {
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
   bool abandoned_ = false;
   std::optional<bool> idle_;                       // whether nothing was ready when this iteration was waited for
-  bool dropped_ = false;                           // gradients of this iteration, since one is not finite
+  bool dropped_ = false;                           // this iteration, as a gradient is not finite
   std::optional<NonfinitePlace> found_nonfinite_;  // of this rank, in this iteration
   bool learned_ = false;                           // own norms
   std::vector<double> message_;

@@ -14,12 +14,12 @@ namespace gradientflow::engine {
 namespace {
 
 constexpr std::size_t alignment = 64;
-constexpr std::size_t never_dense_bytes = 4 * kib;  // so little goes along with others sooner than by a call of its own
+constexpr std::size_t never_dense_bytes = 4 * kib;  // so little is cheaper merged than in a call of its own
 constexpr std::size_t dense_message_bytes = mib;
 
 [[nodiscard]] std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Whether it is cheaper by bytes: a ring moves 2 (P - 1) / P of a tensor, and the blocks of P - 1 others come here.
+// Whether an allreduce moves fewer bytes: a ring moves 2 (P - 1) / P of a tensor; else each rank receives P - 1 blocks.
 bool is_dense(const TopKLayer& layer, const TopKRules& rules) {
   const std::size_t bytes = layer.elements * std::min(size_of(rules.gradients), size_of(rules.values));
   const bool is_cheaper = layer.block.bytes * rules.ranks >= 2 * bytes;
@@ -86,7 +86,7 @@ TopKPlan plan_top_k(std::vector<TopKLayer> layers, std::span<const double> ratio
     layer.block = compute::block_of(layer.count, layer.k, rules.values);
     layer.dense = is_dense(layer, rules);
     const std::size_t full = layer.dense ? dense_message_bytes : rules.merge_bytes;
-    const bool is_nothing = layer.count == 0;  // and goes along with anything
+    const bool is_nothing = layer.count == 0;  // and fits into any message
     if (!messages.empty() && messages.back().bytes == 0) {
       messages.back().dense = layer.dense;
     }

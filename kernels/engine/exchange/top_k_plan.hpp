@@ -1,4 +1,5 @@
-// What of each layer travels, and in which message: from numbers that all ranks share, so that none asks another. Pure.
+// How much of each layer is sent, and in which message. Pure functions of numbers that are the same on all ranks, so
+// all ranks have the same plan.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ struct TopKLayer {
   // For a ratio:
   double ratio = 1.0;
   std::size_t k = 0;
-  bool dense = false;  // all of it is averaged, where it lies
+  bool dense = false;  // all of it is averaged, in place
   compute::Block block{};
   std::size_t data = 0;  // where its block begins in the memory for blocks, in bytes
   std::size_t message = 0;
@@ -47,24 +48,24 @@ struct TopKPlan {
 struct TopKRules {
   std::size_t ranks;
   DType gradients;
-  DType values;             // that blocks have
-  std::size_t merge_bytes;  // a message has so many, or ends with the last layer
+  DType values;             // of the values in blocks
+  std::size_t merge_bytes;  // a message has so many or more, or ends with the last layer
   std::size_t trailer_bytes;
 };
 
-// ceil(elements / ratio), where a ratio that was computed with a rounding error, such as 1 / density, counts as what it
-// is meant to be; at least 1 of one or more elements.
+// ceil(elements / ratio), tolerant of a rounding error in the ratio, such as that of 1 / density; at least 1 if there
+// are elements.
 [[nodiscard]] std::size_t k_of(std::size_t elements, double ratio);
 
 // The layers of tensors with so many elements at these offsets, in elements: `together` says how many tensors each has,
-// one each where it is empty. Throws Error(value) where these are not all tensors, or a layer has 2^32 elements or
-// more.
+// one each where it is empty. Throws Error(value) if these do not add up to all tensors, or if a layer has 2^32
+// elements or more.
 [[nodiscard]] std::vector<TopKLayer> lay_out_layers(std::span<const std::size_t> counts,
                                                     std::span<const std::size_t> offsets,
                                                     std::span<const std::size_t> together);
 
-// The same ratio for all where there is one. Throws Error(value) for others than one for each layer, finite and 1 or
-// more.
+// `ratios`: one for each layer, or one for all. Throws Error(value) for another number of them, or for one that is not
+// finite and 1 or more.
 [[nodiscard]] TopKPlan plan_top_k(std::vector<TopKLayer> layers, std::span<const double> ratios,
                                   const TopKRules& rules);
 

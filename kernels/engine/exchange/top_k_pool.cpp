@@ -17,9 +17,9 @@ namespace {
 
 using How = compute::Select::How;
 
-constexpr std::size_t entries_bytes = 16 * kib;  // between nodes: from here on a message takes longer than to begin one
+constexpr std::size_t entries_bytes = 16 * kib;  // between nodes: from here on bytes cost more than latency
 
-// All in one message inside a node, where blocks are read where they lie.
+// Inside a node all layers are in one message, as blocks are read in place.
 std::size_t merge_bytes_of(const Communicator& communicator, const TopKPool::Options& options) {
   return options.merge_bytes.value_or(communicator.nodes() > 1 ? entries_bytes : SIZE_MAX);
 }
@@ -96,7 +96,7 @@ void TopKPool::check_options(const Communicator& communicator) const {
                 "the norm that gradients are clipped to is above 0, not " + format_number(*options_.clip));
   }
   static_cast<void>(index_among_floats(rules_.values, "entries travel as"));
-  // As of a layer that is averaged: there may be one only with later ratios.
+  // Checks the call of a dense layer: there may be one only with later ratios.
   static_cast<void>(make_average_of(communicator, {.count = 1, .dtype = DType::float32}));
 }
 
@@ -151,7 +151,7 @@ std::vector<double> TopKPool::ratios() const {
   return found;
 }
 
-// What the ranks must have alike, and can change between iterations.
+// Of the settings that must be the same on all ranks and can change between iterations.
 std::uint32_t TopKPool::hash_of_settings() const {
   std::vector<double> numbers = ratios();
   numbers.push_back(loss_scale());
@@ -221,7 +221,7 @@ void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere, Stream str
   process({complete ? &*complete : nullptr, complete ? 1U : 0U}, elsewhere);
 }
 
-// A layer of one tensor that is selected from at once.
+// Whether a layer is one tensor, and is selected from at once.
 bool TopKPool::can_read_elsewhere(std::size_t layer) const {
   const TopKLayer& its = plan_.layers[layer];
   return options_.overlap && !its.dense && its.tensors.end - its.tensors.begin == 1;
@@ -322,7 +322,7 @@ void TopKPool::select_from_layer(std::size_t layer, std::byte* elsewhere) {
   }
 }
 
-// Finds out which tensor it is, where that is still to be seen; nothing is sent of the layer.
+// Finds the tensor whose gradient is not finite, if that can still be seen. Sends nothing of the layer.
 void TopKPool::note_nonfinite(std::size_t layer) {
   const TopKLayer& its = plan_.layers[layer];
   NonfinitePlace place{communicator_->rank(), its.tensors.begin, its.tensors.end - 1};
@@ -390,7 +390,8 @@ void TopKPool::write_trailer() {
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 
-// By the progress thread, if there is one. Behind a call that failed there is none that others make.
+// Sends and combines a message, in the progress thread if there is one. After a failure the other ranks make no more
+// calls, so neither does this one.
 template <class Run>
 void TopKPool::exchange(std::size_t message, Run run) {
   if (failed_) {
@@ -463,7 +464,7 @@ void TopKPool::abandon(Stream stream) {
     abandoned_ = true;
     try {
       end_iteration({}, stream);
-    } catch (const Error& error) {  // what the others are told of their iteration is not for who has given it up
+    } catch (const Error& error) {  // these errors are for ranks that have not abandoned the iteration
       if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
         throw;
       }
@@ -471,7 +472,7 @@ void TopKPool::abandon(Stream stream) {
   }
 }
 
-// Zeros for tensors that are not ready, and everything on its way.
+// Zeroes tensors that are not ready, and completes all layers.
 void TopKPool::finish_what_is_left(Stream stream) {
   const auto now = Clock::now();
   std::vector<std::size_t> complete;
@@ -507,7 +508,7 @@ void TopKPool::finish_what_is_left(Stream stream) {
   process(complete);
 }
 
-// Of an abandoned iteration: layers that are not complete.
+// In an abandoned iteration: sends nothing of layers that are not complete.
 void TopKPool::send_nothing_of_what_is_left(Stream stream) {
   for (std::size_t layer = 0; layer < layers(); ++layer) {
     const TopKLayer& its = plan_.layers[layer];
@@ -563,7 +564,7 @@ void TopKPool::end_iteration(Deadline deadline, Stream stream) {
   }
 }
 
-// Every rank comes to the same from the same numbers.
+// Keeps or drops the iteration. Every rank decides alike, from the same numbers.
 std::optional<Error> TopKPool::conclude() {
   can_take_back_ = false;
   if (failure_) {
@@ -610,8 +611,8 @@ void TopKPool::average_extra(const std::vector<const std::byte*>& trailers) {
                  [ranks = static_cast<double>(trailers.size())](double each) { return each / ranks; });
 }
 
-// The first rank that had a gradient that is not finite says where. The mean of a layer that is averaged may be too
-// large for float16 where all were finite.
+// Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the mean
+// of a dense layer may still be too large for float16.
 std::optional<Error> TopKPool::find_nonfinite(const std::vector<const std::byte*>& trailers) {
   for (std::size_t rank = 0; rank < trailers.size(); ++rank) {
     Trailer trailer{};

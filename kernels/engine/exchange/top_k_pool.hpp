@@ -1,15 +1,15 @@
-// Sparse communication by entry (LAGS-SGD paper, algorithm 1): a gradient pool of which each rank sends the entries of
-// largest magnitude, layer by layer, and keeps what it has not sent in residuals.
+// Top-k communication (LAGS-SGD paper, algorithm 1): a gradient pool of which each rank sends the entries of largest
+// magnitude, layer by layer, and keeps the others in residuals.
 //
-// A layer is one or more consecutive tensors. Once they are ready, the thread that has completed the layer (on a
-// device, the one that sends its message) adds the residual and selects: entries go into a block, the rest into the
-// next residual, and the gradient is zeroed. Blocks have sizes that all ranks know (TopKPlan), so a message, the blocks
-// of one or more layers, is one allgather; messages go in the order of layers. Whoever has received one adds its
-// entries up, in the order of ranks, where the gradients were: so all ranks have the same bits. A layer of which a
-// dense allreduce is cheaper has one.
+// A layer is one or more consecutive tensors. Once they are all ready, the thread that made the last one ready (on a
+// device, the thread that sends the layer's message) adds the residual and selects: selected entries go into a block,
+// the rest into the next residual, and the gradient is zeroed. All ranks know the sizes of blocks (TopKPlan), so a
+// message, the blocks of one or more layers, is one allgather; messages are sent in the order of layers. The thread
+// that has received a message adds up its entries, in the order of ranks, in place of the gradients: so all ranks have
+// the same bits. A layer for which a dense allreduce is cheaper is reduced by one.
 //
-// The last message ends with a trailer: the extra numbers, and whether a gradient was not finite. What all ranks must
-// have alike in an iteration, ratios among them, is compared along with each message.
+// The last message ends with a trailer: the extra numbers, and whether a gradient was not finite. Settings that must be
+// the same on all ranks, such as ratios, are compared with each message.
 //
 // Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is
 // abandoned, has gradients that are not finite, or is taken back, leaves them as they were.
@@ -46,21 +46,21 @@ class TopKPool : public ResidualPool {
     std::vector<double> ratios = {1000.0};  // by layer, or one for all
     std::vector<std::size_t> layers = {};   // how many tensors each has; empty: one each
     compute::Select::How selection = compute::Select::How::sampled;
-    std::size_t threshold_reuse = 0;     // so many iterations use the threshold of the last one before one samples
+    std::size_t threshold_reuse = 0;     // iterations that reuse a threshold before it is sampled again
     std::optional<float> momentum = {};  // momentum correction, with velocities (DGC paper, section 3.1)
     bool masking = true;                 // a velocity is zeroed where it was sent
     std::optional<double> clip = {};     // the largest norm of a layer's mean gradient, if the ranks' are independent
-    std::optional<DType> wire = {};      // what is sent; by default float32, or bfloat16 for gradients of it
+    std::optional<DType> wire = {};      // of values sent; by default float32, or bfloat16 for bfloat16 gradients
     transport::Algorithm algorithm = transport::Algorithm::automatic;
-    std::optional<std::size_t> merge_bytes = {};  // layers travel together until a message has so many
-    bool overlap = true;                          // else all is done in `wait`
+    std::optional<std::size_t> merge_bytes = {};  // layers are merged until a message has so many
+    bool overlap = true;                          // false: all is done in `wait`
     std::uint64_t seed = 0;                       // of samples, and of random selections
-    std::size_t extra = 0;                        // numbers that are averaged along in every iteration
-    bool skip_nonfinite = false;                  // drop an iteration with such gradients, in place of an error
+    std::size_t extra = 0;                        // number of extra numbers, averaged in every iteration
+    bool skip_nonfinite = false;                  // drop an iteration with such gradients, instead of an error
     std::optional<int> device = {};
   };
 
-  // How a layer went in the last iteration.
+  // How a layer was sent in the last iteration.
   struct LayerReport {
     TensorRange tensors;
     std::size_t elements;
@@ -68,12 +68,12 @@ class TopKPool : public ResidualPool {
     double ratio;
     bool dense;
     compute::IndexFormat indices;
-    std::size_t sent;    // entries, of this rank
+    std::size_t sent;    // entries that this rank has sent
     std::size_t united;  // entries that at least one rank has sent
     float threshold;
     double select_seconds;
     std::size_t message;
-    std::optional<Times::Clock::time_point> ready;  // when its gradient was; nothing where somebody else has said so
+    std::optional<Times::Clock::time_point> ready;  // when its gradient was; nothing if `wait` completed it
   };
 
   // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do. Collective. Throws
@@ -86,7 +86,8 @@ class TopKPool : public ResidualPool {
   [[nodiscard]] std::size_t merge_bytes() const { return rules_.merge_bytes; }
   [[nodiscard]] std::size_t layers() const { return plan_.layers.size(); }
 
-  // By layer, or one for all; the same on all ranks. Between iterations. Throws Error(value) for one below 1.
+  // Sets the ratios, by layer or one for all; the same on all ranks. Between iterations. Throws Error(value) for one
+  // below 1.
   void set_ratios(std::span<const double> ratios);
   [[nodiscard]] std::vector<double> ratios() const;
 
@@ -94,23 +95,23 @@ class TopKPool : public ResidualPool {
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
-  // Tensor `tensor` is final, and lies elsewhere on the host: it is read there, never written, and may be gone when
-  // this returns. Otherwise as `ready`. What its place held is lost.
+  // As `ready`, for a tensor that is elsewhere on the host: it is read there, never written, and may be freed once this
+  // returns. The contents of its place in the pool are lost.
   void ready_elsewhere(std::size_t tensor, std::byte* gradient);
 
   // Waits until the memory holds the mean of what all ranks have sent, and zeros elsewhere, and starts the next
-  // iteration. Tensors that are not ready count as zeros; where none is on any rank, throws Error(value) on all of
-  // them. With a timeout (seconds) that passes first: throws Error(timeout); the iteration goes on and can be waited
-  // for again. Throws Error(nonfinite), on all ranks, where a gradient is infinite or NaN, unless such iterations are
-  // skipped; Error(mismatch), on all ranks, where ratios or loss scales differ. After all of these gradients are zero,
-  // and residuals are as before.
+  // iteration. Tensors that are not ready count as zeros; if none is on any rank, throws Error(value) on all ranks. If
+  // the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for again.
+  // Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
+  // Error(mismatch), on all ranks, if ratios or loss scales differ. After these errors, except the timeout, gradients
+  // are zero and residuals are as before.
   void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
 
   // Ends an iteration that has begun, without its result: the other ranks get nothing of layers that are not complete.
   void abandon(Stream stream = nullptr);
 
-  // Of the last iteration that was waited for: residuals are as before it, and gradients zero. Nothing where it has not
-  // been kept.
+  // Undoes the last iteration that was waited for: residuals are as before it, and gradients zero. Does nothing if that
+  // iteration failed or was dropped or abandoned.
   void take_back(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const;
@@ -121,22 +122,22 @@ class TopKPool : public ResidualPool {
   // As those of SparsePool.
   void set_loss_scale(double scale);
 
-  // The residuals, or the velocities, laid out as the gradients. Between iterations.
+  // The velocities, laid out as the gradients. Between iterations.
   [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
   void copy_velocities(std::span<float> destination) const;
-  [[nodiscard]] std::vector<float> thresholds() const;  // by layer, to go on with
-  // Of this rank alone; zeroes the gradients. Throws Error(value) for what is not finite.
+  [[nodiscard]] std::vector<float> thresholds() const;  // by layer, for a checkpoint
+  // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
   void set_residuals(std::span<const float> residual, Stream stream = nullptr);
 
-  // What an iteration begins with.
+  // A checkpoint: what an iteration begins with.
   struct State {
     std::span<const float> residual;
     std::span<const float> velocity;   // empty without momentum
     std::span<const float> threshold;  // by layer; empty: none
     std::uint64_t iteration;
   };
-  // Collective: throws Error(mismatch) where ranks would go on differently, or another has refused its state, before
-  // anything is changed.
+  // Goes on from a checkpoint. Collective. Before anything is changed, throws Error(mismatch) if the states of the
+  // ranks do not agree, or if another rank has refused its state.
   void restore(const State& state);
 
   void close(bool drain) noexcept;
@@ -144,16 +145,16 @@ class TopKPool : public ResidualPool {
  private:
   using Clock = Times::Clock;
 
-  // What a rank says at the end of its last message, before its extra numbers.
+  // The end of a rank's last message, before its extra numbers.
   struct Trailer {
     std::int64_t first_nonfinite;  // tensors, or -1
     std::int64_t last_nonfinite;
   };
 
-  // Of a layer in this iteration.
+  // The progress of a layer in this iteration.
   struct Course {
     std::size_t left = 0;  // tensors that are not ready
-    bool done = false;     // its message may go; on the host it is selected from
+    bool done = false;     // ready to be sent; on the host, selected from
     bool sends_nothing = false;
     compute::Selected selected{};
     bool keeps = false;  // as LayerResult
@@ -170,7 +171,7 @@ class TopKPool : public ResidualPool {
   [[nodiscard]] collective::Call make_call_for(const TopKMessage& message) const;
   [[nodiscard]] std::uint32_t hash_of_settings() const;
 
-  // With mutex_ held; returns the layer that is complete now.
+  // With mutex_ held; returns the layer that this tensor completes, if any.
   std::optional<std::size_t> mark(std::size_t tensor, Clock::time_point now, Stream stream);
   void become_ready(std::size_t tensor, std::byte* elsewhere, Stream stream);
   void process(std::span<const std::size_t> complete, std::byte* elsewhere = nullptr);
@@ -198,7 +199,7 @@ class TopKPool : public ResidualPool {
   void start_next_iteration(bool has_means);
 
   Options options_;
-  bool has_thread_;  // that makes progress
+  bool has_thread_;  // a progress thread
   TopKRules rules_;
   TopKPlan plan_;
   std::unique_ptr<BlockMemory> blocks_;
@@ -213,17 +214,17 @@ class TopKPool : public ResidualPool {
   std::timed_mutex waiting_;  // one thread waits at a time
   Workers workers_{mutex_};
   std::vector<Course> course_;         // by layer
-  std::vector<std::uint8_t> is_zero_;  // by layer: whether its memory is known to be
+  std::vector<std::uint8_t> is_zero_;  // by layer: whether its memory is known to be zero
   std::vector<std::shared_ptr<Handle>> under_way_;
-  std::size_t due_ = 0;        // messages that are complete here
-  std::size_t collected_ = 0;  // and waited for
+  std::size_t due_ = 0;        // number of messages complete on this rank
+  std::size_t collected_ = 0;  // number of messages waited for
   bool finishing_ = false;
   bool abandoned_ = false;
   std::atomic<bool> idle_{false};  // nothing was ready when this iteration was waited for
   std::atomic<bool> failed_{false};
   std::optional<Error> failure_;
-  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; at last of all
-  bool drops_ = false;                             // this iteration, for that
+  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; in the end of all ranks
+  bool drops_ = false;                             // whether this iteration is dropped for that
   std::vector<GradientPool::Report> current_;      // by message
   std::atomic<std::int64_t> bookkeeping_{0};       // nanoseconds
 

@@ -73,9 +73,7 @@ struct Optimizer::Task {
   float scale;
 
   [[nodiscard]] bool has_master() const { return parameter.master.data() != nullptr; }
-  [[nodiscard]] bool is_local() const {
-    return !settings.adam && settings.trust > 0.0F;
-  }  // whether its rate is the local one of LARS
+  [[nodiscard]] bool is_local() const { return !settings.adam && settings.trust > 0.0F; }  // the rate is that of LARS
   [[nodiscard]] float* weights() const {
     return has_master() ? parameter.master.data() : reinterpret_cast<float*>(parameter.data);
   }
