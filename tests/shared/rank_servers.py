@@ -28,7 +28,7 @@ class RankServers:
     """One server for programs with PyTorch and one for those without, started when they are first needed."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gradientflow-ranks-")
+        self._folder = tempfile.TemporaryDirectory(prefix="gradientflow-ranks-", dir="/tmp")  # sockets: short
         self._servers: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
 
     def command(self, program: str, env: Mapping[str, str]) -> list[str]:
