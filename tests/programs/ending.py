@@ -17,12 +17,14 @@ class Kept:
 
 
 def main() -> None:
+    if how == "told":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
     print(sys.argv[1:], __name__, os.getcwd(), sorted(os.sched_getaffinity(0)), os.environ["SAID"], flush=True)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":
         sys.exit(7)
-    if how == "sleeps":
+    if how in ("sleeps", "told"):
         time.sleep(1000)
 
 

@@ -98,6 +98,17 @@ def test_a_forked_rank_is_what_python_would_have_been(
     assert ("ValueError: raises" in forked.stderr) == (how == "raises")
 
 
+def test_a_forked_rank_handles_the_signal_that_its_launcher_sends(
+    launcher: Launcher, rank_servers: RankServers
+) -> None:
+    env = {**launch_environment(launcher), "SAID": ""}
+    job = begin([*rank_servers.command("ending", {}), "told"], env, 30)
+    assert job.process.stdout is not None
+    assert "told" in job.process.stdout.readline()
+    job.process.terminate()
+    assert job.finish().returncode == 9
+
+
 def test_no_forked_rank_is_left_of_a_job_that_is_late(launcher: Launcher, rank_servers: RankServers) -> None:
     python = rank_servers.command("ending", {})
     env = {**launch_environment(launcher), "SAID": ""}

@@ -5,9 +5,10 @@
 
 The socket's number is that of a file which the server has been given open: whoever comes before it is ready waits.
 
-What mpirun starts passes its arguments, environment, folder, cores and streams to the server, which forks; it ends as
-the fork has: with its status or by its signal. If it goes first, it takes the fork with it. The fork is the rank: it
-calls MPI_Init under the environment of the job, runs the program as __main__, and ends as any interpreter does.
+What mpirun starts passes its arguments, environment, folder, cores and streams to the server, which forks. It passes on
+the signals that programs may handle, and ends as the fork has: with its status or by its signal. If it goes first, it
+takes the fork with it. The fork is the rank: it calls MPI_Init under the environment of the job, runs the program as
+__main__, and ends as any interpreter does.
 
 The server has begun neither MPI nor threads. It ends with the process that holds the other end of its input.
 """
@@ -24,6 +25,7 @@ import sys
 FORKED_RANKS = __file__
 TAG = "GRADIENTFLOW_TEST_JOB"  # a variable of the environment of every process of a job
 UNTAGGED = "-" * 32  # what it is in the server's, as long as a tag
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def stand_in(path: str, arguments: list[str]) -> None:
@@ -37,6 +39,13 @@ def stand_in(path: str, arguments: list[str]) -> None:
         streams = array.array("i", [0, 1, 2])
         connection.sendmsg([len(task).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
         connection.sendall(task)
+
+        def pass_on(number: int, _: object) -> None:
+            with contextlib.suppress(OSError):  # the rank has just ended
+                connection.sendall(bytes([number]))
+
+        for number in PASSED_ON:
+            signal.signal(number, pass_on)
         ending = connection.recv(64)
     status = int(ending or b"1")
     if status < 0:
@@ -69,8 +78,11 @@ class Server:
         while True:
             ready = select.select([0, self._listening, self._woken, *self._ranks.values()], [], [])[0]
             for pid in [pid for pid, connection in self._ranks.items() if connection in ready]:
-                os.kill(pid, signal.SIGKILL)  # who stands in for it has gone
-                self._ranks.pop(pid).close()
+                numbers = self._ranks[pid].recv(64)
+                for number in numbers or [signal.SIGKILL]:
+                    os.kill(pid, number)
+                if not numbers:  # who stands in for it has gone
+                    self._ranks.pop(pid).close()
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 self._reap()
@@ -91,8 +103,9 @@ class Server:
             connection.close()
             return None
         streams.frombytes(passed[0][2])
-        with connection.makefile("rb") as reader:
-            task = reader.read(int.from_bytes(head, "little"))
+        task, size = b"", int.from_bytes(head, "little")
+        while len(task) < size and (part := connection.recv(size - len(task))):  # no more: signals may follow
+            task += part
         pid = os.fork()
         if pid:
             self._ranks[pid] = connection
