@@ -786,7 +786,7 @@ void Communicator::close(bool drain) noexcept {
   for (const auto& copy : duplicates()) {
     copy->close(drain);
   }
-  if (attending == this) {  // the call that is under way in this thread ends next, and whoever made it closes
+  if (attending == this) {  // the call under way in this thread ends next; its caller then closes
     group_->interrupt();
     return;
   }

@@ -641,7 +641,7 @@ void SparsePool::restore(std::span<const float> residual, const std::vector<std:
   iteration_ = iteration;
 }
 
-// ---- what is to be known --------------------------------------------------------------------------------------------
+// ---- results --------------------------------------------------------------------------------------------------------
 
 Update SparsePool::update(bool everywhere) const {
   check_process();

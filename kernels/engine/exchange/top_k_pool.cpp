@@ -818,7 +818,7 @@ void TopKPool::restore(const State& state) {
   iteration_ = state.iteration;
 }
 
-// ---- what is to be known --------------------------------------------------------------------------------------------
+// ---- results --------------------------------------------------------------------------------------------------------
 
 Update TopKPool::update() const {
   check_process();

@@ -52,7 +52,7 @@ class ParameterServer : public std::enable_shared_from_this<ParameterServer> {
   // Throws Error(closed) once it or its communicator is closed, Error(value) on a rank that serves only.
   [[nodiscard]] ServerWorker& worker() const;
 
-  // On a rank that serves only: until all workers have closed.
+  // On a rank that serves only: serves until all workers have closed.
   void serve();
 
   // `orderly`: where this rank serves, waits until all workers have closed, at most as long as a call may wait. While
