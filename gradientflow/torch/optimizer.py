@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 class _Flushed(threading.local):
-    """The optimizers whose gradients are on their way at the end of a backward pass of this thread."""
+    """The optimizers that have flushed gradients in the current backward pass of this thread."""
 
     def __init__(self) -> None:
         self.optimizers: list[DistributedOptimizer] = []
@@ -50,57 +50,60 @@ class _Flushed(threading.local):
 
 _flushed = _Flushed()
 
-# The optimizer that a parameter, by its id, belongs to.
+# The optimizer of each parameter, by the id of the parameter.
 _owners: weakref.WeakValueDictionary[int, DistributedOptimizer] = weakref.WeakValueDictionary()
 
 
 class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     """A `torch.optim.Optimizer` that steps with the mean of the gradients of all ranks.
 
-    The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool. What
-    is complete travels while backpropagation goes on, and when ``backward()`` returns, the gradients are the means. So
-    clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one process;
-    with strategies that do not send gradients as they are, less does, and the rest is refused.
-    Where the parameters are on a CUDA device, so are the pools, and all that is in the order of PyTorch's current
-    streams: when ``backward()`` returns, what is put into the stream around it from then on sees the means.
+    The gradients lie in gradient pools in node memory, one for each dtype: ``parameter.grad`` is a view of a pool.
+    Complete gradients are sent while backpropagation goes on, and when ``backward()`` returns, the gradients are the
+    means. So clipping, `torch.amp.GradScaler` and everything else that reads gradients before `step` works as in one
+    process. Strategies that do not send gradients as they are support less of this, and refuse the rest.
+    If the parameters are on a CUDA device, so are the pools, and all calls are ordered by PyTorch's current streams:
+    work enqueued in the current stream after ``backward()`` returns sees the means.
 
-    It takes the place of the optimizer it is made of: parameter groups, state and state dict are that one's. With one
-    rank it does nothing of its own, unless it makes the step itself. Collective: all ranks make it with the same
-    arguments and models of the same names, shapes and dtypes. They begin with the parameters and buffers of rank 0.
+    It replaces the optimizer it is made of, and has its parameter groups, state and state dict. With one rank it does
+    nothing of its own, unless the core makes the step or the strategy has an effect on one rank. Collective: all ranks
+    construct it with the same arguments and models of the same names, shapes and dtypes. They begin with the parameters
+    and buffers of rank 0.
 
-    With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With it, with a loss scale, with
-    `LARS`, or if asked for by `fused`, kernels of the core make the step of momentum SGD, LARS, Adam or AdamW: in one
-    pass over memory, and on float32 master weights of parameters of 16 bits.
+    With ``"csc(density=0.1)"`` only the important chunks of gradients are averaged. With this and some other
+    strategies, a loss scale, `LARS` or `fused`, kernels of the core make the step of momentum SGD, LARS, Adam or AdamW:
+    in one pass over memory, and on float32 master weights of parameters of 16 bits.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        What makes the step.
+        The optimizer to replace.
     model : torch.nn.Module
-        The model it trains. All of its parameters that require gradients must be in the optimizer, and no others.
+        The model it trains. All of its parameters that require gradients must be in the optimizer; parameters that are
+        not in the model must not.
     comm : Communicator, optional
         Whose ranks take part; by default all of the job, on a communicator that is closed with the optimizer.
     strategy : gradientflow.strategies.Strategy or str, optional
         What is sent, and when: an object, or its words, such as ``"csc(density=0.1)"``. By default `strategies.Dense`,
         all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
-        How many bytes of gradients travel together at least, see `GradientPool`. A strategy has its own.
+        The least number of bytes of gradients sent together, see `GradientPool`. A strategy has its own.
     wire : {"float32", "float16", "bfloat16"}, optional
-        What gradients of float32 are rounded to where they travel between nodes. A strategy has its own.
+        The dtype to which float32 gradients are rounded between nodes. A strategy has its own.
     accumulation_steps : int, default 1
-        Average in every n-th backward pass only; gradients add up in between. It does not divide by n.
+        Average in every n-th backward pass only; gradients add up in between. The sum is not divided by n.
     fused : bool, optional
-        Whether the core makes the step. By default where it must: with `csc`, a loss scale, LARS, or `share`.
+        Whether the core makes the step. By default only with LARS, a loss scale, `share`, or strategies that need it,
+        such as `csc`.
     share : {"node"}, optional
         With "node" the ranks of a node train on one copy of parameters and optimizer state, of which each rank updates
         a slice in every step, while it averages the gradients of that slice. ``grad`` is then not the mean, and must
         not be changed between ``backward()`` and `step`; and only steps may write parameters. A strategy has its own.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
-        What `scale` multiplies the loss by, and `step` divides the gradients by; a step with gradients that are not
-        finite is skipped then, on all ranks.
+        The factor by which `scale` multiplies the loss, and `step` divides the gradients. With it, a step with
+        gradients that are not finite is skipped, on all ranks.
     broadcast : bool, default True
-        Whether all ranks get the parameters and buffers of rank 0 now, and those of later parameter groups when they
-        are added. Without it the parameters have to be the same on all ranks already, bit by bit, which is checked;
+        Whether to broadcast rank 0's parameters and buffers now, and the parameters of later groups when they are
+        added. Without it the parameters have to be the same on all ranks already, bit by bit, which is checked;
         buffers may differ.
 
     Attributes
@@ -110,18 +113,18 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     accumulation_steps : int
         As given.
     strategy : gradientflow.strategies.Strategy
-        What of the gradients is sent.
+        The strategy.
     loss_scale : gradientflow.optimizers.LossScale or None
         The loss scale.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the optimizer and the model do not have the same parameters, or belong to another one of these, or are on
-        several devices; or if the core shall make the step and has none like it.
+        If the optimizer and the model do not have the same parameters, or these belong to another
+        DistributedOptimizer, or are on several devices; or if the core has to make the step and does not support it.
     gradientflow.errors.ArgumentTypeError
         If a parameter is of another dtype than float16, bfloat16, float32 and float64, or neither in CPU memory nor on
-        a CUDA device. Where the core makes the step, float64 is not possible.
+        a CUDA device. Where the core makes the step, float64 is not supported.
     gradientflow.errors.MismatchError
         On every rank, if the models differ in names, shapes or dtypes; without `broadcast` also if they differ in
         values.
@@ -136,8 +139,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     ...     optimizer.step()
     """
 
-    # Whether GradScaler leaves it to `step` to unscale gradients and look for infinities. Where gradients are scaled
-    # otherwise, this is how it is noticed.
+    # True makes GradScaler leave unscaling and the search for infinities to `step`. Where GradScaler is not supported,
+    # `step` notices it by this.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -166,7 +169,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self.loss_scale is not None:
             self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
-        # Another strategy may keep gradients, or choose by their size, and would not know that the scale has changed.
+        # Other strategies may keep gradients, or select by magnitude, and would not know that the scale has changed.
         sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.alone_is_identity
         is_plain = self.strategy.step == "any" and sends_as_they_are and self.loss_scale is None
         self._step_supports_amp_scaling = not is_plain
@@ -175,8 +178,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._hooks: list[Any] = []
         self._model_at_start: list[int] = []
         self._pooled: set[int] = set()  # parameters, by their ids
-        self._task = _NO_TASK  # the backward pass that is known
-        self._bytes_copied = 0  # to places that there are no more
+        self._task = _NO_TASK  # the id of the current backward pass
+        self._bytes_copied = 0  # to places of synchronizers that are closed
         self._is_joining_alone = False
         self._closed = False
         self._owns_comm = comm is None
@@ -197,7 +200,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     # ---- what torch.optim.Optimizer has --------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Take everything else from the optimizer it is made of."""
+        """Forward everything else to the optimizer it is made of."""
         if name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -222,10 +225,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._inner.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the optimizer, which that one can load without this, and the other way round.
+        """Return the state dict of the optimizer; that optimizer and a DistributedOptimizer can load each other's.
 
-        Where the core makes the step, or the strategy keeps something, it has an entry "gradientflow" with that. What a
-        strategy keeps, such as residuals, is this rank's own: each rank saves and loads its own, or all
+        An entry "gradientflow" has the state of the strategy, and of the core if this makes the step. State of the
+        strategy, such as residuals, is this rank's own: either each rank saves and loads its own state dict, or all use
         `consolidated_state_dict`. It does not communicate.
         """
         return self._state_dict("own")
@@ -233,24 +236,23 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def consolidated_state_dict(self) -> dict[str, Any]:
         """Return a state dict that any number of ranks can load, the same on all ranks. Collective.
 
-        Of residuals it has the sum over the ranks; each rank that loads it takes the mean over those that saved it.
-        Where the strategy lets each rank train by itself, momentum and the like are means over the ranks.
+        It has the sum of the residuals over the ranks; each rank that loads it takes the mean over those that saved it.
+        If the strategy lets each rank train by itself, momentum and the like are means over the ranks.
         """
         self._check_open()
         return self._state_dict("consolidated")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this, or of the optimizer.
+        """Load a state dict of a DistributedOptimizer, or of the optimizer it is made of.
 
-        Collective where the strategy keeps something, such as residuals; else on one rank only, if you like: see
-        `broadcast_optimizer_state`. The state of an optimizer alone has nothing that a strategy keeps, so that the
-        strategy begins anew with it.
+        Collective if the strategy has a state, such as residuals; otherwise one rank may load alone, and then call
+        `broadcast_optimizer_state`. With a state dict of a plain optimizer, the strategy begins anew.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it is the state of another model or strategy; where loading is collective on all ranks, also if it is
-            another rank's. Before anything is changed.
+            If the state is of another model or strategy; if loading is collective, on all ranks if it is so on one.
+            Nothing is changed then.
         gradientflow.errors.MismatchError
             If the ranks load states of different iterations.
         """
@@ -276,7 +278,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, for example once they are no longer frozen. Collective.
 
-        All ranks get those of rank 0, as when the optimizer was made.
+        Rank 0's values are broadcast, or values are compared, as when the optimizer was made.
         """
         self._check_open()
         had_loop = self._loop is not None
@@ -290,18 +292,18 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._bind(trained)
         except BaseException as error:
             self._inner.param_groups.pop()
-            if had_loop and self._loop is None:  # bound to nothing any more: not to train on without the others
+            if had_loop and self._loop is None:  # no longer bound: it must not go on to train alone
                 self._end(type(error), error, error.__traceback__)
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Begin anew: forget all gradients, also those of a backward pass that failed half-way.
+        """Zero all gradients, including those of a backward pass that failed halfway.
 
         Parameters
         ----------
         set_to_none : bool, default True
-            Whether parameters that the next backward passes do not reach are left alone by `step`, or have zeros for
-            gradients. With several ranks ``grad`` is a view of the pool when ``backward()`` returns either way.
+            Whether parameters that the next backward passes do not reach have no gradient, so that `step` leaves them
+            alone, or zeros. With several ranks ``grad`` is a view of the pool when ``backward()`` returns either way.
         """
         self._check_open()
         if self._loop is None:
@@ -315,7 +317,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         Parameters
         ----------
         closure : callable, optional
-            Evaluates the model anew, and returns the loss; the optimizer gets the mean loss of all ranks.
+            Evaluates the model again, and returns the loss; the optimizer gets the mean loss of all ranks.
         """
         self._check_open()
         self._refuse_grad_scaler()
@@ -349,7 +351,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return result
 
     def _end_step(self) -> None:
-        """Let the strategy write weights, where it does so."""
+        """End the iteration; the strategy may write weights."""
         assert self._loop is not None
         if self.strategy.writes_weights:
             self._check_weights()
@@ -359,7 +361,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._weights_are_written()
 
     def _refuse_late_changes(self, closure: Callable[[], Any] | None) -> None:
-        """Raise where what has been done to gradients comes after they were sent."""
+        """Raise if gradients were changed after they were sent, or a closure would do so."""
         assert self._loop is not None
         assert self._gradients is not None
         what = ""
@@ -372,7 +374,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             raise ArgumentError(message)
 
     def _check_weights(self) -> None:
-        """Raise unless the weights are where the strategy has them."""
+        """Raise if weights have moved from where the strategy writes them."""
         assert self._gradients is not None
         if self._gradients.weights_have_moved:
             message = (
@@ -387,10 +389,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
-        """Have the parameters that the ranks share in a ``with`` block, to evaluate or save them in mid-run.
+        """Put the parameters common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.
 
-        Where the strategy lets each rank train on parameters of its own, they are those of the last exchange that this
-        rank has applied. Buffers stay the rank's own. Not collective.
+        If the strategy lets each rank train on parameters of its own, the common ones are those of the last exchange
+        that this rank has applied. Buffers stay the rank's own. Not collective.
         """
         self._check_open()
         if self._loop is None or self._gradients is None:
@@ -402,10 +404,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         torch.autograd.graph.increment_version(self._gradients.parameters)
 
     def finish(self) -> None:
-        """End training: drain what is under way, and leave the same weights on all ranks. Collective.
+        """End training: complete communication under way, and leave the same weights on all ranks. Collective.
 
         With a strategy that lets weights differ between ranks for a while, buffers, such as the statistics of batch
-        normalisation, are averaged as well. Training can go on after it.
+        normalisation, are averaged as well. Training can go on afterwards.
         """
         self._check_open()
         if self._loop is None:
@@ -415,7 +417,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         dropped: NonFiniteError | None = None
         try:
             self._loop.finish()
-        except NonFiniteError as error:  # of which other ranks may not know
+        except NonFiniteError as error:  # other ranks may not know of it
             dropped = error
         self._weights_are_written()
         if self.strategy.gradients != "mean":
@@ -426,7 +428,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             raise dropped
 
     def explain(self, **times: float) -> Explanation:
-        """Measure the link, and tell what the strategy will send for this model, and what gain to expect. Collective.
+        """Measure the link; explain what the strategy will send for this model, and the expected gain. Collective.
 
         Parameters
         ----------
@@ -440,7 +442,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return self.strategy.explain_layout(self.comm, gradients.layout(), **times)
 
     def __repr__(self) -> str:
-        """Return what it is made of."""
+        """Return the text for the optimizer it is made of."""
         return f"DistributedOptimizer over {self._inner!r}"
 
     def __getstate__(self) -> Any:
@@ -458,9 +460,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return wide * self.loss_scale.value
 
     def unscale_(self) -> None:
-        """Divide the mean gradients by the loss scale, for clipping; `step` does not do so again. Collective.
+        """Divide the mean gradients by the loss scale, for clipping; `step` does not divide again. Collective.
 
-        Gradients of float16 can vanish by that: to clip those by their norm, let them be, and multiply the limit by
+        Float16 gradients can underflow then. To clip these by norm, leave them scaled, and multiply the limit by
         ``optimizer.loss_scale.value``.
         """
         self.synchronize()
@@ -475,7 +477,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return 0 if self.loss_scale is None else self.loss_scale.overflows
 
     def _refuse_grad_scaler(self) -> None:
-        if "grad_scale" in self.__dict__:  # set by GradScaler for the time of `step`
+        if "grad_scale" in self.__dict__:  # GradScaler has set it for the call of `step`
             del self.grad_scale, self.found_inf
             name = "share='node'" if self.strategy.shares_weights else self.strategy.name
             message = (
@@ -487,7 +489,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     # ---- the step of the core ------------------------------------------------------------------------------------
 
     def _make_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Make the step, or skip it where gradients are not finite."""
+        """Make the step with the core, or skip it if gradients are not finite."""
         loss = None
         if closure is None:
             self.synchronize()
@@ -516,8 +518,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def synchronize(self) -> None:
         """Replace all gradients by their means, if ``backward()`` has not yet done so. Collective.
 
-        Gradients kept by `no_sync` or set by hand are averaged as they are. A parameter that has a gradient on some
-        ranks only counts as zeros on the others; one that has none on any rank keeps None.
+        Gradients kept by `no_sync` or set by hand are averaged as they are. If a parameter has a gradient on some
+        ranks only, it counts as zeros on the others; if it has one on no rank, ``grad`` stays None.
         """
         self._check_open()
         if self._loop is None or self._gradients is None:
@@ -528,9 +530,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of the backward passes in a ``with`` block add up without averaging them.
+        """Accumulate the gradients of the backward passes in a ``with`` block without averaging them.
 
-        The next pass outside averages the sums; without one, `step` does.
+        The next backward pass outside averages the sums; if there is none, `step` does.
         """
         if self._loop is None:
             yield
@@ -542,9 +544,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def join(self) -> Iterator[None]:
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
-        A rank that leaves the block goes on contributing zeros until all have left it. Means are always over all ranks.
-        Then all get the parameters and the optimizer state of a rank that had the most iterations. Other collective
-        calls in the block are not made for ranks that have left it.
+        A rank that leaves the block contributes zeros until all have left it. Means are always over all ranks. In the
+        end all get the parameters and the optimizer state of a rank that had the most iterations. Ranks that have left
+        the block do not take part in its other collective calls.
         """
         self._check_open()
         if self.strategy.shares_weights:
@@ -563,7 +565,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @contextmanager
     def _alone_in_join(self) -> Iterator[None]:
-        """Refuse a join in a join, as with several ranks."""
+        """Refuse a nested join, as with several ranks."""
         if self._is_joining_alone:
             message = "join() is already under way"
             raise ArgumentError(message)
@@ -575,17 +577,17 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @property
     def synchronizer(self) -> Synchronizer | None:
-        """What the strategy is bound to; None with one rank, where there is nothing to do."""
+        """The synchronizer, which `Strategy.bind` has returned; None with one rank, if there is nothing to do."""
         return None if self._loop is None else self._loop.synchronizer
 
     @property
     def pools(self) -> tuple[Any, ...]:
-        """The gradient pools of the strategy, one for each dtype, where it has some."""
+        """The gradient pools of the strategy, one for each dtype, if it has any."""
         return tuple(getattr(self.synchronizer, "pools", ()))
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """How each range of gradients went when they were averaged last."""
+        """The reports on each range of gradients, from the last averaging."""
         return () if self._loop is None else self._loop.synchronizer.reports
 
     @property
@@ -597,14 +599,14 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def bytes_copied(self) -> int:
         """Bytes of gradients that had to be copied into the pools, in all.
 
-        Those that backward passes compute are written there, which counts as no copy; those set by hand are copied.
+        Gradients of backward passes are written there, which does not count as a copy; those set by hand are copied.
         """
         return self._bytes_copied + (0 if self._gradients is None else self._gradients.bytes_copied)
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the optimizer it is made of, and the model, to themselves. Closing twice is harmless."""
+        """Detach from the optimizer it is made of, and from the model. Closing twice is harmless."""
         self._end(None, None, None)
 
     def __enter__(self) -> DistributedOptimizer:
@@ -614,13 +616,13 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; after an exception without waiting for what is on its way."""
+        """Close it; after an exception without waiting for communication under way."""
         self._end(kind, value, traceback)
 
     # ---- backward passes -----------------------------------------------------------------------------------------
 
     def _hook(self, loop: Loop, gradients: ParameterGradients, index: int) -> Callable[[torch.Tensor], None]:
-        """Return what is called when a parameter has got its gradient in a backward pass."""
+        """Return the hook to call when a parameter has received its gradient in a backward pass."""
         view, ready, used = gradients.views[index], loop.ready, loop.used
 
         def has_gradient(parameter: torch.Tensor) -> None:
@@ -650,17 +652,17 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _end_pass(self, loop: Loop) -> None:
         if self._task == _NO_TASK:
             return
-        # A pass inside another one, as gradient checkpointing makes them, is not the end unless nothing is left.
+        # A nested backward pass, as of gradient checkpointing, ends the outer one only if all gradients are final.
         if _current_node() is not None and len(loop.order) < len(loop.layout):
             return
         self._task = _NO_TASK
         self._check_model()
         if loop.end_pass():
             _flushed.optimizers.append(self)
-            _queue_callback(_synchronize_flushed)  # which comes after other optimizers have flushed too
+            _queue_callback(_synchronize_flushed)  # runs after other optimizers have flushed, too
 
     def _check_model(self) -> None:
-        """Raise unless the model has the parameters that it had."""
+        """Raise if the model has other parameters now, or others of the optimizer require gradients."""
         if self._fused_step is not None and self._fused_step.shared_model is not None:
             self._fused_step.shared_model.check()
         if self._model_now() != self._model_at_start:
@@ -678,7 +680,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             raise ArgumentError(message)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure of the user's, and return the mean loss."""
+        """Call the user's closure, and return the mean loss over the ranks."""
         loss = closure()
         self.synchronize()
         is_tensor = isinstance(loss, torch.Tensor)
@@ -688,7 +690,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     # ---- the model and the pools ---------------------------------------------------------------------------------
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """Return the parameters to train by name, after checking that they are those of the optimizer."""
+        """Return the parameters to train by name, after checking that this optimizer has them, and no other."""
         trained = trained_parameters(self._inner, self._model)
         for name, parameter in trained.items():
             if _owners.get(id(parameter), self) is not self:
@@ -697,7 +699,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return trained
 
     def _bind(self, trained: dict[str, torch.Tensor]) -> None:
-        """Bind the strategy to the parameters, in place of those there were."""
+        """Bind the strategy to these parameters, in place of the previous ones."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
         settings = {
             "the device": devices.common_device(list(trained.values())).type,
@@ -714,10 +716,10 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self.comm.size == 1 and self._fused_step is None and self.strategy.alone_is_identity:
             self.strategy.bind(self.comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
-        # In the order in which backpropagation comes to them, mostly.
+        # Mostly the order in which backpropagation reaches them.
         gradients = ParameterGradients(dict(reversed(trained.items())), self._settings_of)
         layout = gradients.layout()
-        if self.strategy.shares_weights:  # they will lie elsewhere
+        if self.strategy.shares_weights:  # they will move to node memory
             layout = replace(layout, weights=())
         self._gradients = gradients
         self._loop = Loop(
@@ -739,7 +741,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._places_are_new()
 
     def _begin_alike(self, added: dict[str, torch.Tensor]) -> None:
-        """Give all ranks the same values of what is trained from now on; at first of all that the model has."""
+        """Make added parameters the same on all ranks, or check them; the first time, those of the whole model."""
         if self.comm.size == 1:
             return
         if self._broadcast:
@@ -748,7 +750,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             require_same_values(added if self._pooled else dict(self._model.named_parameters()), self.comm)
 
     def _rates(self) -> list[float]:
-        """Return the learning rates of the parameter groups, but for those on a device, which would be waited for."""
+        """Return the learning rates of the parameter groups; 0 for those on a device, which the host would wait for."""
         rates = (group.get("lr") for group in self._inner.param_groups)
         return [0.0 if rate is None or getattr(rate, "is_cuda", False) else float(rate) for rate in rates]
 
@@ -760,7 +762,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         raise ArgumentError(message)
 
     def _places_are_new(self) -> None:
-        """Register the hooks of all parameters, and give the core's step the new places."""
+        """Register the hooks of all parameters, and pass the new places of gradients to the core's step."""
         assert self._loop is not None
         assert self._gradients is not None
         for hook in self._hooks:
@@ -778,7 +780,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
                 self._loop.use_masters(its.masters(self._loop.layout), its.round_masters, its.follow_weights)
 
     def _detach(self) -> Synchronizer | None:
-        """Leave parameters and their gradients to themselves. Return what the strategy was bound to."""
+        """Detach from parameters and their gradients. Return the synchronizer, if there was one."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -797,7 +799,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def _state_dict(self, of_strategy: Literal["own", "consolidated", "none"]) -> dict[str, Any]:
-        """Return the state dict, with what of the strategy it is to have."""
+        """Return the state dict, with the given kind of state of the strategy."""
         if self._fused_step is not None:
             self._check_open()
             self._fused_step.check_whole()
@@ -817,12 +819,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @property
     def _kind(self) -> str:
-        """What a state is of, and fits."""
+        """The kind of state, which has to be the same for loading."""
         rate = "inside" if self.strategy.rate_in_momentum else "outside"
         return f"{self.strategy.name} with {type(self._inner).__name__}, the learning rate {rate} of momentum"
 
     def _common_state_dict(self) -> dict[str, Any]:
-        """Return what of the state is the same on all ranks."""
+        """Return the part of the state that is the same on all ranks."""
         return self._state_dict("none")
 
     def _load_common_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -832,7 +834,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
     @staticmethod
     def _own_state(state_dict: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what of a state dict the optimizer does not have, with arrays for what the strategy keeps."""
+        """Return the entry "gradientflow" of a state dict, with arrays in the state of the strategy."""
         own: dict[str, Any] | None = state_dict.get(checkpoint.KEY)
         return own if own is None else {**own, "synchronizer": checkpoint.with_arrays(own.get("synchronizer"))}
 
@@ -846,7 +848,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self._loop.check_state(own, self._kind)
 
     def _load(self, state_dict: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Load a state dict that has been checked, aside from what the strategy keeps."""
+        """Load a checked state dict, except for the state of the strategy."""
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != checkpoint.KEY})
         if self._loop is not None:
             self._loop.load_loss_scale(own)
@@ -881,7 +883,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
 
 
 def _synchronize_flushed() -> None:
-    """Wait for the means of several optimizers, on all ranks in the same order: that in which they were made."""
+    """Wait for the means of several optimizers, in the order of their construction, the same on all ranks."""
     flushed = sorted(_flushed.optimizers, key=lambda optimizer: optimizer._number)
     _flushed.optimizers.clear()
     for optimizer in flushed:
@@ -890,7 +892,7 @@ def _synchronize_flushed() -> None:
 
 
 def _check_types(optimizer: Any, model: Any, comm: Any, accumulation_steps: Any) -> None:
-    """Check the arguments of DistributedOptimizer, the settings of its pools aside."""
+    """Check the arguments of DistributedOptimizer, except those of the strategy."""
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
         message = f"the optimizer is a {type(optimizer).__name__}: what is needed is an optimizer of torch.optim"
         raise ArgumentTypeError(message)

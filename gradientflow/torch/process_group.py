@@ -48,15 +48,15 @@ from .tensors import (
 from .work import CollectiveWork, Common, FutureThread, MessageWork, Work, seconds, untraced
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
-c10d: Any = torch._C._distributed_c10d  # has the options of all calls
+c10d: Any = torch._C._distributed_c10d  # with the options of all calls
 
-_TENSORS = ("x", "out")  # of the arguments of calls
+_TENSORS = ("x", "out")  # the names of arguments that are tensors
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call on the communicator, with plain tensors, and what to do when it is done."""
+    """A call on the communicator, with plain tensors, and what to run when it is done."""
 
     name: str
     arguments: dict[str, Any]
@@ -76,7 +76,7 @@ class _Call:
         return getattr(communicator, self.name + form)(**arguments)
 
     def then(self, store: Callable[[], object]) -> _Call:
-        """Return the same call, with one thing more to do in the end."""
+        """Return the same call, with `store` to run in the end."""
 
         def finish() -> None:
             if self.finish is not None:
@@ -90,9 +90,9 @@ class _Call:
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """Collectives and messages among the ranks of a group, for ``torch.distributed``.
 
-    Collectives go to a `gradientflow.Communicator` of the group's own, on the memory of the tensors where it is
-    contiguous, on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts,
-    go through a mailbox, as copies on the host where the tensors are on a device.
+    Collectives are calls on a `gradientflow.Communicator` of the group, in the tensors' own memory if it is contiguous,
+    on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts, go through a
+    mailbox; tensors on a device are copied to and from the host for them.
 
     Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
     ``torch.distributed.ProcessGroup``.
@@ -100,11 +100,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     Parameters
     ----------
     mpi : mpi4py.MPI.Intracomm
-        The ranks of the group, in its order; it belongs to the group from now on.
+        The ranks of the group, in order. The group owns it from now on.
     timeout : datetime.timedelta
         How long a call waits for the other ranks.
     name : str
-        For people to read.
+        The name shown to people.
     """
 
     supports_splitting = False
@@ -116,7 +116,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._rank, self._size = mpi.rank, mpi.size
         self._name, self._description = name, "undefined"
         self._timeout = timeout
-        self._limit: float | None = None  # the communicator has its own
+        self._limit: float | None = None  # None: that of the communicator
         self._calls = 0
         self._barriers = 0
         self._device = devices.HOST  # of the last collective on tensors of a device
@@ -129,18 +129,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._thread = FutureThread(f"gradientflow futures {name}", self._common)
         self._mailbox = make_mailbox(self._communicator, mpi, "the process group")
         self._barrier_tags = self._mailbox.draw(1)
-        self._alltoall_tags = self._mailbox.draw(2)  # of calls from callbacks, and of all others
-        self._tags = self._mailbox.draw_rest()  # of users
+        self._alltoall_tags = self._mailbox.draw(2)  # for calls from callbacks, and for all others
+        self._tags = self._mailbox.draw_rest()  # for users
         _open.add(self)
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group, after its collectives are done. Twice is harmless."""
+        """End the group after its collectives are done. Calling it twice is harmless."""
         self._close(orderly=True)
 
     def abort(self) -> None:
-        """End the group without waiting for anybody; calls under way fail."""
+        """End the group without waiting for other ranks; calls under way fail."""
         self._close(orderly=False)
 
     def _close(self, *, orderly: bool) -> None:
@@ -150,7 +150,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._common.unclaimed.close()
         if orderly:
             self._communicator.close()
-            self._thread.close()  # after the callbacks, which may use what is closed next
+            self._thread.close()  # waits for callbacks, which may use what is closed next
             if self._callback_communicator is not None:
                 self._callback_communicator.close()
             self._mailbox.close(orderly=True)
@@ -162,7 +162,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._thread.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long calls wait from now on; not longer than the group was made with, as far as collectives go."""
+        """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
         self._timeout = timeout
         self._limit = seconds(timeout)
 
@@ -185,7 +185,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # While PyTorch makes the group: none, for it takes devices then as those of backends in C++, for its recorder.
+        # None while PyTorch makes the group: its recorder would then expect a C++ backend for each of them.
         return devices.kinds() if self in dist.distributed_c10d._world.pg_map else []
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
@@ -238,7 +238,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Reduce a tensor for each rank over all ranks; every rank gets its own."""
+        """Reduce one tensor per rank over all ranks; every rank gets the result of its own."""
         options = _options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
         output = checked(only(output_tensors, "reduce_scatter"))
         parts = self._parts(_list_of(input_tensors), "reduce_scatter")
@@ -256,7 +256,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Reduce a tensor of one block for each rank; every rank gets its block."""
+        """Reduce a tensor with one block per rank over all ranks; every rank gets its block."""
         return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
 
     @recorded("reduce_scatter")
@@ -292,7 +292,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return _Call("allreduce", arguments, partial(reduction.store, tensor, reduction.operand))
 
     def _allreduce_sparse(self, tensor: torch.Tensor, options: Any) -> Work:
-        """Add sparse tensors: every rank gathers the elements of all, after it has learnt how many each has."""
+        """Add sparse tensors: the ranks gather their numbers of elements, then the elements, and add these up."""
         op = options.reduceOp.op
         mean = op == dist.ReduceOp.AVG
         if op != dist.ReduceOp.SUM and not (mean and (tensor.is_floating_point() or tensor.is_complex())):
@@ -318,7 +318,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             total = torch.sparse_coo_tensor(
                 all_indices.t(), all_values, own.shape, device=device, check_invariants=False
             ).coalesce()
-            with torch.no_grad():  # a detached sparse tensor would not change with the tensor
+            with torch.no_grad():  # in place: changing a detached sparse tensor would not change this one
                 tensor.copy_(total / self._size if mean else total)
 
         calls = [
@@ -328,7 +328,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._run(calls, [tensor], options)
 
     def _reduce_scatter(self, target: torch.Tensor, row: torch.Tensor, op: Any) -> _Call:
-        """Reduce a plain row of one block for each rank."""
+        """Reduce-scatter a plain row with one block per rank."""
         if is_bitwise(row, op):
             whole = plain_like(row)
             own = whole.view(self._size, -1)[self._rank].view(target.shape) if row.numel() else target
@@ -345,7 +345,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
 
     def _combine(self, source: torch.Tensor, target: torch.Tensor, op: Any) -> _Call:
-        """Reduce bitwise: gather everything, then combine."""
+        """Reduce bitwise: gather all bits, then combine them."""
         bits = as_bytes(source)
         rows = devices.empty((self._size, bits.numel()), torch.uint8, devices.device_of(bits))
         return _Call(
@@ -395,7 +395,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Collect the tensors of all ranks side by side in one."""
+        """Collect the tensors of all ranks side by side in one tensor."""
         return self.all_gather_single_coalesced([output], [input], opts, timeout)
 
     @recorded("all_gather")
@@ -445,7 +445,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Send every rank its one of the root's tensors."""
+        """Send each of the root's tensors to its rank."""
         options = _options(c10d.ScatterOptions, opts, timeout, rootRank=opts)
         target, root = checked(only(output_tensors, "scatter")), self._root(options)
         memory, finish = _memory_for(target)
@@ -490,7 +490,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         target, source = checked(output), plain(checked(input))
         check_alike("all_to_all_single", target, source)
         memory, finish = _memory_for(target)
-        # Every rank has to take the same path: sizes, even equal ones, always mean messages.
+        # All ranks have to take the same path: with sizes, even equal ones, always messages.
         if output_split_sizes or input_split_sizes:
             outputs = self._blocks(memory, output_split_sizes, "output")
             inputs = self._blocks(source, input_split_sizes, "input")
@@ -524,7 +524,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         finish: Callable[[], object] | None,
         options: Any,
     ) -> Work:
-        """Exchange tensors of any sizes with all ranks, in messages."""
+        """Exchange tensors of any sizes with all ranks, by messages."""
         check_alike("alltoall", *outputs, *inputs)
         if outputs[self._rank].numel() != inputs[self._rank].numel():
             _refuse_count("alltoall", outputs[self._rank], inputs[self._rank].numel())
@@ -563,7 +563,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until all ranks are here, and have done what was in the current stream of the group's CUDA device."""
+        """Wait until all ranks are here; each first completes the current stream of the group's CUDA device."""
         options = _options(c10d.BarrierOptions, opts, timeout)
         if not options.asyncOp:
             devices.synchronize(self._device)
@@ -571,19 +571,19 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("monitored_barrier")
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks are here; if some do not come in time, name them.
+        """Wait until all ranks are here; if some do not come in time, name these.
 
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            How long rank 0 waits; by default the group's timeout. With 0 it looks once who is here.
+            How long rank 0 waits; by default the group's timeout. With 0 it checks once.
         wait_all_ranks : bool
-            Whether the error is about all missing ranks together, or about the first, and then names the others.
+            Whether the error names all missing ranks together, or the first one and then the others.
 
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            On rank 0 and on the ranks that came, if others did not.
+            On the ranks that came, if others did not.
         """
         limit = (timeout if timeout is not None and timeout >= timedelta(0) else self._timeout).total_seconds()
         self._barriers += 1
@@ -609,7 +609,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @recorded("recvAnySource")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Start to receive a tensor from whichever rank sends one; the work's `source_rank` tells which."""
+        """Start to receive a tensor from any rank; the work's `source_rank` returns which."""
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, src: int | None, tag: int) -> Work:
@@ -626,17 +626,17 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return MessageWork(self._common, tensor, letter, finish, self._timeout.total_seconds(), stream)
 
     def _post_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Letter:
-        """Start to send a plain tensor of the host."""
+        """Start to send a plain tensor in host memory."""
         return self._mailbox.send(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
     def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> Letter:
-        """Start to receive into a plain tensor of the host, from a rank or from any."""
+        """Start to receive into a plain tensor in host memory, from one rank or from any."""
         return self._mailbox.receive(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 
     def _run(self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any) -> Work:
-        """Make the calls, in the current stream where the tensors are on a device."""
+        """Make the calls, in the current stream if the tensors are on a device."""
         self._calls += 1
         tensors = outputs.copy()
         for call in calls:
@@ -652,7 +652,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _make(
         self, calls: Sequence[_Call], outputs: list[torch.Tensor], options: Any, stream: devices.Stream
     ) -> CollectiveWork:
-        """Make the calls: in this thread if the caller would wait for them at once, else in the background."""
+        """Make the calls: in this thread if the caller waits for them at once, else in the background."""
         limit = self._limit_of(options)
         communicator = self._own_communicator()
         if options.asyncOp or limit is not None:
@@ -673,8 +673,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _own_communicator(self) -> Communicator:
         """Return the communicator for the calls of this thread.
 
-        The order of calls made in callbacks, among those of other threads, may differ between ranks: they have a
-        communicator of their own.
+        Calls in callbacks have a communicator of their own, because their order relative to calls of other threads may
+        differ between ranks.
         """
         if not self._thread.is_current:
             return self._communicator
@@ -683,7 +683,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._callback_communicator
 
     def _limit_of(self, options: Any, *, messages: bool = False) -> float | None:
-        """Return after how many seconds a wait for a call ends, if the communicator does not see to it."""
+        """Return the seconds after which a wait for a call ends; None for the limit of the communicator."""
         return seconds(options.timeout, self._timeout.total_seconds() if messages else self._limit)
 
     def _root(self, options: Any) -> int:
@@ -697,7 +697,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise ArgumentError(message)
 
     def _parts(self, tensors: Sequence[torch.Tensor], call: str) -> list[torch.Tensor]:
-        """Return a list of one tensor for each rank."""
+        """Check that there is one tensor for each rank, and each tensor; return the list."""
         if len(tensors) != self._size:
             message = f"{call} takes a list of one tensor for each of the {self._size} ranks, not of {len(tensors)}"
             raise ArgumentError(message)
@@ -740,8 +740,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     else:
         ranks = list(range(position(options.group_rank, options.group_size)[1]))
     world = MPI.COMM_WORLD
-    # Only the members are here, so only they take part. The tag keeps groups apart that are made at the same time; it
-    # is not made of the group's name, which is not always the same on all members (use_local_synchronization).
+    # Only the members call this, so only they take part. The tag keeps apart groups that are made at the same time. It
+    # is not made of the group's name, which can differ between members (use_local_synchronization).
     tag = zlib.crc32(repr(ranks).encode()) % 32768
     everybody = world.Get_group()
     members = everybody.Incl(ranks)
@@ -764,14 +764,14 @@ def _world_ranks(mpi: MPI.Intracomm) -> list[int]:
 
 
 def _settings(timeout: timedelta) -> Config:
-    """Return the settings of a group's communicator: a timeout that the user has not set leaves it to our own."""
+    """Return the settings of a group's communicator: GRADIENTFLOW_TIMEOUT, if set, replaces PyTorch's default."""
     if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
         return Config()
     return Config(timeout=timeout.total_seconds())
 
 
 def _options(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
-    """Return the options of a call: those given, or made of the values that its short form takes instead."""
+    """Return the options of a call: those given, or options made of the arguments of its short form."""
     if isinstance(given, kind):
         return given
     options = kind()
@@ -784,7 +784,7 @@ def _options(kind: Any, given: Any, timeout: timedelta | None = None, **values: 
 
 
 def _list_of(tensors: Any) -> Sequence[torch.Tensor]:
-    """Return the list of tensors, which PyTorch puts into another list."""
+    """Return the list of tensors, which PyTorch wraps in another list."""
     found: Sequence[torch.Tensor] = tensors
     if not (isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor)):
         found = only(tensors, "the call")
@@ -796,12 +796,12 @@ def _same_memory(operand: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _apart(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return a source that the call can read while it writes to the other tensor."""
+    """Return the source, or a copy if it overlaps the tensor that the call writes."""
     return source.clone() if overlap(source, other) else source
 
 
 def _memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return plain memory for what a tensor shall hold, and how it gets there afterwards."""
+    """Return plain memory for the values of a tensor, and the function that then copies them there, if needed."""
     if is_plain(target):
         return target, None
     memory = plain_like(target)
@@ -809,7 +809,7 @@ def _memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object
 
 
 def _row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object] | None]:
-    """Return memory for the elements of all outputs, and how they get there afterwards."""
+    """Return memory for the elements of all outputs, and the function that then copies them there, if needed."""
     row = joined(outputs)
     if row is not None:
         return row, None
@@ -825,6 +825,6 @@ def _refuse_count(call: str, tensor: torch.Tensor, wanted: int) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """End what is still open when the interpreter exits, without waiting for anybody."""
+    """Abort the groups that are still open when the interpreter exits."""
     for group in list(_open):
         group.abort()
