@@ -1,4 +1,4 @@
-"""Objects that describe what is to run, and are named by their own words: ``csc(density=0.1)``, ``mine.py:Mine(1)``."""
+"""Descriptions of what is to run, which can be written in words: ``csc(density=0.1)``, ``mine.py:Mine(1)``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
-# Up to a semicolon that is not inside of parentheses or quotes.
+# One item: up to a semicolon outside parentheses and quotes.
 _ITEM = re.compile(r"""(?:[^;"'(]|"[^"]*"|'[^']*'|\((?:[^)"']|"[^"]*"|'[^']*')*\)|\()+""")
 
 
 class Description:
-    """Parameters, and nothing that runs.
+    """The base class of descriptions: named parameters of something that runs elsewhere.
 
-    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
-    the comparison, and the words.
+    A subclass keeps each argument of its constructor in an attribute of the same name. These attributes give
+    `settings`, equality and the words.
 
     Attributes
     ----------
     name : str
-        In words; by default the name of the class.
+        The name in words; by default that of the class.
     not_taken : mapping of str to str
-        Arguments that others take and that do not go with this one, and why.
+        Arguments of other descriptions that this one refuses, and why.
     """
 
     name: ClassVar[str] = ""
@@ -56,23 +56,23 @@ class Description:
         return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
-        """Return the words, with the arguments that are not the default ones."""
+        """Return the words: the name, and the arguments that differ from their defaults."""
         parameters = inspect.signature(type(self)).parameters
         told = {name: value for name, value in self.settings.items() if parameters[name].default != value}
         arguments = ", ".join(f"{name}={_word(value)}" for name, value in told.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether another one is of the same class and has the same settings."""
+        """Tell whether another description is of the same class and has the same settings."""
         return type(other) is type(self) and isinstance(other, Description) and self.settings == other.settings
 
     def __hash__(self) -> int:
-        """Return the same number for equal ones."""
+        """Return the same number for equal descriptions."""
         return hash(repr(self))
 
 
 def words_of(description: Description) -> str:
-    """Return the words that lead to it from anywhere: one of the user's own is named with the path of its file."""
+    """Return words that can be parsed anywhere: for a user's own class, with the absolute path of its file."""
     kind, words = type(description), repr(description)
     module = sys.modules.get(kind.__module__)
     path = getattr(module, "__file__", None) or ""
@@ -83,7 +83,7 @@ def words_of(description: Description) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return a value as it is written; of a function its name, which is the same on all ranks."""
+    """Return a value as it is written in words; for a function its name, which is the same on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
 
@@ -91,16 +91,16 @@ Kind = TypeVar("Kind", bound=Description)
 
 
 class Words(Generic[Kind]):
-    """The words for one kind of description.
+    """The parser of words for one kind of description.
 
     Parameters
     ----------
     base : type
-        Which all are subclasses of.
+        The base class of this kind.
     noun : str
-        What one of them is called in messages.
+        The name of this kind in messages.
     known : iterable of types
-        Those that are called by their name alone.
+        The library's own classes, whose words need no file.
     """
 
     FORMS = "name, name(argument=value, ...), or path/to/file.py:Class(argument=value, ...) for one of your own"
@@ -110,12 +110,12 @@ class Words(Generic[Kind]):
         self.by_name: Mapping[str, type[Kind]] = {each.name: each for each in known}
 
     def parse_all(self, text: str, groups: Mapping[str, Callable[[], Sequence[Kind]]] | None = None) -> list[Kind]:
-        """Return those that a text names, separated by semicolons; words of `groups` stand for several.
+        """Return the descriptions in a text, separated by semicolons; a name in `groups` stands for several.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If it names none, or one that there is not, or gives arguments that it does not take.
+            If the text is empty, names an unknown description, or gives arguments that it does not take.
         """
         items = [item.strip() for item in _ITEM.findall(self._text(text))]
         found: list[Kind] = []
@@ -127,7 +127,7 @@ class Words(Generic[Kind]):
         return found
 
     def parse(self, text: str) -> Kind:
-        """Return the one that a text names, as in `parse_all`, which takes several."""
+        """Return the one description in a text; raises as `parse_all` does."""
         path, call = self._parts(text)
         try:
             tree = ast.parse(call.strip(), mode="eval").body
@@ -151,7 +151,7 @@ class Words(Generic[Kind]):
             raise ArgumentError(message) from None
         try:
             made = kind(*bound.args, **bound.kwargs)
-            repr(made)  # which takes all settings
+            repr(made)  # reads all settings
         except GradientFlowError as error:
             message = f"{text!r}: {error}"
             raise type(error)(message) from error
@@ -161,14 +161,14 @@ class Words(Generic[Kind]):
         return made
 
     def given(self, value: Any) -> Kind:
-        """Return one that is given as itself, or in words.
+        """Return a description that is given as an object or in words.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the words name none.
+            If the words cannot be parsed.
         gradientflow.errors.ArgumentTypeError
-            If it is something else.
+            If it is neither words nor a description of this kind.
         """
         if isinstance(value, str):
             return self.parse(value)
@@ -181,11 +181,11 @@ class Words(Generic[Kind]):
         return found
 
     def file(self, text: str) -> Path | None:
-        """Return the file that a text names, and that `parse` runs; None for one of the library's own."""
+        """Return the file that `parse` would run for a text; None for a description of the library's own."""
         return self._parts(text)[0]
 
     def _parts(self, text: str) -> tuple[Path | None, str]:
-        """Return the file that a text names, if it does, and the call."""
+        """Split a text into the file, None if it names no file, and the call."""
         place, separator, call = self._text(text).strip().rpartition(".py:")
         return Path(f"{place}.py") if separator else None, call
 
@@ -205,7 +205,7 @@ class Words(Generic[Kind]):
         return self.by_name[name]
 
     def _own(self, path: Path, name: str) -> type[Kind]:
-        """Return a class of a file of the user's."""
+        """Return a class from a user's file."""
         module = _module(path, self.noun)
         kind = getattr(module, name, None)
         if not (isinstance(kind, type) and issubclass(kind, self.base)):
@@ -220,7 +220,7 @@ class Words(Generic[Kind]):
 
 
 def _module(path: Path, noun: str) -> ModuleType:
-    """Run a file of the user's as a module, once in a process."""
+    """Run a user's file as a module, once per process."""
     try:
         source = path.read_bytes()
     except OSError as error:
@@ -244,7 +244,7 @@ def _module(path: Path, noun: str) -> ModuleType:
 
 
 def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call, which are literals."""
+    """Return the arguments of a call; all must be literals."""
 
     def literal(node: ast.expr, what: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Arrays in memory of CUDA devices, for those who have no CuPy or PyTorch at hand, and under gradient pools."""
+"""Arrays in memory of CUDA devices, for programs without CuPy and PyTorch, and for gradient pools."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DeviceArray:
         """Return (kind, number) of the device."""
         return _CUDA, self.device
 
-    # The stream in which its values are ready, for the core, which asks for it where the array interface has no dtype.
+    # The stream in which the values are ready; the core reads it here because the array interface lacks bfloat16.
     __gradientflow_stream__ = _DEFAULT_STREAM
 
     def __dlpack__(
@@ -74,14 +74,14 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a capsule of version 0, the memory itself.
+        """Return a capsule of version 0, over the memory itself.
 
-        What is put into `stream` from now on sees what was put into the default stream before.
+        Work put into `stream` from now on runs after the work now in the default stream.
 
         Raises
         ------
         BufferError
-            If a copy is asked for, or one on another device.
+            If a copy or another device is asked for.
         """
         del max_version  # version 0 is always accepted
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
@@ -92,7 +92,7 @@ class DeviceArray:
         return load_core().device.to_dlpack(self, self._address, self.shape, self.dtype, self.device)
 
     def get(self) -> npt.NDArray[Any]:
-        """Return a copy in memory of the host. Waits for what is in the default stream.
+        """Return a copy in memory of the host. Waits for the work in the default stream.
 
         bfloat16 needs the package ml_dtypes.
         """
@@ -124,7 +124,7 @@ def device_number(device: str | int) -> int:
     gradientflow.errors.ArgumentError
         If it names no CUDA device.
     gradientflow.errors.SystemCallError
-        If there is none.
+        If there is no CUDA device at all.
     """
     kind, _, text = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
     if kind != "cuda" or (text and not text.isdecimal()):
@@ -139,7 +139,7 @@ def device_number(device: str | int) -> int:
 
 
 def dtype_name(dtype: npt.DTypeLike | str) -> str:
-    """Return the name of a dtype; bfloat16 without the package ml_dtypes, too."""
+    """Return the name of a dtype; "bfloat16" does not need the package ml_dtypes here."""
     return "bfloat16" if isinstance(dtype, str) and dtype == "bfloat16" else numpy_dtype(dtype).name
 
 
@@ -155,7 +155,7 @@ def empty(
     dtype : dtype, default "float32"
         Its dtype.
     device : str or int, default "cuda"
-        "cuda" for the calling thread's current device, or "cuda:1" or 1 for a certain one.
+        "cuda" for the calling thread's current device, "cuda:1" or 1 for the device of this number.
 
     Raises
     ------

@@ -11,7 +11,7 @@ class GradientFlowError(Exception):
 
 
 class GradientFlowWarning(UserWarning):
-    """Something that goes on although it is most likely not what was meant."""
+    """The program continues, but most likely not as intended."""
 
 
 # ---- wrong use -------------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ class ArgumentTypeError(GradientFlowError, TypeError):
 
 
 class MismatchError(ArgumentError):
-    """The ranks made different calls; raised on every rank of the node, before any data moved.
+    """The ranks made different calls; raised on every rank, before any data moved.
 
     The communicator stays usable.
     """
@@ -60,7 +60,7 @@ class CommunicationTimeoutError(CommunicationError, TimeoutError):
 
 
 class AbandonedError(CommunicationError):
-    """Another rank gave up the iteration, after an error there: all ranks drop it, and can go on with the next one."""
+    """Another rank gave up the iteration after an error: all ranks drop it, and can continue with the next one."""
 
 
 class MPIError(CommunicationError):
@@ -68,7 +68,7 @@ class MPIError(CommunicationError):
 
 
 class MPILibraryError(CommunicationError, ImportError):
-    """The MPI library is missing, or mpi4py and the core are on two different ones."""
+    """The MPI library is missing, or mpi4py and the core use two different ones."""
 
 
 class SystemCallError(CommunicationError, OSError):

@@ -9,8 +9,8 @@ from typing import Any
 from ._location import load_core
 from .errors import ArgumentTypeError, ClosedError, GradientFlowWarning
 
-# Every call under way: a handle that nobody keeps must not free the tensors of its call. Adding and discarding are
-# atomic, so any thread may do either.
+# The handles of all calls under way: dropping a handle must not free the tensors of its call. Adding and discarding
+# are atomic, so any thread may do either.
 _in_flight: set[Handle] = set()
 
 
@@ -18,9 +18,9 @@ class Handle:
     """An asynchronous call under way.
 
     The tensors of the call must not be read or written before it is done. They are kept alive, whether the handle is
-    kept or not. Tensors on a CUDA device are kept until `wait` has put a stream of the caller's behind the call, or,
-    where nobody waits, until the device is done with it. After `wait` it is with their memory as if the call had been
-    made in that stream, for which frameworks have rules: PyTorch's ``record_stream``, for example.
+    kept or not. Tensors on a CUDA device are kept until `wait` has ordered the caller's stream after the call or, if
+    nobody waits, until the device has finished it. After `wait`, treat their memory as if the call had been made in
+    that stream; frameworks have rules for this, for example PyTorch's ``record_stream``.
     """
 
     def __init__(self, native: Any, communicator: Any, result: Any, tensors: tuple[Any, ...]) -> None:
@@ -36,22 +36,22 @@ class Handle:
         let_go_of_done()
 
     def _let_go(self, ordered: bool = False) -> None:
-        """Forget the tensors, if the call is done and MPI has not kept a request that may still write to them.
+        """Release the tensors if the call is done and no stuck MPI request may still write to them.
 
-        `done` is the host's part of a call on a device. A framework that gets its memory back then may give it to
-        somebody else at once, in the stream in which it was allocated. That is right where this stream, or one that the
-        framework knows to have used the memory, is `ordered` behind the call; else the device has to be done.
+        For a call on a device, `done` covers the host's part only. A framework may reuse released memory at once, in
+        the stream in which it was allocated. That is safe if this stream, or one that the framework knows to have used
+        the memory, is `ordered` after the call; otherwise the device must have finished, too.
         """
         if (self._native.done if ordered else self._native.device_done) and not self._communicator.stuck:
             self._tensors = ()
             _in_flight.discard(self)
 
     def __del__(self) -> None:
-        """Warn where the call has failed, and nobody was told: nobody can wait for it any more."""
+        """Warn if the call has failed and nobody has been told: from now on nobody can wait for it."""
         self._warn_if_untold()
 
     def _warn_if_untold(self) -> None:
-        # Without attributes where it could not be made.
+        # The attributes are missing if the constructor raised.
         reason = getattr(self._native, "untold", None) if getattr(self, "_process", None) == os.getpid() else None
         if reason is not None:
             self._native.told()
@@ -65,12 +65,12 @@ class Handle:
 
     @property
     def device_done(self) -> bool:
-        """Whether the call has ended, and a CUDA device is done with it, too, if its tensors are on one."""
+        """Whether the call has ended, on the CUDA device as well if its tensors are on one."""
         return bool(self._native.device_done)
 
     @property
     def path(self) -> str | None:
-        """Which way the call went, for people to read; None before it is done."""
+        """The path of the call, for people to read; None before it is done."""
         return str(self._native.path) if self.done else None
 
     @property
@@ -103,9 +103,9 @@ class Handle:
         Returns
         -------
         array
-            What the blocking form of the call returns. On a CUDA device the call may still be at work then: what is
-            put into the framework's current stream from now on sees the result. Where that stream is not known
-            (DLPack alone does not tell), the host waits for it.
+            What the blocking form of the call returns. On a CUDA device the call may still be running: work put into
+            the framework's current stream from now on sees the result. If that stream is not known (DLPack alone does
+            not tell), the host waits for the result.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Handle:
         gradientflow.errors.ClosedError
             In a process that was forked after the call was made.
         gradientflow.errors.GradientFlowError
-            What the call ended with, if it failed.
+            The error of the call, if it failed.
         """
         if self._process != os.getpid():
             message = "the call belongs to the process that this one was forked from"
@@ -129,12 +129,12 @@ class Handle:
 
 
 def let_go_of_done() -> None:
-    """Forget the calls that are done and that nobody else knows; those that have failed then say so."""
+    """Release the handles of calls that are done; a failed one that nobody else holds then warns."""
     for handle in tuple(_in_flight):
         handle._let_go()
 
 
 def warn_of_all() -> None:
-    """Say which calls have failed without anybody having been told, at the end of the process."""
+    """Warn, at the end of the process, of each call that has failed without anybody having been told."""
     for handle in tuple(_in_flight):
         handle._warn_if_untold()

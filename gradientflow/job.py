@@ -1,4 +1,4 @@
-"""The job: who of its ranks computes, and who only serves the others."""
+"""The job: which of its ranks compute, and which only serve the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .server_rank import ServerRanks, serve
 def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:
     """Make a communicator. Collective over its ranks.
 
-    In a job with ranks that only serve, started by ``gradientflow run --servers``, the communicator is of the others.
-    On a rank that serves this does not return: it serves until all others have closed their communicators, and then
-    ends the process with status 0.
+    In a job with ranks that only serve, started by ``gradientflow run --servers``, the communicator has the ranks that
+    compute. On a rank that serves, `init` does not return: it serves until all ranks that compute have closed their
+    communicators, and then ends the process with status 0.
 
     Parameters
     ----------
@@ -37,10 +37,10 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
     Raises
     ------
     gradientflow.errors.MPILibraryError
-        If the MPI library is missing, mpi4py and GradientFlow are on two different ones, or the program was started by
-        the launcher of another one, or by PyTorch's ``torchrun``, where every process would be alone.
+        If the MPI library is missing, mpi4py and GradientFlow use two different ones, or the program was started by
+        another library's launcher or by PyTorch's ``torchrun``, so that every process would be alone.
     gradientflow.errors.CommunicationTimeoutError
-        If some ranks have not come within GRADIENTFLOW_TIMEOUT; the other ranks of the communicator can try again.
+        If some ranks have not called `init` within GRADIENTFLOW_TIMEOUT; the others can try again.
     gradientflow.errors.MismatchError
         If a setting that all ranks must share differs between them.
     """
@@ -62,7 +62,7 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
 
 
 def computing_ranks() -> Any:
-    """Return MPI's communicator of the ranks that compute. Collective; a rank that serves does so, and ends."""
+    """Return the MPI communicator of the ranks that compute. Collective; does not return on a rank that serves."""
     load_core()
     from mpi4py import MPI
 
@@ -72,7 +72,7 @@ def computing_ranks() -> Any:
 
 
 class _SplitJob:
-    """A job of which some ranks serve, as one that computes sees it."""
+    """A job with ranks that only serve, as seen by a rank that computes."""
 
     def __init__(self, everyone: Communicator, computing: Communicator) -> None:
         self.computing = computing
@@ -81,7 +81,7 @@ class _SplitJob:
         self._has_ended = False
 
     def communicator(self, config: Mapping[str, str] | None) -> Communicator:
-        """Make a communicator of the ranks that compute; once all have been closed, others have no servers."""
+        """Make a communicator of the ranks that compute; after all were closed, a new one has no servers."""
         made = Communicator(self.computing.mpi, config)
         if not self._has_ended:
             self._users += 1
@@ -94,13 +94,13 @@ class _SplitJob:
             self.end()
 
     def end(self) -> None:
-        """Tell the servers that this rank needs them no more."""
+        """Tell the servers that this rank does not need them any more."""
         self._has_ended = True
         self._servers.close()
 
 
 class _Use:
-    """The ranks that serve, for one communicator."""
+    """The use of the ranks that serve by one communicator."""
 
     def __init__(self, servers: ServerRanks, let_go: Callable[[], None]) -> None:
         self.everyone, self.count = servers.everyone, servers.count
@@ -109,17 +109,17 @@ class _Use:
         self._closed = False
 
     def close(self) -> None:
-        """Need them no more."""
+        """End the use. Twice is harmless."""
         if not self._closed:
             self._closed = True
             self._let_go()
 
 
-_job: _SplitJob | None = None  # once in a process
+_job: _SplitJob | None = None  # one per process
 
 
 def _split_job(config: Mapping[str, str] | None) -> _SplitJob:
-    """Tell apart who computes and who serves; a rank that serves does so, and ends. Collective over the job."""
+    """Split the job into ranks that compute and ranks that serve, where this does not return. Collective."""
     global _job
     if _job is None:
         from mpi4py import MPI
@@ -140,7 +140,7 @@ def _split_job(config: Mapping[str, str] | None) -> _SplitJob:
 
 @atexit.register
 def _end_servers() -> None:
-    """Let the servers end, also those that no communicator has needed."""
+    """Let the servers end, even if no communicator has used them."""
     if _job is not None:
         _job.end()
 

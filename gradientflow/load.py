@@ -1,7 +1,7 @@
-"""Noticing what else the machine was busy with while something was measured.
+"""How busy other programs kept the machine during a measurement.
 
 A library that waits by spinning suffers far more from a shared processor than one that yields, so that on a busy
-machine even ratios between libraries say little. That has to stand beside the figures.
+machine even ratios between libraries say little. A remark beside the figures has to say so.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gradientflow.communicator import Communicator
 
 _NOISE = 0.15  # processors that are always busy with something small
 _IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
-_INTERRUPT_FIELDS = (5, 6)  # of the hardware, and what the kernel does after them, such as the work for the network
+_INTERRUPT_FIELDS = (5, 6)  # hardware interrupts, and softirqs, such as the kernel's work for the network
 _STOLEN_FIELD = 7
-_FIELDS = 8  # the two that follow are part of the first two
+_FIELDS = 8  # the two after these, guest times, are contained in the first two
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Load:
 
 
 class LoadMeter:
-    """Compares what the processors did with what the ranks did, from its making to `stop`.
+    """Compares the processor time of the machine with that of the ranks, from its creation to `stop`.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class LoadMeter:
         own = time.process_time() - self._own
         busy, stolen = _processor_seconds()
         processors = os.cpu_count() or 1
-        # Ticks are counted whole, so each processor may seem to have been busy for one more than it was.
+        # The kernel counts whole ticks: each processor may seem to have been busy for one tick more than it was.
         of_others = busy - self._busy - processors / os.sysconf("SC_CLK_TCK")
         machine = zlib.crc32(this_machine().encode())
         mine = np.array([machine, own, of_others, stolen - self._stolen, processors, elapsed])

@@ -1,4 +1,4 @@
-"""Messages that may come from anybody at any time: the mailbox of the core, by the address of memory."""
+"""Messages from any rank at any time: the mailbox of the core, which takes memory by its address."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Tags(Protocol):
 
 
 class Letter(Protocol):
-    """A send or receive, under way or ended. It goes on, and keeps its memory, whether it is kept or not."""
+    """A send or receive, under way or ended. It continues, and keeps its memory, even if nobody holds this object."""
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly; MPI is asked."""
+        """Whether it has ended, well or badly; polls MPI."""
 
     @property
     def device_done(self) -> bool:
-        """Whether it has ended: what is sent and received is on the host."""
+        """The same as `done`: messages are in memory of the host."""
 
     @property
     def source(self) -> int:
@@ -51,7 +51,7 @@ class Letter(Protocol):
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first; the letter goes on and can be waited for again.
         gradientflow.errors.MismatchError
-            If a message of another length came. It is gone.
+            If a message of another length came. It is lost.
         gradientflow.errors.PeerError
             If the other rank has closed its mailbox, given up, or died.
         gradientflow.errors.ClosedError
@@ -61,17 +61,17 @@ class Letter(Protocol):
         """
 
     def ended_by(self, timeout: float | None = None) -> bool:
-        """Wait for the end, well or badly, for so many seconds; tell whether it came."""
+        """Wait for the end, well or badly, at most `timeout` seconds; tell whether it came."""
 
     def cancel(self) -> bool:
-        """End a receive whose message has not come, with a `ClosedError`; tell whether that was so."""
+        """End a receive with a `ClosedError` if its message has not come; tell whether that was so."""
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call the callback once it has ended, in the mailbox's thread, or in the one that closes it. At most once."""
 
 
 class Arrival(Protocol):
-    """A message that has come and is not received yet."""
+    """A message that has arrived and is not received yet."""
 
     @property
     def source(self) -> int:
@@ -94,7 +94,7 @@ class Mailbox(Protocol):
     """
 
     def draw(self, count: int) -> Tags:
-        """Return tags that nobody else has. All ranks draw alike."""
+        """Return `count` tags that nobody else uses. All ranks draw the same numbers in the same order."""
 
     def draw_rest(self) -> Tags:
         """Return all tags that are left."""
@@ -103,16 +103,16 @@ class Mailbox(Protocol):
         """Start to send memory, which must stay as it is until the letter has ended."""
 
     def receive(self, address: int, nbytes: int, owner: object, source: int | None, tag: int) -> Letter:
-        """Start to receive a message of just this length, from a rank or from any."""
+        """Start to receive a message of exactly this length, from one rank or from any."""
 
     def next(self, tags: Tags, source: int | None = None, timeout: float | None = None) -> Arrival | None:
         """Return the oldest message with one of the tags that no receive was posted for; None if none comes in time."""
 
     def take(self, arrival: Arrival, address: int, owner: object) -> Letter:
-        """Start to receive what has come."""
+        """Start to receive a message that has arrived."""
 
     def close(self, orderly: bool) -> None:
-        """Give up receives; if `orderly`, wait a moment for what is on its way. Not collective; twice is harmless."""
+        """Give up receives; if `orderly`, wait a moment for messages under way. Not collective; twice is harmless."""
 
 
 def make_mailbox(communicator: Communicator, mpi: MPI.Intracomm, name: str) -> Mailbox:
@@ -121,11 +121,11 @@ def make_mailbox(communicator: Communicator, mpi: MPI.Intracomm, name: str) -> M
     Parameters
     ----------
     communicator : Communicator
-        Of the same ranks: it knows which processes of the node live.
+        A communicator of the same ranks; it knows which processes of the node are alive.
     mpi : mpi4py.MPI.Intracomm
-        The ranks, for the mailbox alone, to which it belongs from now on.
+        The MPI communicator, of the mailbox alone, which owns it from now on.
     name : str
-        What has been closed, in errors.
+        What has been closed, in error messages.
     """
     from mpi4py import MPI
 
@@ -136,6 +136,6 @@ def make_mailbox(communicator: Communicator, mpi: MPI.Intracomm, name: str) -> M
 
 @atexit.register
 def _close_all() -> None:
-    """Close what is still open when the interpreter exits, without waiting for anybody."""
+    """Close open mailboxes when the interpreter exits, without waiting for other ranks."""
     for mailbox in list(_open):
         mailbox.close(False)

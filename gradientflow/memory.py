@@ -35,13 +35,13 @@ def numpy_dtype(dtype: npt.DTypeLike | str) -> np.dtype[Any]:
         return bfloat16
     try:
         return np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError) as error:  # the last where NumPy takes a text for a list of fields
+    except (TypeError, ValueError, SyntaxError) as error:  # SyntaxError: NumPy took a text for a list of fields
         message = f"there is no dtype {dtype!r}"
         raise ArgumentTypeError(message) from error
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of an element of a dtype of the core; bfloat16 takes no package for that."""
+    """Return the bytes of an element of a dtype of the core; bfloat16 needs no package for that."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
@@ -73,7 +73,7 @@ def checked_bytes(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If they are more than a part of node memory can have, 1 TiB.
+        If they are more than 1 TiB, the most that a segment of node memory can have.
     gradientflow.errors.ArgumentTypeError
         If the elements are Python objects, or have no bytes.
     """

@@ -1,6 +1,6 @@
-"""What the MPI library need not look for as it starts.
+"""Skipping the search for RDMA devices when the MPI library starts, on machines that have none.
 
-Open MPI's component ``btl/ofi`` serves one-sided communication over RDMA devices. Where a machine has none, looking for
+Open MPI's component ``btl/ofi`` serves one-sided communication over RDMA devices. Without such devices, looking for
 them costs each ``MPI_Init`` a second, in which it sleeps.
 """
 
@@ -18,12 +18,12 @@ _DEVICES = tuple(Path("/sys/class", kind) for kind in ("infiniband", "cxi", "hfi
 _USERS_FILE = Path(".openmpi", "mca-params.conf")  # in the home directory
 _SITE_FILE = Path("etc", "openmpi-mca-params.conf")  # below the library's prefix
 _DISTRIBUTIONS_FILE = Path("/etc/openmpi/openmpi-mca-params.conf")
-_FILES = "OMPI_MCA_mca_base_param_files"  # further ones, of the user's choice
+_FILES = "OMPI_MCA_mca_base_param_files"  # lists further files, of the user's choice
 _SAYS_TRANSPORTS = re.compile(r"^\s*btl\s*=", re.MULTILINE)
 
 
 def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
-    """Give the variables with which Open MPI starts a second sooner.
+    """Return the variables that make Open MPI start a second sooner.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        ``OMPI_MCA_btl=^ofi``; nothing where this machine has an RDMA device, or where the user has said which
-        transports Open MPI is to use, in the environment or in a file of its parameters.
+        ``OMPI_MCA_btl=^ofi``; nothing if this machine has an RDMA device, or if the user has chosen Open MPI's
+        transports, in the environment or in one of its parameter files.
     """
     if is_chosen(TRANSPORTS) or any(_has_entries(folder) for folder in _DEVICES):
         return {}
@@ -45,12 +45,12 @@ def start_variables(prefix: str | Path | None = None) -> dict[str, str]:
 
 
 def is_chosen(name: str) -> bool:
-    """Tell whether the environment has a variable of Open MPI that was not put there by `prepare_start`."""
+    """Tell whether the environment has a variable of Open MPI that does not come from `prepare_start`."""
     return name in os.environ and (name, os.environ[name]) != (TRANSPORTS, _LEFT_OUT)
 
 
 def prepare_start() -> None:
-    """Put these variables into this process's environment, if MPI may still read them: before mpi4py starts it."""
+    """Put the `start_variables` into this process's environment. Call it before mpi4py starts MPI."""
     os.environ.update(start_variables())
 
 
