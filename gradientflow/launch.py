@@ -29,8 +29,8 @@ from gradientflow.mpi_start import start_variables
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 
-# The folder for the files of Open MPI's launcher, whose names are made of its process number. What a killed one leaves
-# stops a later one from starting once the number comes round again: whoever may kill it gives it a folder of its own.
+# The folder for files of Open MPI's launcher. Their names contain its process number, so the files of a killed launcher
+# keep a later one with the same number from starting: a launcher that may be killed needs a folder of its own.
 SESSION_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 
 _LAUNCHER_NAMES = ("mpirun", "mpiexec")
@@ -42,31 +42,31 @@ _MOST_RANKS_PER_CORE = 256
 _MOST_RANKS = 2**31 - 1  # MPI counts ranks in an int
 _VERSION_SECONDS = 20.0
 
-# Set by batch systems for what runs in one of their allocations: there the launcher knows hosts and slots by itself.
+# Set by batch systems inside an allocation, where the launcher knows hosts and slots by itself.
 _SIGNS_OF_AN_ALLOCATION = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-# What a shell of a Slurm allocation runs in: a step that Slurm made by itself, of one task, which is no rank.
+# Steps from this number on are made by Slurm itself, such as the one that a shell of an allocation runs in: no ranks.
 _FIRST_STEP_OF_SLURM = 0xFFFFFF00
 
 # How many ranks of the job, the last ones, only serve the others.
 SERVERS = "GRADIENTFLOW_SERVERS"
 
-# Outside the ports that Linux gives to whoever asks for any.
+# Outside the ephemeral ports of Linux.
 _MASTER_PORTS = range(20000, 30000)
 
-# Runs on every rank in place of the program, and becomes it.
+# Runs on every rank in place of the program, sets variables, and becomes the program.
 _RANK_SCRIPT = (
     'if [ "$OMPI_COMM_WORLD_SIZE" ]; then RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE '
     "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE; "
     "else RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=$MPI_LOCALRANKID LOCAL_WORLD_SIZE=$MPI_LOCALNRANKS; fi; "
     f"WORLD_SIZE=$((WORLD_SIZE - ${{{SERVERS}:-0}})); "
-    # Each rank would have as many threads of OpenMP and BLAS as the host has cores. nproc heeds OMP_NUM_THREADS, too.
+    # Else each rank would have as many threads of OpenMP and BLAS as the host has cores. nproc heeds OMP_NUM_THREADS.
     'if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ -z "$OMP_NUM_THREADS" ]; then '
     "OMP_NUM_THREADS=$(($(nproc) / LOCAL_WORLD_SIZE)); "
     '[ "$OMP_NUM_THREADS" -gt 0 ] || OMP_NUM_THREADS=1; export OMP_NUM_THREADS; fi; '
     'export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE; exec "$@"'
 )
 
-# The daemons of Open MPI 5.0 lose sight of a process that ends as soon as it has begun, and then wait for it for ever.
+# The daemons of Open MPI 5.0 miss the end of a process that ends as soon as it has begun, and wait for it for ever.
 _NOT_TOO_SHORT = "sleep 0.1; "
 
 
@@ -138,7 +138,7 @@ def read_hostfile(path: str) -> str:
     ----------
     path : str
         The file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one slot, and
-        what is said of one name adds up. ``#`` begins a comment.
+        the slots of repeated names add up. ``#`` begins a comment.
 
     Returns
     -------
@@ -220,11 +220,10 @@ def mpirun_command(
 
 
 def rank_program(program: Sequence[str], hosts: str | None = None, servers: int = 0) -> list[str]:
-    """Write what a rank runs for `program` to find the variables in its environment that PyTorch's launcher sets.
+    """Wrap `program` so that each rank finds in its environment the variables that PyTorch's launcher sets.
 
     They are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, with several ranks on a host,
-    OMP_NUM_THREADS: the host's cores, divided among them. The last three stay as they are where the
-    environment has them.
+    OMP_NUM_THREADS: the host's cores, divided among its ranks. The last three keep the values that the environment has.
 
     Parameters
     ----------
@@ -238,8 +237,8 @@ def rank_program(program: Sequence[str], hosts: str | None = None, servers: int 
     Returns
     -------
     list of str
-        The program for `mpirun_command`. It needs a shell, and takes about a millisecond; with daemons on other hosts a
-        tenth of a second.
+        The program for `mpirun_command`. It needs a shell and adds about a millisecond; a tenth of a second with
+        `hosts` or in an allocation, where the launcher uses daemons.
     """
     master = {
         "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _master_address(hosts),
@@ -260,8 +259,8 @@ def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str
     launcher : Launcher
         Which launcher will be started.
     hosts : str, optional
-        Where the job is started, as `mpirun_command` takes it. On other hosts the ranks look themselves for what their
-        MPI library can leave out.
+        Where the job is started, as `mpirun_command` takes it. On other hosts each rank finds out by itself what its
+        MPI library can skip at start.
 
     Returns
     -------
@@ -348,7 +347,7 @@ def control_group_values(name: str) -> list[str]:
 
 
 def _check_count(ranks: int, hosts: str | None) -> None:
-    """Refuse more ranks than the hosts have slots, or than this machine can be meant to take in its memory."""
+    """Refuse more ranks than the slots of the hosts, than is sensible on so many cores, or than MPI can count."""
     if ranks < 1:
         raise LaunchError(f"a job needs at least one rank, not {ranks}")
     if in_allocation():
@@ -369,10 +368,10 @@ def _check_count(ranks: int, hosts: str | None) -> None:
 
 
 def _ranks_of_this_step() -> int | None:
-    """Give the tasks of the Slurm step this process is a task of, or None where it is none, or the only one.
+    """Give the number of tasks of this process's Slurm step, or None outside a step and in a step of one task.
 
-    Under ``srun`` with PMIx nothing else tells the number of ranks. A step of one task may as well be a shell, in which
-    jobs are started.
+    Under ``srun`` with PMIx nothing else tells the number of ranks. A step of one task may be a shell in which jobs are
+    started.
     """
     step = _number_in_environment("SLURM_STEP_ID", "SLURM_STEPID")
     tasks = _number_in_environment("SLURM_STEP_NUM_TASKS")
@@ -424,7 +423,7 @@ def _candidates() -> list[str]:
 
 
 def _identify(path: str) -> Launcher:
-    """Ask a launcher what it is; raises, with its own words, where it fails or is neither of the two libraries."""
+    """Ask a launcher what it is; raises, with its output, if it fails or belongs to neither of the two libraries."""
     try:
         ended = subprocess.run(
             [path, "--version"],
@@ -451,6 +450,6 @@ def _identify(path: str) -> Launcher:
 
 
 def _variables_to_forward(environment: Mapping[str, str]) -> list[str]:
-    """Name the variables that ranks on other hosts need; Open MPI passes on only its own unasked."""
+    """Name the variables that ranks on other hosts need; by itself Open MPI passes on only its own."""
     names = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV")
     return sorted(name for name in environment if name in names or name.startswith("GRADIENTFLOW_"))

@@ -19,16 +19,16 @@ from .memory import itemsize
 
 @dataclass(frozen=True)
 class PoolRange:
-    """Tensors of a pool that travel together.
+    """Neighbouring tensors of a pool that are reduced together.
 
     Attributes
     ----------
     tensors : range
         Their indices.
     offset : int
-        Where the first of them begins, in bytes.
+        Byte offset of the first of them.
     nbytes : int
-        How many bytes they take, with what lies between them.
+        Their size in bytes, with the padding between them.
     """
 
     tensors: range
@@ -40,8 +40,8 @@ class GradientPool(BasePool):
     """Gradient tensors side by side in node memory, averaged over the ranks without a copy, in the background.
 
     Gradients are written straight into the views. Neighbouring tensors are put together into ranges of at least
-    `fusion_threshold` bytes; a range is reduced while others are not ready yet, as soon as all of its tensors are and
-    all ranges before it are under way. What is reduced together depends on the shapes and the threshold alone, so no
+    `fusion_threshold` bytes; a range is reduced as soon as all of its tensors are ready and all ranges before it are
+    under way, while later ranges are not ready yet. The ranges depend on the shapes and the threshold alone, so no
     rank has to ask the others. Collective: all ranks make the pool with the same arguments. (GradientFlow paper,
     sections 2.6 and 3.1: lazy allreduce.)
 
@@ -58,34 +58,34 @@ class GradientPool(BasePool):
     dtype : dtype, default "float32"
         A floating dtype, of all tensors.
     fusion_threshold : int, float or str, default "auto"
-        Bytes, or text such as "64KiB". With 0 every tensor travels alone; with ``math.inf`` or "inf" all travel
+        Bytes, or text such as "64KiB". With 0 every tensor is reduced alone; with ``math.inf`` or "inf" all are reduced
         together, once the last is ready. "auto" is 8 MiB; inside a node, where the threads that call `ready` reduce the
         ranges (GRADIENTFLOW_PROGRESS), it is 256 KiB.
     wire : {"float32", "float16", "bfloat16"}, optional
-        What values of float32 are rounded to where they travel between nodes, see `Communicator.allreduce`.
+        The dtype to which float32 values are rounded when they travel between nodes, see `Communicator.allreduce`.
     algorithm : str, default "auto"
         As in `Communicator.allreduce`.
     device : str or int, default "cpu"
-        "cpu" for memory of the host; "cuda", "cuda:1" or a number for that of a CUDA device.
+        "cpu" for memory of the host; "cuda", "cuda:1" or a number for memory of a CUDA device.
     extra : int, default 0
-        So many numbers, in `extra`, are averaged along in every iteration; rounded to `dtype`, unless on a device.
+        How many numbers, in the array `extra`, are averaged with the gradients; rounded to `dtype`, unless on a device.
 
     Attributes
     ----------
     memory : numpy.ndarray or DeviceArray
-        The whole pool of this rank, as bytes. Keeps the memory as long as it is held.
+        The whole pool of this rank, as bytes. Keeps the memory alive.
     offsets : tuple of int
-        Where each tensor begins in it, in bytes.
+        Byte offset of each tensor in `memory`.
     nbytes : int
         Memory of the pool on this rank; there is no second copy of the gradients.
     ranges : tuple of PoolRange
-        What travels together.
+        The tensors that are reduced together.
     fusion_threshold : int or float
         In bytes.
     wire : str or None
-        As given.
+        The wire dtype, as given.
     dtype : str
-        Its name.
+        Name of the dtype.
 
     Raises
     ------
@@ -151,14 +151,14 @@ class GradientPool(BasePool):
         )
 
     def regroup(self, fusion_threshold: float | str = "auto", wire: str | None = None) -> None:
-        """Put tensors together by another threshold, and let them travel as another wire, from now on.
+        """Change the fusion threshold and the wire dtype from now on.
 
         Between iterations, with the same arguments on all ranks. The tensors stay in their places.
 
         Parameters
         ----------
         fusion_threshold, wire
-            As of the class.
+            As for the class.
 
         Raises
         ------
@@ -177,8 +177,8 @@ class GradientPool(BasePool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until every tensor is replaced by its mean over the ranks, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
-        device the host does not wait for the device: what is put into `stream` from then on sees the means.
+        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        CUDA device the host does not wait for the device: work put into `stream` from then on sees the means.
 
         Parameters
         ----------
@@ -199,18 +199,18 @@ class GradientPool(BasePool):
         self._native.wait(timeout, stream_number(stream))
 
     def update(self, everywhere: bool = True) -> Any:
-        """Return what the core's optimizers take for a step: all gradients.
+        """Return the input of a step of the core's optimizers: all gradients.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            Unless they are averaged: after `wait`, and before the next tensor is ready.
+            Unless they are averaged, that is after `wait` and before the next tensor is ready.
         """
         return self._native.update()
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """Which elements of the memory have gradients: one row, of the first and one past the last."""
+        """The elements of the memory that hold gradients: one row, of the first and one past the last."""
         return np.array([[0, self.nbytes // itemsize(self.dtype)]])
 
     def has_nonfinite(self, stream: Any = None) -> bool:
@@ -218,9 +218,14 @@ class GradientPool(BasePool):
         return self.count_nonfinite(stream) > 0
 
     def count_nonfinite(self, stream: Any = None) -> int:
-        """Return how many of the gradients in memory are infinite or NaN; float64 aside.
+        """Return how many of the gradients in memory are infinite or NaN.
 
-        On a CUDA device the host waits for what is in `stream`.
+        On a CUDA device the host waits for the work in `stream`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentTypeError
+            If the dtype is float64.
         """
         return int(self._native.count_nonfinite(stream_number(stream)))
 

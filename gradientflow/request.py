@@ -1,4 +1,4 @@
-"""What a prepared call is."""
+"""Prepared (persistent) calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .errors import ArgumentTypeError
 
 
 class Request:
-    """A call that is checked once, and its way chosen, and then made as often as one likes on the same tensors.
+    """A call that is checked and planned once, and then made any number of times on the same tensors.
 
-    What `Communicator.allreduce_init` and its relatives return, after the persistent collectives of MPI 4. Preparing a
-    call sends nothing. `start` makes it, `wait` ends it; in between the tensors must not be read or written. Several
-    may be under way: they are served in the order in which they were started, with all other calls of the communicator.
-    To the other ranks it is a call like any other, prepared or not. The tensors are kept alive as long as the request,
-    which is kept while it is under way. Where a call makes a new array for its result, it is made once: every `wait`
-    returns the same.
+    Returned by `Communicator.allreduce_init` and the other ``_init`` methods, after the persistent collectives of
+    MPI 4. Preparing a call sends nothing. `start` makes it, `wait` ends it; in between the tensors must not be read or
+    written. Several may be under way: they are served in the order in which they were started, with all other calls of
+    the communicator. A prepared call matches calls of other ranks, prepared or not. The request keeps the tensors
+    alive, and is itself kept alive while under way. If the call makes a new array for its result, it does so once:
+    every `wait` returns the same array.
 
     One thread at a time uses a request.
     """
@@ -34,8 +34,8 @@ class Request:
     def start(self) -> None:
         """Make the call, without waiting for the other ranks.
 
-        A small call inside a node begins here and now: the other ranks need nothing more of this one. Other calls go
-        to the communicator's progress thread, as asynchronous calls do.
+        A small call inside a node begins at once, and the other ranks then need nothing more from this one. Other calls
+        go to the communicator's progress thread, as asynchronous calls do.
 
         Raises
         ------
@@ -69,7 +69,7 @@ class Request:
         gradientflow.errors.MismatchError
             If the ranks have started different calls.
         gradientflow.errors.GradientFlowError
-            What the call ended with, if it failed.
+            The error of the call, if it failed.
         """
         return self._native.wait(timeout)
 

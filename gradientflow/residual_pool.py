@@ -1,4 +1,4 @@
-"""What pools with residuals have in common: what they keep of the gradients, and their states."""
+"""The base of pools that keep residuals, gradient entries not sent yet: residuals and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMAT = 1  # of state dicts
 
 
 class ResidualPool(BasePool, ABC):
-    """The part that `SparseGradientPool` and `TopKGradientPool` share."""
+    """The base class of `SparseGradientPool` and `TopKGradientPool`."""
 
     _comm: Communicator
     _kind: str  # of pool, for messages
@@ -28,7 +28,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def skip_nonfinite(self) -> bool:
-        """Whether an iteration with gradients that are not finite is dropped, in place of an error, on all ranks."""
+        """Whether an iteration with gradients that are not finite is dropped on all ranks, instead of an error."""
         return bool(self._native.skip_nonfinite)
 
     @skip_nonfinite.setter
@@ -40,7 +40,7 @@ class ResidualPool(BasePool, ABC):
         return self.overflowed
 
     def has_gradient(self, index: int) -> bool:
-        """Tell whether the last iteration has left a gradient of tensor `index` that is not zero."""
+        """Tell whether tensor `index` has a nonzero gradient after the last iteration."""
         nbytes = math.prod(self._shapes[index]) * self._itemsize
         memory = self._array(self.offsets[index], (nbytes,), "uint8")
         on_host = memory if isinstance(memory, np.ndarray) else memory.get()
@@ -52,7 +52,7 @@ class ResidualPool(BasePool, ABC):
         return self._by_tensor(self._native.residuals)
 
     def _by_tensor(self, flat: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], ...]:
-        """Return what lies as the gradients do, by tensor."""
+        """Split a flat array, laid out as the gradients, by tensor."""
         starts = [offset // self._itemsize for offset in self.offsets]
         return tuple(
             flat[start : start + math.prod(shape)].reshape(shape)
@@ -66,7 +66,7 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def nonfinite_tensors(self) -> tuple[int, range] | None:
-        """After a `NonFiniteError`, the rank where the gradient was found, and of which tensors it is one.
+        """After a `NonFiniteError`, the rank with the gradient that is not finite, and the tensors it may belong to.
 
         The rank is -1 if the gradient of every rank was finite, and their mean was not.
         """
@@ -84,9 +84,9 @@ class ResidualPool(BasePool, ABC):
 
     @property
     def bookkeeping_seconds(self) -> float:
-        """How long this rank took in the last iteration to choose and collect what is sent, and to put back what came.
+        """Seconds that this rank took in the last iteration to select, gather and scatter what is sent.
 
-        On a CUDA device it is what the host took to have it done; in a top-k pool, what the device took.
+        On a CUDA device the time of the host, which has the device do it; in a top-k pool the time of the device.
         """
         return float(self._native.bookkeeping_seconds)
 
@@ -94,30 +94,30 @@ class ResidualPool(BasePool, ABC):
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
-        """Return what a state has beside rank, iteration and what is kept by tensor."""
+        """Return the entries of a state other than rank, iteration and the arrays by tensor."""
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Go on from a state that has been checked; `kept` is what it keeps, as it lies in memory. Collective."""
+        """Load a checked state; `kept` has its arrays by tensor, laid out as the gradients. Collective."""
 
     @abstractmethod
     def _check_own_state(self, state: Mapping[str, Any]) -> None:
-        """Raise unless a state has the right things beside rank, iteration and what is kept by tensor."""
+        """Check the entries of a state that `_own_state` returns."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank goes on with: what it keeps, what it sends next, and the iteration.
+        """Return this rank's checkpoint: residuals, velocities if any, the next selection, and the iteration.
 
-        Between iterations. It is this rank's own: each rank has to save and load its own. With another number of ranks,
-        or another layout, `consolidated_state_dict` is the one to save.
+        Between iterations. Each rank has to save and load its own. For another number of ranks, or another layout,
+        save `consolidated_state_dict`.
         """
         return self._state(self._comm.rank, {name: list(getattr(self, name)) for name in self._kept})
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """Return the sum over the ranks of what they keep, and the iteration, the same on all ranks. Collective.
+        """Return residuals, and velocities if any, summed over the ranks, and the iteration. Collective.
 
-        Any number of ranks can load it: each then has the mean over the ranks that saved it. What is kept enters later
-        updates as a mean over the ranks, so these are as large as they would have been. Since what each rank had is no
-        longer known, a run does not go on bit by bit as it would have.
+        The same on all ranks. Any number of ranks can load it: each then has the mean over the ranks that saved it.
+        Residuals enter later updates as a mean over the ranks, so the updates are as large as without the checkpoint.
+        Since the residuals of single ranks are lost, a run does not continue bit for bit.
         """
         kept = {name: [each.copy() for each in getattr(self, name)] for name in self._kept}
         for arrays in kept.values():
@@ -130,7 +130,7 @@ class ResidualPool(BasePool, ABC):
         return {"format": _FORMAT, "rank": rank, "ranks": self._comm.size, "iteration": self.iteration, **own, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
+        """Load a state of `state_dict` of the same rank, or of `consolidated_state_dict`. Between iterations.
 
         Collective: all ranks load states of the same iteration.
 
@@ -140,8 +140,8 @@ class ResidualPool(BasePool, ABC):
             If it is the state of another rank, of another number of ranks, or of other tensors, or has numbers that are
             not finite in float32: before anything is changed.
         gradientflow.errors.MismatchError
-            On every rank, if they would go on differently, or if another rank has refused its state: before anything is
-            changed.
+            On every rank, if the ranks would continue differently, or another rank has refused its state: before
+            anything is changed.
         """
         try:
             kept = self._checked_state(state)
@@ -151,7 +151,7 @@ class ResidualPool(BasePool, ABC):
         self._restore(state, kept)
 
     def _refuse_state(self, why: GradientFlowError) -> None:
-        """Tell the other ranks, which load a state, that this one does not, and why."""
+        """Tell the other ranks, which load a state, that this rank refuses its own, and why."""
         self._native.refuse_state(str(why))
 
     def set_residuals(self, residuals: Sequence[npt.NDArray[np.float32]]) -> None:
@@ -170,11 +170,11 @@ class ResidualPool(BasePool, ABC):
         self._native.set_residuals(self._flat(residuals, "the residuals"), 0)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would of this rank's state, and change nothing."""
+        """Raise what `load_state_dict` would raise for this rank's state; change nothing."""
         self._checked_state(state)
 
     def _checked_state(self, state: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
-        """Return what the state keeps, as it lies in memory."""
+        """Check a state; return its arrays by tensor, each laid out as the gradients."""
         if not isinstance(state, Mapping):
             message = f"a state is a dictionary, not a {type(state).__name__}"
             raise ArgumentTypeError(message)
@@ -195,7 +195,7 @@ class ResidualPool(BasePool, ABC):
         return [each / np.float32(saved_by) for each in kept] if state["rank"] is None else kept
 
     def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:
-        """Return the residuals as they lie in memory, after checking them."""
+        """Check arrays by tensor; return them in one array, laid out as the gradients."""
         if not isinstance(residual, Sequence | np.ndarray):
             message = f"{what} is a sequence of arrays, one for each tensor, not a {type(residual).__name__}"
             raise ArgumentTypeError(message)

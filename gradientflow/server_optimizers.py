@@ -10,14 +10,14 @@ from .errors import ArgumentError
 
 
 class ServerOptimizer(Description):
-    """How servers update weights. Parameters, and nothing that runs.
+    """A description of how servers update weights.
 
     Attributes
     ----------
     arrays : tuple of str
-        What a server has of each tensor.
+        Names of the arrays that a server has for each tensor.
     counts : tuple of str
-        Whole numbers that a server has for all tensors.
+        Names of the whole numbers that a server has for all tensors together.
     """
 
     arrays: ClassVar[tuple[str, ...]] = ("weights", "momentum")
@@ -47,7 +47,7 @@ class Adam(ServerOptimizer):
     Parameters
     ----------
     beta1, beta2 : float
-        How much of the means of gradients and of their squares stays, from 0 to below 1.
+        Decay rates of the running means of gradients and of their squares, from 0 to below 1.
     eps : float
         From 1e-37 to 1e37.
     """
@@ -76,14 +76,14 @@ _WORDS: Words[ServerOptimizer] = Words(ServerOptimizer, "optimizer", (Adam, LARS
 
 
 def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
-    """Return an optimizer that is given as one, or in words.
+    """Return an optimizer that is given as an object or in words.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If the words name none.
+        If the words cannot be parsed.
     gradientflow.errors.ArgumentTypeError
-        If it is something else.
+        If it is neither words nor an optimizer.
     """
     return _WORDS.given(optimizer)
 

@@ -14,8 +14,8 @@ from .communicator import Communicator
 from .errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
 from .mailbox import make_mailbox
 
-_LAST_WORDS = 5.0  # seconds for the end of what workers have left open
-_LOOK = 0.2  # seconds between looks for ranks that have died
+_LAST_WORDS = 5.0  # seconds for each server that workers have left open to end by itself
+_LOOK = 0.2  # seconds between checks for ranks that have died
 
 
 class _Post:
@@ -29,17 +29,17 @@ class _Post:
         self._tags = self._mailbox.draw_rest()
 
     def send(self, to: int, message: bytes) -> None:
-        """Send to a rank; in vain where it is gone."""
+        """Send to a rank; the message is lost if the rank is gone."""
         memory = np.frombuffer(message, np.uint8)
         self._mailbox.send(memory.ctypes.data, memory.nbytes, memory, to, self._tags.at(0))
 
     def next(self, source: int | None, timeout: float) -> tuple[int, bytes] | None:
-        """Return who has sent the next message, and the message; None if none comes in time.
+        """Return the next message with its source; None if none comes in time.
 
         Raises
         ------
         gradientflow.errors.PeerError
-            If none can come any more.
+            If no message can come any more.
         """
         arrival = self._mailbox.next(self._tags, source, timeout)
         if arrival is None:
@@ -72,12 +72,12 @@ class ServerRanks:
         self._closed = False
 
     def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
-        """Have all servers make a parameter server. Collective over the workers; then they make it, too.
+        """Have all servers make a parameter server; the workers make it afterwards. Collective over the workers.
 
         Raises
         ------
         gradientflow.errors.GradientFlowError
-            On every worker, if a server cannot: for example because it does not know the class of a policy.
+            On every worker, if a server cannot make it: for example because it does not know the class of a policy.
         """
         trouble = b""
         if comm.rank == 0:
@@ -115,7 +115,7 @@ class ServerRanks:
 
 
 def serve(everyone: Communicator, workers: int) -> None:
-    """Serve the workers until all of them have closed. A rank that serves only calls this.
+    """Serve the workers until all of them have closed. Called by a rank that only serves.
 
     Collective with the workers, which make `ServerRanks`.
 
@@ -154,7 +154,7 @@ def serve(everyone: Communicator, workers: int) -> None:
             try:
                 native = make_native(everyone, workers, arguments)
             except GradientFlowError:
-                continue  # the workers have it, too
+                continue  # the workers get the same error
             natives = [each for each in natives if not each.closed]
             threads = [each for each in threads if each.is_alive()]
             natives.append(native)
@@ -168,10 +168,10 @@ def serve(everyone: Communicator, workers: int) -> None:
 
 
 def _next_command(post: _Post, workers: set[int]) -> tuple[int, bytes] | None:
-    """Wait a moment for a command of a worker. Raise PeerError that names one that has gone, if none comes."""
+    """Wait a moment for a command of a worker. Raise PeerError if none comes and a worker, which it names, is gone."""
     try:
         found = post.next(None, _LOOK)
-    except PeerError:  # all have
+    except PeerError:  # all ranks are gone: the loop below names one
         found = None
     for worker in sorted(workers):
         found = found or post.next(worker, 0.0)
@@ -179,7 +179,7 @@ def _next_command(post: _Post, workers: set[int]) -> tuple[int, bytes] | None:
 
 
 def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
-    """End what serves, once it has found out by itself that nobody needs it any more, and has told the workers why."""
+    """Close the servers, after some time in which they can end by themselves and tell the workers why."""
     for thread in threads:
         thread.join(_LAST_WORDS)
     for native in natives:

@@ -23,12 +23,12 @@ class SparseGradientPool(ResidualPool):
     """Gradients of which only the most important chunks are averaged over the ranks; the rest waits in residuals.
 
     The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
-    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. What is
-    in the other chunks is added to this rank's residuals of them, multiplied by `momentum`, and added to the
+    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. The
+    gradients of other chunks are added to this rank's residuals, which are multiplied by `momentum` and added to the
     gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
-    elsewhere, the same on all ranks: what a step shall use. Then the chunks with the largest L1 norms, summed over the
-    ranks, are chosen for the next iteration; of equal ones the first. The first iteration sends everything, since there
-    are no norms yet to choose by. (GradientFlow paper, section 3.2 and algorithm 1.)
+    elsewhere, the same on all ranks: this is what a step uses. Then the chunks with the largest L1 norms, summed over
+    the ranks, are chosen for the next iteration; among equal norms the first chunks. The first iteration sends
+    everything, since there are no norms yet. (GradientFlow paper, section 3.2 and algorithm 1.)
 
     Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
 
@@ -50,12 +50,12 @@ class SparseGradientPool(ResidualPool):
     chunk_size : int, default 32768
         Elements of a chunk; the last one may have fewer.
     extra : int, default 0
-        So many float64 numbers, in `extra`, are averaged along in every iteration.
+        How many float64 numbers, in the array `extra`, are averaged with the gradients.
     fusion_threshold, wire, algorithm
         As in `GradientPool`; they apply to the chunks that are sent. Between nodes "auto" is 512 KiB.
     skip_nonfinite : bool, default False
-        Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
-        error.
+        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        an error.
     first_iteration : int, default 0
         Number of the first iteration.
     device : str or int, default "cpu"
@@ -67,18 +67,18 @@ class SparseGradientPool(ResidualPool):
     memory, device, offsets, nbytes, dtype, wire, fusion_threshold
         As in `GradientPool`.
     extra : numpy.ndarray
-        The numbers that are averaged along; "tensor" ``len(shapes)`` for `ready`.
+        Numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
     chunk_size : int
         Elements of a chunk.
     chunks : int
-        How many there are.
+        Number of chunks.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If density, momentum or chunk_size is out of range.
     gradientflow.errors.ArgumentTypeError
-        If the dtype is another one.
+        If the dtype is not one of these three.
     gradientflow.errors.MismatchError
         If the ranks make different pools.
 
@@ -143,7 +143,7 @@ class SparseGradientPool(ResidualPool):
         self.chunk_size: int = self._native.chunk_size
         self.chunks: int = self._native.chunks
 
-    corrects_momentum = True  # the momentum of what is not sent waits with it
+    corrects_momentum = True  # residuals carry the momentum of what is not sent
     _kind = "sparse gradient pool"
 
     @property
@@ -170,8 +170,8 @@ class SparseGradientPool(ResidualPool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until the views have the mean gradients where they were sent, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
-        device the host waits, too: it needs the norms to choose chunks by.
+        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        CUDA device the host waits, too: it needs the norms to choose chunks.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class SparseGradientPool(ResidualPool):
             On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`. The gradients are zero then, and
             residuals are as before.
         gradientflow.errors.MismatchError
-            On every rank, if they want different densities next.
+            On every rank, if the ranks want different densities for the next iteration.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError
@@ -197,19 +197,19 @@ class SparseGradientPool(ResidualPool):
         self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
 
     def update(self, everywhere: bool = False) -> Any:
-        """Return what the core's optimizers take for a step: what was sent, or all, with zeros for what was not.
+        """Return the input of a step of the core's optimizers: what was sent, or all, with zeros for what was not.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            Unless it is averaged: after `wait`, and before the next tensor is ready.
+            Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
         """
         return self._native.update(everywhere)
 
     def take_back(self, stream: Any = None) -> None:
-        """Return to the residuals what the last iteration sent, an equal part each, and zero the gradients.
+        """Return to the residuals what the last iteration sent, an equal part on each rank, and zero the gradients.
 
-        So nothing is lost where no step follows. `stream` is as in `ready`.
+        So nothing is lost if no step follows. `stream` is as in `ready`.
         """
         memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
         gradients = as_float32(memory, self.dtype)
@@ -220,7 +220,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def important(self) -> npt.NDArray[np.bool_]:
-        """By chunk, whether this iteration sends it."""
+        """For each chunk, whether this iteration sends it."""
         return np.asarray(self._native.important, np.bool_)
 
     @property
@@ -230,7 +230,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """Which elements of the memory have gradients, for a step: rows of first and one past the last, in order."""
+        """The elements of the memory that a step uses: rows of the first and one past the last, in order."""
         return np.asarray(self._native.spans, np.int64)
 
     @property
@@ -240,7 +240,7 @@ class SparseGradientPool(ResidualPool):
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:
-        """How each range of chunks went in the last iteration, and at last the exchange of norms."""
+        """A report on each range of chunks in the last iteration; the last report is that of the norms."""
         return tuple(RangeReport(*report) for report in self._native.reports)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class SparseGradientPool(ResidualPool):
         whole("chunk_size", state["chunk_size"], 1)
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Where the chunks are others than those of the state, the next iteration sends everything."""
+        """Load a checked state; if its chunks differ from the pool's, the next iteration sends everything."""
         important = np.asarray(state["important"]).astype(np.uint8)
         is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks
         self._native.restore(kept[0], important.tolist() if is_same else [], int(state["iteration"]))

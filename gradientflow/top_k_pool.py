@@ -19,20 +19,20 @@ Ratios = float | Sequence[float]
 
 
 class LayerReport(NamedTuple):
-    """How a layer went in the last iteration.
+    """Report on one layer in the last iteration.
 
     Attributes
     ----------
     first_tensor, tensors : int
         Its first tensor, and how many it has.
     elements : int
-        Elements of these.
+        Elements of the layer.
     k : int
         How many entries a rank sends at most.
     ratio : float
-        The compression ratio that this comes from.
+        The compression ratio that gives `k`.
     dense : bool
-        Whether all of it was averaged, since that takes fewer bytes.
+        Whether the whole layer was averaged, because that takes fewer bytes.
     indices : str
         How indices travel: "words" (32 bits each), "offsets" (16 bits each) or "bitmap" (a bit for each element).
     sent : int
@@ -44,10 +44,10 @@ class LayerReport(NamedTuple):
     select_seconds : float
         How long this rank took to select them.
     message : int
-        In which of the messages they travelled, as numbered in `TopKGradientPool.reports`.
+        Index in `TopKGradientPool.reports` of the message in which the layer travelled.
     ready : float or None
         When the last of its gradients was final, on the device or the host, in seconds on the clock of
-        `time.monotonic`; None where it was not said of all of them.
+        `time.monotonic`; None if some were never marked as ready.
     """
 
     first_tensor: int
@@ -68,15 +68,15 @@ class LayerReport(NamedTuple):
 class TopKGradientPool(ResidualPool):
     """Gradients of which each rank sends the entries of largest magnitude, layer by layer; the rest stays in residuals.
 
-    Once the tensors of a layer are ready, the thread that says so (on a CUDA device another one) adds this rank's
+    Once the tensors of a layer are ready, the thread that calls `ready` (on a CUDA device another one) adds this rank's
     residual and selects ``k = ceil(n / ratio)`` of the n entries. These travel in the background, as values with their
     indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of what
-    all ranks have sent, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. What is sent
-    and the residual add up to gradient and residual before, bit for bit; also what rounding to `wire` takes stays.
-    (LAGS-SGD paper, algorithm 1.)
+    all ranks have sent, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. The entries
+    sent and the new residual add up to the gradient and the old residual, bit for bit; what rounding to `wire` takes
+    off stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
 
-    Layers travel in their order, in messages of at least `merge_bytes`. Where all of a layer takes fewer bytes than its
-    entries, it is averaged as it is, and its residual with it. On a single rank entries are selected, too.
+    Layers travel in their order, in messages of at least `merge_bytes`. A layer that takes fewer bytes as a whole than
+    as entries is averaged as it is, with its residual. On a single rank entries are selected, too.
 
     Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
 
@@ -95,35 +95,35 @@ class TopKGradientPool(ResidualPool):
         How many consecutive tensors each layer has; by default a tensor is a layer. ``[len(shapes)]`` selects from all
         tensors together.
     selection : {"sampled", "exact", "random"}
-        "exact" selects the k largest, of equal ones the first. "sampled" estimates a threshold from a sample of the
-        entries, and sends up to k, close to it. "random" draws k entries, the same on all ranks.
+        "exact" selects the k largest, among equal ones the first. "sampled" estimates a threshold from a sample of the
+        entries, and sends up to k entries, close to k. "random" draws k entries, the same on all ranks.
     threshold_reuse : int, default 0
-        So many iterations begin with the threshold of the one before, in place of a sample.
+        For how many iterations after one that samples the threshold of the previous iteration is used instead.
     momentum : float, optional
         Momentum correction: velocities, ``momentum * velocity + gradient``, take the place of gradients, from 0 to
         below 1. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
     masking : bool, default True
-        Whether velocities become zero where they were sent.
+        Whether velocities become zero at entries that were sent.
     clip : float, optional
-        Gradients are scaled down, layer by layer and before they are added to anything, to a norm of
-        ``clip * sqrt(ranks)``: the mean of as many independent ones has a norm of ``clip``. (DGC paper, appendix C,
-        where gradients are divided by the ranks first: to ``clip / sqrt(ranks)``.)
+        The gradients of each layer are scaled down to a norm of ``clip * sqrt(ranks)`` before they are added to
+        anything: the mean of that many independent gradients has a norm of ``clip``. (DGC paper, appendix C, where
+        gradients are divided by the number of ranks first: to ``clip / sqrt(ranks)``.)
     wire : {"float32", "float16", "bfloat16"}, optional
-        What values travel as: by default float32, or bfloat16 for gradients of bfloat16.
+        The dtype in which values travel: by default float32, or bfloat16 for gradients of bfloat16.
     algorithm : str, default "auto"
         As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
     merge_bytes : int or str, default "auto"
-        A message has at least so many bytes, or ends with the last layer. "auto" is 16 KiB between nodes; inside a
-        node, where entries are read where they lie, all layers travel together.
+        The least bytes of a message, except one that ends with the last layer. "auto" is 16 KiB between nodes; inside a
+        node, where ranks read entries in place, all layers travel together.
     overlap : bool, default True
-        Whether layers are selected from, and sent, as soon as they are ready; else in `wait`.
+        Whether entries of a layer are selected and sent as soon as it is ready; else in `wait`.
     seed : int, default 0
-        Of samples, and of random selections.
+        Seed of samples and of random selections.
     extra : int, default 0
-        So many float64 numbers, in `extra`, are averaged along in every iteration.
+        How many float64 numbers, in the array `extra`, are averaged with the gradients.
     skip_nonfinite : bool, default False
-        Whether an iteration whose gradients are not finite is dropped on all ranks, for a loss scale, rather than an
-        error.
+        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        an error.
     device : str or int, default "cpu"
         Where gradients and residuals lie, and entries are selected: memory of the host, or "cuda", or the number of a
         CUDA device.
@@ -133,18 +133,18 @@ class TopKGradientPool(ResidualPool):
     memory, offsets, nbytes, dtype
         As in `GradientPool`.
     extra : numpy.ndarray
-        The numbers that are averaged along; "tensor" ``len(shapes)`` for `ready`.
+        Numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
     merge_bytes : int or float
         In bytes.
     wire : str or None
-        As given.
+        The wire dtype, as given.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
         If a number is out of range.
     gradientflow.errors.ArgumentTypeError
-        If the dtype is another one.
+        If the dtype is not one of these three.
     gradientflow.errors.MismatchError
         If the ranks make different pools.
 
@@ -162,7 +162,7 @@ class TopKGradientPool(ResidualPool):
     ...     optimizer.step()
     """
 
-    corrects_momentum = False  # it does so itself: the optimizer takes what comes as it is
+    corrects_momentum = False  # the pool itself does so: the optimizer uses the means as they are
     _kind = "top-k gradient pool"
 
     def __init__(
@@ -231,8 +231,8 @@ class TopKGradientPool(ResidualPool):
     def wait(self, timeout: float | None = None, stream: Any = None) -> None:
         """Wait until the views have the mean of what all ranks have sent, and start the next iteration.
 
-        Tensors that are not ready count as zeros on this rank, which may have none where others have some. On a CUDA
-        device the host waits, too: entries pass through its memory.
+        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        CUDA device the host waits, too: entries pass through its memory.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class TopKGradientPool(ResidualPool):
         gradientflow.errors.NonFiniteError
             On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`.
         gradientflow.errors.MismatchError
-            On every rank, if they have different ratios or loss scales.
+            On every rank, if the ranks have different ratios or loss scales.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
         gradientflow.errors.ClosedError
@@ -261,31 +261,31 @@ class TopKGradientPool(ResidualPool):
         self._native.wait(timeout, stream_number(stream))
 
     def update(self, everywhere: bool = True) -> Any:
-        """Return what the core's optimizers take for a step: all gradients, with zeros for what was not sent.
+        """Return the input of a step of the core's optimizers: all gradients, with zeros for what was not sent.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            Unless it is averaged: after `wait`, and before the next tensor is ready.
+            Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
         """
         return self._native.update()
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """Which elements of the memory have gradients: one row, of the first and one past the last; or none."""
+        """The elements of the memory that a step uses: one row, of the first and one past the last; or no row."""
         return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
 
     def take_back(self, stream: Any = None) -> None:
-        """Forget the last iteration, which no step follows: residuals and velocities are as before it.
+        """Undo the last iteration, if no step follows it: residuals and velocities become what they were before.
 
-        Zeroes the gradients. All ranks do it, or none; it does nothing after an iteration that was dropped. `stream` is
-        as in `ready`.
+        Zeroes the gradients. All ranks call it, or none; it does nothing after an iteration that was dropped. `stream`
+        is as in `ready`.
         """
         self._native.take_back(stream_number(stream))
 
     @property
     def layer_reports(self) -> tuple[LayerReport, ...]:
-        """How each layer went in the last iteration; empty before the first, and after one that failed."""
+        """A report on each layer in the last iteration; empty before the first, and after one that failed."""
         return tuple(LayerReport(*report) for report in self._native.layer_reports)
 
     @property
@@ -313,7 +313,7 @@ class TopKGradientPool(ResidualPool):
             raise ArgumentError(message)
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Where there are other layers than those of the state, thresholds are found anew."""
+        """Load a checked state; if its layers differ from the pool's, thresholds are found anew."""
         thresholds = np.asarray(state["thresholds"], np.float32)
         if state["rank"] is None or len(thresholds) != len(self.ratios):
             thresholds = thresholds[:0]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once all of it is on the disk.
 
-    Until then, and after an error, which goes on, what is at `path` stays as it was, and nothing is left beside it.
+    Until then, `path` stays as it was. After an error, which is raised, it does so too, and no other file is left.
 
     Parameters
     ----------
