@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from support import RANK, SIZE, raises, run_checks
+from support import RANK, SIZE, WORLD, raises, run_checks
 from twins import DEVICE, Twins
 
 import gradientflow as gf
@@ -143,14 +143,16 @@ def check_giving_up_and_coming_late(comm: gf.Communicator) -> None:
                 twins.ready(written)
                 assert outcomes(twins, lambda pool, stream: pool.wait(stream=stream)) == ["", ""]
         elif step == 2 and SIZE > 1:
-            twins.ready(twins.write([step]))
-            twins.pools[0].wait()
-            if RANK == 0:
-                time.sleep(0.2)
-            else:
+            written = twins.write([step])
+            if RANK > 0:
+                twins.ready(written)
                 with raises(CommunicationTimeoutError, "not averaged within 0.05 s; it goes on"):
                     twins.pools[1].wait(timeout=0.05)
-            twins.pools[1].wait(timeout=60)
+            WORLD.Barrier()
+            if RANK == 0:
+                twins.ready(written)
+            for pool in twins.pools:
+                pool.wait(timeout=60)
         else:
             twins.iterate(step)
         twins.check(step)

@@ -63,8 +63,8 @@ def same_everywhere(comm: gf.Communicator, arrays: Any) -> None:
     assert (comm.allgather(mine) == mine).all()
 
 
-def require_close(found: Any, wanted: Any, what: object) -> None:
-    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-5), (what, found, wanted)
+def require_close(found: Any, wanted: Any, what: object, tolerance: float = 1e-5) -> None:
+    assert np.allclose(found, wanted, rtol=tolerance, atol=tolerance), (what, found, wanted)
 
 
 # ---- the algorithm ---------------------------------------------------------------------------------------------------
@@ -267,7 +267,9 @@ def check_states_on_other_numbers_of_ranks(comm: gf.Communicator) -> None:
         _, expected = go_on(comm, words, 10)
         for before, after in ((comm, part), (part, comm)):
             _, weights = go_on(after, words, 10, comm.mpi.bcast(go_on(before, words, 4)))
-            require_close(flat(weights), flat(expected), (words, before.size, after.size))
+            # Making matrices orthogonal magnifies what NumPy's products round, which is another on another processor.
+            tolerance = 1e-4 if "powersgd" in words else 1e-5
+            require_close(flat(weights), flat(expected), (words, before.size, after.size), tolerance)
     part.close()
 
 

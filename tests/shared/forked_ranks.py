@@ -149,6 +149,7 @@ def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: s
     os.environb.clear()
     os.environb.update(environment)
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which pytest in the background of a shell ignores
     os.sched_setaffinity(0, cores)
     sys.argv = arguments
     sys.path[0] = os.path.dirname(arguments[0])
