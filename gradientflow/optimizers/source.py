@@ -118,7 +118,7 @@ class OfLoop:
         return state if are_same else cast("dict[str, Any]", consolidated(self._loop.comm, state, means=True))
 
     def stepped(self, overflowed: bool) -> None:
-        """End the iteration after its step."""
+        """Tell the loop that the step was made or skipped."""
         self._loop.stepped()
 
 

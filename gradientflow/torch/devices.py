@@ -86,7 +86,7 @@ def kinds() -> list[torch.device]:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a new tensor."""
+    """Return a new tensor, not initialised."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -171,7 +171,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def mark(stream: Stream) -> Event:
-    """Record an event after all work that is in the stream now."""
+    """Return an event recorded after all work that is in the stream now."""
     return stream.record_event()
 
 

@@ -23,7 +23,7 @@ from .shared_model import SharedModel
 _NEVER = -1
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
-_STEP = "step"  # the key of the number of updates in their state of a parameter
+_STEP = "step"  # the key of a parameter's number of updates in their state
 
 # The keys of an optimizer's ``state[parameter]``, and the names of the core's arrays for them.
 _OF_MOMENTUM = {"momentum_buffer": "momentum"}
@@ -54,8 +54,8 @@ class FusedStep:
     """Makes the step in place of the optimizer, in one pass over memory for each parameter.
 
     Learning rate, momentum, weight decay and so on are read from the parameter groups at every step. Momentum and the
-    moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. Only if the learning rate is
-    inside the momentum, and outside that of the optimizer itself, momentum is kept here instead.
+    moments of Adam are in the optimizer's ``state[parameter]``, as usual, in float32. Only where the strategy has the
+    learning rate of SGD inside the momentum, momentum is kept here instead.
 
     Parameters of 16 bits have float32 master weights, copied from them at the first step. If others have changed a
     parameter since the last step, its master weights are set to it wherever they do not round to it.

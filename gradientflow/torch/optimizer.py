@@ -251,8 +251,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the state is of another model or strategy; if loading is collective, on all ranks if it is so on one.
-            Nothing is changed then.
+            If the state is of another model or strategy; where loading is collective, on all ranks if one has such a
+            state. Nothing is changed then.
         gradientflow.errors.MismatchError
             If the ranks load states of different iterations.
         """
@@ -351,7 +351,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         return result
 
     def _end_step(self) -> None:
-        """End the iteration; the strategy may write weights."""
+        """Tell the loop that the step was made or skipped; the strategy may then write weights."""
         assert self._loop is not None
         if self.strategy.writes_weights:
             self._check_weights()

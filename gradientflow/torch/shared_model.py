@@ -1,4 +1,4 @@
-"""A model with one copy of its parameters per node: checks that only steps write them, and complete them."""
+"""A model with one copy of its parameters per node: checks that steps alone write them, and are completed."""
 
 from __future__ import annotations
 

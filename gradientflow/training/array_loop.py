@@ -160,7 +160,7 @@ class ArrayLoop:
         return self._loop.update
 
     def stepped(self) -> None:
-        """End the iteration after its step; the optimizers of `gradientflow.optimizers` call it themselves."""
+        """Note that the step was made or skipped; the optimizers of `gradientflow.optimizers` call it themselves."""
         self._loop.stepped()
 
     @property

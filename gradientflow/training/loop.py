@@ -47,7 +47,7 @@ class Loop:
     layout : Layout
         The layout of the tensors.
     tensors : Tensors
-        The framework's side of them.
+        The framework's adapter for them.
     accumulation_steps : int
         Every n-th backward pass is exchanged; gradients add up in between.
     loss_scale : LossScale or None
@@ -108,7 +108,7 @@ class Loop:
         self._no_sync = False
         self._overflowed = False  # in an exchange since the last step
         self._is_failed = False  # a call of the synchronizer failed: `abandon` has to tell the other ranks
-        self._must_zero = False  # the iteration was dropped, and zero_grad() has to come first
+        self._must_zero = False  # the iteration was dropped, and `zero` has to come first
         self._order_known = not strategy.follows_order
         self._seen: list[int] = []  # the order on this rank, until one is known
         self._joining = False
@@ -265,7 +265,7 @@ class Loop:
         try:
             update = self.synchronizer.wait(self.tensors.stream)
         except NonFiniteError:  # on all ranks, which have ended the iteration
-            self._overflowed = False  # an error is told once, and a later step is another one
+            self._overflowed = False  # the error is raised only once; a later step is not affected
             raise
         except BaseException:
             self._is_failed = True
@@ -355,7 +355,7 @@ class Loop:
         return self._overflowed
 
     def stepped(self) -> None:
-        """End the iteration after its step was made or skipped."""
+        """Note that the step was made or skipped: update the loss scale, and let the strategy write weights."""
         if self.loss_scale is not None:
             self.loss_scale.update(self._overflowed)
             self.set_loss_scale()
@@ -471,7 +471,7 @@ class Loop:
             except (AbandonedError, MismatchError, NonFiniteError) as error:
                 is_dropped = self._must_zero or isinstance(error, NonFiniteError)
                 if is_dropped and self.synchronizer.numbers[len(self.layout) + 1]:
-                    continue  # on all ranks: those that have batches are told, and may go on
+                    continue  # raised on all ranks; those with batches may go on
                 raise
             if not self._any_has_batches:
                 break
