@@ -19,13 +19,13 @@ namespace cuda = compute::cuda;
 using transport::Memory;
 using transport::Signature;
 
-// What a rank tells the others of its device and its NCCL.
+// A rank's device and NCCL, for the other ranks.
 struct Equipment {
   std::array<char, 32> bus_id;
-  std::array<char, 400> no_nccl;  // why; empty: there is
+  std::array<char, 400> no_nccl;  // why there is none; empty: there is
   int nccl_version;
   std::size_t host;
-  bool several_ranks;  // on one device are wanted, which newer NCCL can if it is told to
+  bool several_ranks;  // NCCL, if new enough, is told to allow several ranks on one device
 };
 
 template <std::size_t size>
@@ -34,7 +34,7 @@ void put(std::array<char, size>& to, std::string_view text) {
   text.copy(to.data(), size - 1);
 }
 
-// Why these ranks have no NCCL together.
+// Why these ranks cannot use NCCL together; empty if they can.
 std::string trouble_with_nccl(const std::vector<Equipment>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].no_nccl[0] != '\0') {
@@ -112,7 +112,7 @@ Outcome DeviceGroup::run(const Call& call) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
   if (group_.mpi().size() == 1 && call.signature.algorithm == transport::Algorithm::nccl && nccl_library_ == nullptr) {
-    find_nccl(cuda::runtime().bus_id(device_));  // one rank alone looks for it when it is asked for
+    find_nccl(cuda::runtime().bus_id(device_));  // a single rank loads NCCL only on request
   }
   Choice choice = select_on_device(situation(call.signature, false), group_.config());
   Outcome outcome{choice.path, {}, {}};
@@ -121,7 +121,7 @@ Outcome DeviceGroup::run(const Call& call) {
     outcome.idle = call.signature.idle;
     return outcome;
   }
-  check();  // the others do not come to an agreement with this rank where an earlier call has failed
+  check();  // if an earlier call has failed, the others do not take part in an agreement
   outcome.idle = group_.agree_on(call);
   runtime.wait(placement_of(call).stream, last_->get());
   choice = serve(call, choice, outcome);
@@ -184,8 +184,8 @@ Choice DeviceGroup::serve(const Call& call, Choice choice, Outcome& outcome) {
   return choice;
 }
 
-// Where the tensors of an allreduce in place lie in one segment of device memory: by local rank, how far into its part;
-// empty where they do not all lie in one. The ranks tell each other.
+// If all tensors of an allreduce in place lie in one segment of device memory: their offsets in its parts, by local
+// rank. Otherwise empty. The ranks tell each other.
 std::vector<std::size_t> DeviceGroup::common_segment(const Call& call) {
   if (call.signature.kind != transport::CallKind::allreduce) {
     return {};
@@ -219,7 +219,7 @@ void DeviceGroup::run_alone(const Call& call) {
   }
 }
 
-// Where NCCL is there and does not start, all ranks get to know why. Unless it was asked for, there are other ways.
+// If NCCL does not start, all ranks learn why, and take another path, unless an algorithm was requested.
 bool DeviceGroup::start_nccl(transport::Algorithm algorithm) {
   try {
     auto made = std::make_unique<NcclCollectives>(group_, nccl_library_);
@@ -244,7 +244,7 @@ std::shared_ptr<DeviceSegment> DeviceGroup::allocate(std::size_t bytes) {
   return allocate_apart(bytes);
 }
 
-// Of memory that no other rank maps; but all get an error where one has none.
+// A segment of memory that no other rank maps; all ranks throw if one of them lacks memory.
 std::shared_ptr<DeviceSegment> DeviceGroup::allocate_apart(std::size_t bytes) {
   cuda::DeviceMemory memory;
   on_all_ranks(group_.mpi(), "cannot get " + std::to_string(bytes) + " bytes of memory of its device", [&] {
@@ -266,7 +266,7 @@ void DeviceGroup::report(const Signature& signature, const Choice& choice) const
   }
 }
 
-// From any thread, while another may make it.
+// From any thread, while another may create it.
 NcclCollectives* DeviceGroup::nccl() const {
   const std::lock_guard lock(nccl_mutex_);
   return nccl_.get();

@@ -1,5 +1,5 @@
-// The ranks of a communicator as collectives on CUDA devices see them, one device to each rank, and the way from a call
-// to the algorithm that serves it.
+// The ranks of a communicator, for collectives on CUDA devices, one device for each rank: selects the algorithm of a
+// call, and runs it.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace gradientflow::collective {
 
 class DeviceGroup {
  public:
-  // For tensors on `device`. Finds out what the ranks have: NCCL, memory of the others. Collective. Throws, on all
-  // ranks the same, where one cannot use its device.
+  // For tensors on `device`. Finds out whether the ranks have NCCL and can map each other's memory. Collective. Throws
+  // the same error on all ranks if one cannot use its device.
   DeviceGroup(Group& group, int device);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -29,20 +29,20 @@ class DeviceGroup {
   // A stream of the communicator's own, for calls in the background.
   [[nodiscard]] compute::cuda::Stream stream() const { return stream_->get(); }
 
-  // Serves one call, as Group::run does. What it puts into the call's stream may still be under way when it returns.
+  // Serves one call, like Group::run. Work in the call's stream may still be under way when it returns.
   Outcome run(const Call& call);
 
-  // Memory of this rank's device, which the ranks of the node map where they can. Collective.
+  // Memory of this rank's device, mapped by the ranks of the node if they can. Collective.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
 
-  // For people to read: why there is no NCCL, and why ranks do not reach each other's memory; empty where all is well.
+  // For messages: why there is no NCCL, and why ranks cannot map each other's memory; empty if they can.
   [[nodiscard]] const std::string& no_nccl() const { return no_nccl_; }
   [[nodiscard]] const std::string& no_peers() const { return no_peers_; }
 
-  // Throws what went wrong on the device after a call had returned, if something has.
+  // Throws the error that happened on the device after a call had returned, if any.
   void check() const;
 
-  // Streams go on, whatever the other ranks do.
+  // Lets streams go on, whatever the other ranks do.
   void abort() noexcept;
 
  private:
@@ -63,12 +63,12 @@ class DeviceGroup {
   std::string no_nccl_;
   std::string no_peers_;
   std::shared_ptr<const transport::NcclLibrary> nccl_library_;
-  mutable std::mutex nccl_mutex_;          // for the pointer, whose object is safe by itself
-  std::unique_ptr<NcclCollectives> nccl_;  // made with the first call that takes it
+  mutable std::mutex nccl_mutex_;          // for the pointer; the object is thread-safe by itself
+  std::unique_ptr<NcclCollectives> nccl_;  // created by the first call that uses it
   std::unique_ptr<PeerExchange> peers_;
   std::unique_ptr<HostStaging> staging_;  // likewise
   std::unique_ptr<compute::cuda::OwnedEvent>
-      last_;  // the end of the last call, for the next one, perhaps in another stream
+      last_;  // the end of the last call, on which the next one waits, perhaps in another stream
 };
 
 }  // namespace gradientflow::collective

@@ -20,10 +20,10 @@ namespace cuda = compute::cuda;
 
 constexpr std::size_t most_events = 2;
 
-// What a rank tells the others about its share, in its part of the board, which is zeros at first.
+// A rank's part of the board: the state of its share, for the others. Zeros at first.
 struct Note {
-  std::atomic<std::uint32_t> closed;              // 1: it maps nothing of the others any more
-  std::array<std::array<char, 400>, 2> failures;  // why it cannot take part, of two steps in turn
+  std::atomic<std::uint32_t> closed;              // 1: it no longer maps parts of the others
+  std::array<std::array<char, 400>, 2> failures;  // why a step failed; two steps alternate
   cuda::ProcessHandle memory;
   std::array<cuda::ProcessHandle, most_events> events;
 };
@@ -35,14 +35,14 @@ Note& note_of(const transport::Segment& board, std::size_t rank) {
 std::size_t ranks_of(const transport::Node& node) { return static_cast<std::size_t>(node.size()); }
 std::size_t rank_of(const transport::Node& node) { return static_cast<std::size_t>(node.rank()); }
 
-// The steps in which a segment is made. Each rank does its part of a step; then all hear whether it went well with
-// everybody. A rank may fail in the next step before the others have looked at this one, so each step has a place of
-// its own; before the next but one all have looked.
+// The steps in which a segment is created. Each rank does its part of a step; then all learn whether it succeeded on
+// all. A rank may fail in the next step before the others have read the failures of this one, so successive steps use
+// different places; before the next step but one all have read them.
 class Steps {
  public:
   Steps(transport::Node& node, const transport::Segment& board) : node_(node), board_(board) {}
 
-  // Throws an Error of this kind, on all ranks the same, where `work` threw one on any.
+  // Throws an Error of this kind, the same on all ranks, if `work` threw one on any.
   template <class Work>
   void take(ErrorKind kind, Work work) {
     const std::size_t place = taken_++ % 2;
@@ -79,16 +79,16 @@ cuda::DeviceMemory allocate_zeros(std::size_t bytes) {
   }
 }
 
-// ---- what has retired -----------------------------------------------------------------------------------------------
+// ---- retired shares -------------------------------------------------------------------------------------------------
 
-// Of the process, as mappings are: a communicator may be gone before the others have closed memory of its.
+// Retired shares, one list per process, like mappings: a communicator may end before others have closed its memory.
 struct Waiting {
   std::mutex mutex;
   std::list<DeviceShare> list;
   pid_t process = getpid();
 };
 
-// Never destroyed: when the process ends, the driver frees everything, and CUDA may not be called any more.
+// Never destroyed: when the process ends, the driver frees everything, and CUDA must no longer be called.
 Waiting& waiting() {
   static auto* const all = new Waiting;  // NOLINT(*-owning-memory)
   return *all;
@@ -125,11 +125,11 @@ bool is_closed_by_all(const DeviceShare& share) {
 }  // namespace
 
 void free_retired_shares() noexcept {
-  std::list<DeviceShare> freed;  // outside of the lock: freeing waits for the device
+  std::list<DeviceShare> freed;  // freed outside the lock, because freeing waits for the device
   Waiting& all = waiting();
   const std::lock_guard lock(all.mutex);
   if (all.process != getpid()) {
-    return;  // a fork: all of this belongs to the process that it comes from
+    return;  // after a fork: all of this belongs to the parent process
   }
   for (auto entry = all.list.begin(); entry != all.list.end();) {
     const auto next = std::next(entry);
@@ -163,7 +163,7 @@ std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::s
                                                    std::size_t events, std::shared_ptr<cuda::OwnedEvent> last_use) {
   free_retired_shares();
   const std::shared_ptr<transport::Segment> board = node.allocate(sizeof(Note));
-  free_retired_shares();  // all ranks are here: what all of them have let go of is free now
+  free_retired_shares();  // all ranks are here: now shares that all of them have released are freed
   const std::size_t rounded =
       (std::max<std::size_t>(bytes, 1) + cuda::shared_grain - 1) / cuda::shared_grain * cuda::shared_grain;
   const std::shared_ptr<DeviceSegment> segment(new DeviceSegment(
@@ -195,7 +195,7 @@ std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::s
     for (std::size_t rank = 0; rank < ranks_of(node); ++rank) {
       const Note& theirs = note_of(*board, rank);
       if (rank == share.rank) {
-        continue;  // CUDA does not open what this process made itself
+        continue;  // CUDA does not open handles of the same process
       }
       try {
         share.parts[rank] = cuda::runtime().open(theirs.memory);

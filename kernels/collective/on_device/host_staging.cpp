@@ -15,13 +15,13 @@ std::unique_ptr<cuda::Pinned> pin(const transport::Segment& memory) {
   try {
     return std::make_unique<cuda::Pinned>(memory.mine(), memory.stride());
   } catch (const Error&) {
-    return nullptr;  // a system that does not let so much be pinned: copies are slower, and as right
+    return nullptr;  // the system does not pin so much memory: copies are slower, with the same results
   }
 }
 
 }  // namespace
 
-// What a rank has of its own it may not get: then all have to know, for the calls to come.
+// A rank may fail to get its own resources; then all must know before the first call.
 HostStaging::HostStaging(Group& group)
     : group_(group), capacity_(group.config().host_piece_bytes), memory_(group.allocate(2 * slots * capacity_)) {
   on_all_ranks(group_.mpi(), "cannot get what it takes to have tensors of its device pass through the host", [&] {
@@ -37,7 +37,7 @@ HostStaging::HostStaging(Group& group)
   });
 }
 
-// What is on its way up may still be.
+// Copies up may still be under way.
 HostStaging::~HostStaging() {
   try {
     cuda::runtime().synchronize(down_->get());
@@ -46,7 +46,7 @@ HostStaging::~HostStaging() {
   }
 }
 
-// As on the host: only where values travel in messages. With one node those of the algorithms in levels do not.
+// As on the host: only if values travel in messages. On one node they do not with hierarchical algorithms.
 bool HostStaging::rounds(const Signature& signature) const {
   if (!signature.wire) {
     return false;
@@ -80,7 +80,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   runtime.wait(up_->get(), begin_->get());
   std::size_t nonfinite = 0;
   try {
-    std::optional<CallPiece> below;  // the piece that is on its way down, or has arrived
+    std::optional<CallPiece> below;  // the piece that is being copied down, or has been
     for (std::size_t i = 0; i <= pieces.size(); ++i) {
       std::optional<CallPiece> next;
       if (i < pieces.size()) {
@@ -99,7 +99,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
       }
       below = std::move(next);
     }
-  } catch (...) {  // the staging memory must not be in use any more
+  } catch (...) {  // the staging memory must not stay in use
     runtime.synchronize(down_->get());
     runtime.synchronize(up_->get());
     throw;
@@ -109,7 +109,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
   return call.signature.wire && rounded ? std::optional(nonfinite) : std::nullopt;
 }
 
-// Once what was in the slot before has gone up.
+// Waits, in its stream, until the slot's previous piece has been copied up.
 void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];

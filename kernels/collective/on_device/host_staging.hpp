@@ -1,8 +1,8 @@
-// Calls on tensors of CUDA devices by way of pinned memory and the collectives of the host, in pieces: while the host
-// reduces one, the next is on its way down and the last on its way up.
+// Calls on tensors of CUDA devices through pinned memory and the collectives of the host, in pieces: while the host
+// reduces one piece, the next is copied down to the host and the last one up to the device.
 //
-// The pinned memory is node memory, so inside a node the hosts reduce it in one pass. Where values are rounded for the
-// wire, the device rounds them before they go down, and widens them after they have come up.
+// The pinned memory is node memory, so inside a node the hosts reduce it in one pass. Values that are rounded for the
+// wire are rounded on the device before the copy down, and widened there after the copy up.
 #pragma once
 
 #include <cstddef>
@@ -18,21 +18,21 @@ namespace gradientflow::collective {
 
 class HostStaging {
  public:
-  // On the current device. Collective. Throws Error(memory), on all ranks, where one cannot get what it needs.
+  // On the current device. Collective. Throws Error(memory), on all ranks, if one lacks memory.
   explicit HostStaging(Group& group);
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
   ~HostStaging();
 
-  // Serves a call. Throws Error(memory), on all ranks, where one has no memory to round values in. The host waits for
-  // what has to come down, and for the other ranks; what goes up may still be on its way afterwards, and the call's
-  // stream is ordered behind it. Returns the elements of the result that are not finite, where they were rounded.
+  // Serves a call. Throws Error(memory), on all ranks, if one lacks memory for rounded values. The host waits for the
+  // copies down, and for the other ranks. Copies up may still be under way afterwards; the call's stream waits for
+  // them. Returns the number of elements of the result that are not finite, if they were rounded.
   std::optional<std::size_t> run(const Call& call);
 
  private:
   static constexpr std::size_t slots = 3;
 
-  // One piece on its way: two buffers in pinned memory, and as much of the device for rounded values.
+  // The buffers of one piece: two in pinned memory, and as much device memory for rounded values.
   struct Slot {
     std::byte* input;
     std::byte* output;
@@ -50,7 +50,7 @@ class HostStaging {
   std::size_t capacity_;
   std::shared_ptr<transport::Segment> memory_;
   std::unique_ptr<compute::cuda::Pinned> pinned_;
-  compute::cuda::DeviceMemory rounded_;  // made when a call rounds
+  compute::cuda::DeviceMemory rounded_;  // allocated by the first call that rounds
   std::unique_ptr<compute::cuda::OwnedStream> down_;
   std::unique_ptr<compute::cuda::OwnedStream> up_;
   std::unique_ptr<compute::cuda::OwnedEvent> begin_;

@@ -20,7 +20,7 @@ using nccl::Functions;
 using nccl::Result;
 using transport::CallKind;
 
-// What only moves is bytes to NCCL.
+// The type for collectives without a reduction: NCCL moves bytes.
 constexpr auto bytes_type = nccl::Type::uint8;
 
 nccl::Type type_of(DType dtype) {
@@ -62,7 +62,7 @@ nccl::Op op_of(ReduceOp op) {
   throw Error(ErrorKind::internal, "unknown operator");
 }
 
-// The first failure of several calls that are made together.
+// The first failure of several NCCL calls in a group.
 class Results {
  public:
   void operator()(Result result) {
@@ -117,7 +117,7 @@ std::optional<std::size_t> NcclCollectives::run(const Call& call, bool hierarchi
   } catch (const Error& error) {
     watch_.fail({error.kind(),
                  describe(call.signature) + " failed on rank " + std::to_string(all_->rank()) + ": " + error.what()});
-    watch_.check();  // where the watch was faster, it knows the reason
+    watch_.check();  // throws the watch's reason if it noticed the failure first
     throw;
   }
 }
@@ -176,8 +176,8 @@ void NcclCollectives::allreduce(const Reduced& what, bool hierarchical, cuda::St
   });
 }
 
-// For a mean, every rank of a node divides by the number of all ranks before it adds: nodes may differ in size. The
-// first rank of each node has its node's part in its output, and then the result.
+// For a mean, every rank of a node divides by the number of all ranks before the sum, because nodes may differ in size.
+// The output of each node's first rank holds its node's partial result, and then the result.
 void NcclCollectives::allreduce_in_levels(const Reduced& what, cuda::Stream stream) {
   const nccl::Type type = type_of(what.dtype);
   const bool is_mean = what.op == ReduceOp::mean;
@@ -260,12 +260,12 @@ void NcclCollectives::allreduce_in_wire(const Call& call, bool hierarchical) {
   runtime.cast(call.output, signature.dtype, wire_.data(), wire, signature.count, 1.0F, stream);
 }
 
-// Of the values as they were on the wire: those of the result are the same.
+// The count is that of the values on the wire, which is the same for the result.
 std::size_t NcclCollectives::wait_for_nonfinite(const Call& call) {
   std::uint64_t number = 0;
   cuda::runtime().copy(&number, nonfinite_.data(), sizeof number, placement_of(call).stream);
   cuda::runtime().synchronize(placement_of(call).stream);
-  watch_.check();  // the stream may have gone on because all was aborted
+  watch_.check();  // the stream may have gone on because of an abort
   return number;
 }
 
@@ -304,7 +304,7 @@ void NcclCollectives::reduce_scatter(const Call& call) {
   });
 }
 
-// ---- what only moves ------------------------------------------------------------------------------------------------
+// ---- collectives without a reduction --------------------------------------------------------------------------------
 
 void NcclCollectives::broadcast(const Call& call) {
   const bool is_root = all_->rank() == call.signature.root;

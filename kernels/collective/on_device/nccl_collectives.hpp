@@ -1,19 +1,19 @@
-// The collectives of NCCL, for tensors on CUDA devices, one to each rank.
+// The collectives of NCCL, for tensors on CUDA devices, one device for each rank.
 //
-// All work is put into the call's stream, and no host waits for a device, but for an allreduce with a wire dtype, whose
-// result is counted. Calls in different streams have to be ordered by events, in the order in which they are made. What
-// is under way is looked after by a watch: where NCCL reports an error, a rank dies or a call takes too long, it aborts
-// the communicators, so that streams go on, with undefined results, and every later call throws; whoever has waited for
-// a stream asks check().
+// All work is put into the call's stream. No host waits for a device, except in an allreduce with a wire dtype, which
+// counts the nonfinite elements of the result. The caller orders calls in different streams by events, in the order in
+// which they are made. A watch (nccl_watch.hpp) looks after calls under way: if NCCL reports an error, a rank dies or a
+// call takes too long, it aborts the communicators. Then streams go on, with undefined results, and every later call
+// throws; after waiting for a stream, call check().
 //
 // The results are NCCL's own: sums are added in its order, in the dtype of the tensors, so they differ in their last
-// bits from those of other algorithms; a mean is a sum of values divided beforehand; max and min of floats pass a NaN
-// over where the other ranks have a number.
+// bits from those of other algorithms; a mean is a sum of values divided beforehand; max and min of floats ignore a NaN
+// if other ranks have a number.
 //
 //   allreduce, reduce, broadcast, allgather   NCCL's
-//   reduce_scatter                            NCCL's where all blocks have the same size, else a reduce of each block
-//   allgatherv                                NCCL's allgather where all counts are equal, else a broadcast of each
-//   part alltoall, gather, scatter                 sends and receives together; a rank's own block is copied
+//   reduce_scatter                            NCCL's if all blocks have the same size, else a reduce of each block
+//   allgatherv                                NCCL's allgather if all counts are equal, else a broadcast of each part
+//   alltoall, gather, scatter                 sends and receives together; a rank's own block is copied
 //   hierarchical allreduce                    reduce in the node, allreduce among the nodes' first ranks, broadcast
 //   allreduce with a wire dtype               cast to it, already divided for a mean; allreduce; cast back
 #pragma once
@@ -33,20 +33,20 @@ namespace gradientflow::collective {
 
 class NcclCollectives {
  public:
-  // On the current device. Makes a communicator of all ranks; those that the hierarchical form needs are made with its
-  // first call. Collective. Throws, on all ranks, where that fails on one: see NcclCommunicator::make.
+  // On the current device. Creates a communicator of all ranks; the first hierarchical call creates those that it
+  // needs. Collective. Throws, on all ranks, if that fails on one: see NcclCommunicator::make.
   NcclCollectives(Group& group, std::shared_ptr<const transport::NcclLibrary> library);
   NcclCollectives(const NcclCollectives&) = delete;
   NcclCollectives& operator=(const NcclCollectives&) = delete;
-  // Waits for what is under way, unless it has been aborted.
+  // Waits for calls under way, unless they have been aborted.
   ~NcclCollectives();
 
-  // Serves a call, after an agreement on it. `hierarchical` is for allreduce. Returns how many elements of the result
-  // are not finite where there is a wire dtype. Throws what an earlier call failed with; where this one fails, the
+  // Serves a call, after an agreement on it. `hierarchical` is for allreduce. With a wire dtype, returns the number of
+  // elements of the result that are not finite. Throws the error of an earlier call; if this one fails, the
   // communicators are aborted.
   std::optional<std::size_t> run(const Call& call, bool hierarchical);
 
-  // Throws what a call has failed with.
+  // Throws the error of a failed call, if any.
   void check() const { watch_.check(); }
 
   // Ends everything without waiting: streams go on, and later calls throw Error(closed). For any thread.
@@ -55,14 +55,14 @@ class NcclCollectives {
  private:
   using Communicator = transport::NcclCommunicator;
 
-  // The two levels of the hierarchical form, and the operators by which the ranks of a node divide what they add.
+  // The two levels of a hierarchical allreduce, and the operators of a mean in the node: sums of divided values.
   struct Levels {
     std::shared_ptr<Communicator> node;
     std::shared_ptr<Communicator> leaders;  // of the first ranks of the nodes only
     std::array<std::optional<transport::nccl::Op>, dtype_count> divided_sum;
   };
 
-  // An allreduce as NCCL is to do it.
+  // The arguments of an allreduce by NCCL.
   struct Reduced {
     const std::byte* input;
     std::byte* output;
@@ -90,10 +90,10 @@ class NcclCollectives {
   Group& group_;
   std::shared_ptr<const transport::NcclLibrary> library_;
   std::shared_ptr<Communicator> all_;
-  std::unique_ptr<Levels> levels_;         // made with the first call that needs them
-  compute::cuda::DeviceMemory wire_;       // used by one call at a time, for each waits for its end
-  compute::cuda::DeviceMemory nonfinite_;  // a number
-  NcclWatch watch_;                        // the first to go: it has the communicators, too
+  std::unique_ptr<Levels> levels_;         // created by the first call that needs them
+  compute::cuda::DeviceMemory wire_;       // used by one call at a time, because each waits for its end
+  compute::cuda::DeviceMemory nonfinite_;  // one number
+  NcclWatch watch_;                        // destroyed first, because it has the communicators, too
 };
 
 }  // namespace gradientflow::collective

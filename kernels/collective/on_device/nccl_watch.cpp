@@ -15,8 +15,8 @@ namespace cuda = compute::cuda;
 using namespace std::chrono_literals;
 
 constexpr auto interval = 20ms;
-constexpr auto grace = 500ms;     // what a rank did before it died may still arrive
-constexpr std::size_t many = 64;  // calls under way, from which on their events are looked for before more are made
+constexpr auto grace = 500ms;     // data that a rank sent before it died may still arrive
+constexpr std::size_t many = 64;  // calls under way, from which on events of ended ones are reused before new ones
 
 }  // namespace
 
@@ -36,7 +36,7 @@ NcclWatch::~NcclWatch() {
 
 void NcclWatch::add(std::shared_ptr<transport::NcclCommunicator> communicator) {
   const std::lock_guard lock(mutex_);
-  if (failure_) {  // meanwhile: nobody else would abort it
+  if (failure_) {  // nothing else would abort it
     communicator->abort();
   }
   communicators_.push_back(std::move(communicator));
@@ -55,7 +55,7 @@ void NcclWatch::begin(const transport::Signature& signature, cuda::Stream stream
   }
 }
 
-// The lock is not held while the event is put into the stream, which may be full.
+// The lock is not held while the event is recorded, because the stream may be full.
 void NcclWatch::end(cuda::Stream stream) {
   cuda::Event behind = nullptr;
   {
@@ -68,7 +68,7 @@ void NcclWatch::end(cuda::Stream stream) {
   under_way_.back().began.reset();
 }
 
-// Where calls come faster than the thread looks, the events of the oldest are taken as soon as it has ended.
+// If calls come faster than the thread polls, events of ended calls are reused here.
 NcclWatch::Events NcclWatch::take_events() {
   const std::lock_guard lock(mutex_);
   if (spare_.empty() && under_way_.size() >= many) {
@@ -97,8 +97,8 @@ void NcclWatch::check() const {
   }
 }
 
-// Every communicator in a thread of its own: to abort one may mean to wait for what another one holds up in the same
-// stream.
+// Aborts every communicator in its own thread, because an abort may wait for work that another communicator blocks in
+// the same stream.
 void NcclWatch::fail(const Error& reason) noexcept {
   std::vector<std::shared_ptr<transport::NcclCommunicator>> communicators;
   {
@@ -152,7 +152,7 @@ void NcclWatch::run() {
   }
 }
 
-// A call cannot begin before the one before it has ended, so only the oldest one is looked at.
+// A call cannot begin before the previous one has ended, so only the oldest one is checked.
 std::optional<Error> NcclWatch::find_trouble() {
   try {
     forget_finished();
@@ -187,7 +187,7 @@ std::optional<Error> NcclWatch::find_trouble() {
                                            std::to_string(rank_));
     }
     return std::nullopt;
-  } catch (const Error& error) {  // of the device
+  } catch (const Error& error) {  // the device has failed
     return error;
   }
 }

@@ -1,10 +1,10 @@
-// A thread that looks after what NCCL has under way, for no host waits for it.
+// A watchdog thread for the calls that NCCL has under way, because no host waits for them.
 //
-// A kernel of NCCL's waits on the device for those of the other ranks, for ever if need be. So an event is put into the
-// stream before every call and one behind it. When the first has happened and the second has not, the call is under
-// way; if that lasts longer than the timeout, if NCCL reports an error, or if another rank of the node has died or
-// given up, then all communicators are aborted: their kernels end, and the streams go on. What went wrong is
-// remembered, and said by every later call. While nothing is under way, the thread sleeps.
+// A kernel of NCCL waits on the device for those of the other ranks, possibly forever. So an event is recorded in the
+// stream before every call and one behind it. Between the two events the call is under way. If that lasts longer than
+// the timeout, if NCCL reports an error, or if another rank of the node has died or given up, all communicators are
+// aborted: their kernels end, and the streams go on. Every later call throws the error. While no call is under way, the
+// thread sleeps.
 #pragma once
 
 #include <atomic>
@@ -30,24 +30,24 @@ class NcclWatch {
   NcclWatch(transport::Node& node, int rank, double timeout);
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
-  // Waits for nothing but the thread.
+  // Waits only for the thread.
   ~NcclWatch();
 
-  // A communicator that is to be looked after, and aborted with the others.
+  // Adds a communicator to watch, and to abort with the others.
   void add(std::shared_ptr<transport::NcclCommunicator> communicator);
 
-  // To be called around what puts a call into a stream, by one thread. begin() throws as check() does.
+  // To be called before and after a call is put into a stream, by one thread. begin() throws as check() does.
   void begin(const transport::Signature& signature, compute::cuda::Stream stream);
   void end(compute::cuda::Stream stream);
 
-  // Throws what went wrong, if something has.
+  // Throws the error, if there was one.
   void check() const;
 
-  // Something has gone wrong: aborts the communicators, and tells the other ranks of the node not to wait for this one,
-  // unless it was closed. The first reason counts.
+  // Reports an error: aborts the communicators, and tells the other ranks of the node not to wait for this one, unless
+  // the reason is that it was closed. The first reason counts.
   void fail(const Error& reason) noexcept;
 
-  // Waits until nothing is under way. What can end no more is aborted meanwhile.
+  // Waits until no call is under way. Calls that cannot end are aborted meanwhile.
   void drain() noexcept;
 
  private:
@@ -61,7 +61,7 @@ class NcclWatch {
     transport::Signature signature;
     Events events;
     bool is_starting;                        // between begin() and end()
-    std::optional<Clock::time_point> began;  // on the device, as far as has been seen; what starts begins at once
+    std::optional<Clock::time_point> began;  // when the device was seen to have begun; begin() sets it while starting
   };
 
   void run();
@@ -76,7 +76,7 @@ class NcclWatch {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Watched> under_way_;  // in the order of the calls, which is also that in which they end
+  std::deque<Watched> under_way_;  // in the order of the calls, in which they also end
   std::vector<Events> spare_;
   std::optional<Clock::time_point> lost_;  // when the loss of a rank was noticed
   bool sleeps_ = false;

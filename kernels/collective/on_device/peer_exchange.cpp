@@ -8,12 +8,12 @@ namespace {
 namespace cuda = compute::cuda;
 using transport::CallKind;
 
-constexpr std::size_t line = 128;  // bytes; two ranks do not write to one of them
+constexpr std::size_t line = 128;  // bytes; no two ranks write to the same one
 
-// So many bytes a rank reads from all slots together rather than meet once more: a device has read them by then.
+// Up to this many bytes in all slots together, a rank reads them all: that is faster than another meeting.
 constexpr std::size_t whole_bytes = std::size_t{1} << 20;
 
-// Where byte `at` of a piece's output buffer lies in the output tensor.
+// The address in the output tensor of byte `at` of a piece's output buffer.
 std::byte* place(const Call& call, const CallPiece& piece, std::size_t at) {
   for (const Move& move : piece.out) {
     if (at >= move.buffer && at < move.buffer + move.bytes) {
@@ -71,8 +71,8 @@ std::shared_ptr<DeviceSegment> PeerExchange::find(const void* address, std::size
   return nullptr;
 }
 
-// Mapping can go well where the devices then do not see each other's memory, on some virtual machines for example. So
-// each rank reads a number of every other one's.
+// Mapping may succeed although the devices cannot read each other's memory, for example on some virtual machines. So
+// each rank reads a number from the memory of every other one.
 void PeerExchange::check_memory() {
   node_.tell(transport::Node::Topic::result, find_stranger());
   node_.synchronize();
@@ -85,8 +85,8 @@ void PeerExchange::check_memory() {
   }
 }
 
-// The local rank whose memory holds something else than it wrote, as this one sees it; ranks_ for none. CUDA's errors
-// stay here: all ranks take the same steps.
+// The first local rank whose memory this rank cannot read correctly; ranks_ if there is none. CUDA's errors are caught,
+// so that all ranks take the same steps.
 std::size_t PeerExchange::find_stranger() const {
   const cuda::Runtime& runtime = cuda::runtime();
   const auto number_of = [](std::size_t rank) { return std::uint64_t{0x67726164} + rank; };
@@ -116,14 +116,14 @@ std::size_t PeerExchange::find_stranger() const {
   return wrote ? ranks_ : rank_;
 }
 
-// What is under way in the stream of the last call comes before `work`. A stream's identity does not tell whether it is
-// the same: it may have been destroyed, and another been made, meanwhile.
+// Orders `work` behind the last call. Streams are not compared to skip the wait: another one may have the same handle,
+// if the last call's was destroyed.
 template <class Work>
 void PeerExchange::in_order(cuda::Stream stream, Work work) {
   cuda::runtime().wait(stream, last_->get());
   try {
     work();
-  } catch (...) {  // what has been put into the stream uses memory of the others all the same
+  } catch (...) {  // work that is already in the stream still uses memory of the others
     cuda::runtime().record(last_->get(), stream);
     throw;
   }
@@ -201,7 +201,7 @@ void PeerExchange::pass(const Call& call, const CallPiece& piece) {
   }
 }
 
-// Elements `part` of what is in the slots, in the order of the ranks.
+// Reduces elements `part` of the slots, in rank order.
 void PeerExchange::reduce(const Call& call, const Range& part, const std::vector<void*>& destinations) const {
   std::vector<const void*> sources(ranks_);
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
@@ -235,18 +235,18 @@ void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
   }
 }
 
-// From every rank's slot, or from the root's alone, what is for this rank.
+// Copies this rank's output from every rank's slot, or only from the root's.
 void PeerExchange::copy_piece(const Call& call, const CallPiece& piece) const {
   const CallKind kind = call.signature.kind;
   const bool from_root = kind == CallKind::broadcast || kind == CallKind::scatter;
-  const bool holds_blocks = kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot: one for each rank
+  const bool holds_blocks = kind == CallKind::alltoall || kind == CallKind::scatter;  // a slot has one for each rank
   const auto root = static_cast<std::size_t>(node_.local_rank_of(call.signature.root));
   const std::size_t count = piece.call.signature.count;
   if (piece.out.empty()) {
     return;
   }
   for (std::size_t i = 0; i < ranks_; ++i) {
-    const std::size_t peer = (rank_ + i) % ranks_;  // every rank begins with itself: not all read one at a time
+    const std::size_t peer = (rank_ + i) % ranks_;  // begin with oneself, so that not all ranks read the same peer
     if (from_root && peer != root) {
       continue;
     }

@@ -1,22 +1,22 @@
-// Collectives among the ranks of a node in memory of their devices, which they map by CUDA's interprocess handles: the
-// device form of one_pass.hpp and read_peers.hpp. Also for ranks that share a device, which NCCL refuses.
+// Collectives among the ranks of a node in device memory, which they map by CUDA's interprocess handles: the device
+// form of one_pass.hpp and read_peers.hpp. Also for ranks that share a device, which NCCL refuses.
 //
-// The streams of the ranks meet: each rank records an event in its stream, the hosts meet, to know that all have, and
-// each rank's stream waits for the events of the others. What a rank puts into its stream after that is done after what
-// the others had put into theirs before. No host waits for a device.
+// A meeting is a barrier of the ranks' streams: each rank records an event in its stream, a barrier of the hosts makes
+// sure that all have, and each rank's stream waits for the events of the others. So a rank's work enqueued after the
+// meeting runs after the others' work enqueued before it. No host waits for a device.
 //
-// Tensors that lie in one segment are reduced where they are, in two meetings:
-//   the values are there     rank r reduces slice r of all parts, in the order of the ranks, into all parts
-//   the slices are written
-// Other tensors pass in pieces through slots, of which every rank has one, and whose two halves serve in turn:
-//   in       every rank copies what it puts in into its own slot
-//   meeting  every rank takes what it needs from the slots of all; a small allreduce is taken whole by every rank
-//   meeting  only a large allreduce: rank r has reduced slice r in its slot, and every rank takes it from there
-// A rank writes to the half of a slot again at the next piece but one. By then its stream has met the others' for the
-// piece between, and what they took from that half, they had put into their streams before.
+// Tensors that lie in one segment are reduced in place, between two meetings:
+//   meeting  the inputs are complete; rank r reduces slice r of all parts, in rank order, into all parts
+//   meeting  all slices are written
+// Other tensors pass in pieces through slots: every rank has one, with two halves that alternate.
+//   in       every rank copies its input into its own slot
+//   meeting  every rank reads its output from the slots of all; of a small allreduce every rank reduces all slices
+//   meeting  only a large allreduce: rank r has reduced slice r in its slot, from which every rank copies it
+// A rank writes to the same half again at the next piece but one. By then its stream has met the others' for the piece
+// in between, before which they had enqueued their reads of that half.
 //
-// Where a process dies while others' streams wait for what its device was to do, these streams never go on: CUDA has
-// no way to end such a wait. The next call says which rank has died.
+// If a process dies while streams of others wait for work of its device, these streams never go on: CUDA cannot end
+// such a wait. The next call reports the dead rank.
 #pragma once
 
 #include <cstddef>
@@ -37,28 +37,29 @@ namespace gradientflow::collective {
 
 class PeerExchange {
  public:
-  // On the current device, as everything else here. Finds out, together with the others, whether the ranks of the node
-  // reach each other's memory. Collective over the node. What fails on one rank's device becomes `trouble`, on all
-  // ranks the same; throws Error where a rank is lost meanwhile.
+  // On the current device, like everything else here. Finds out whether the ranks of the node can access each other's
+  // memory. Collective over the node. A failure of one rank's device becomes `trouble`, the same on all ranks; throws
+  // Error if a rank is lost meanwhile.
   PeerExchange(transport::Node& node, std::size_t slot_bytes);
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
   ~PeerExchange() = default;
 
-  [[nodiscard]] const std::string& trouble() const { return trouble_; }  // empty: they do
+  [[nodiscard]] const std::string& trouble() const { return trouble_; }  // empty: they can
 
-  // Zero-filled memory for every rank, which all of them map. Only where the ranks reach each other. Collective.
-  // Throws, on all ranks the same, Error(memory) where one has none, and Error(system) where one cannot map another's.
+  // Zero-filled memory for every rank, which all of them map. Only if the ranks can access each other's memory.
+  // Collective. Throws the same on all ranks: Error(memory) if one lacks memory, Error(system) if one cannot map that
+  // of another.
   std::shared_ptr<DeviceSegment> allocate(std::size_t bytes);
 
-  // The segment that holds this rank's memory at `address`, if one does.
+  // The segment whose part of this rank has `bytes` bytes at `address`, or nullptr.
   [[nodiscard]] std::shared_ptr<DeviceSegment> find(const void* address, std::size_t bytes) const;
 
-  // Allreduce in place of tensors that all lie in `segment`, `offsets` bytes into the part of each local rank. All work
-  // is put into the call's stream, after that of earlier calls in whatever stream. After an agreement on the call.
+  // In-place allreduce of tensors in `segment`, at byte offset `offsets[r]` of the part of local rank r. All work is
+  // put into the call's stream, after that of earlier calls in any stream. After an agreement on the call.
   void reduce_in_place(const Call& call, const DeviceSegment& segment, const std::vector<std::size_t>& offsets);
 
-  // Any call, through the slots. Likewise.
+  // The same for any call, through the slots.
   void exchange(const Call& call);
 
  private:
@@ -78,11 +79,11 @@ class PeerExchange {
   std::size_t rank_;
   std::string trouble_;
   std::size_t half_bytes_;
-  std::size_t half_ = 0;                             // of the slots, in use
-  std::size_t meetings_ = 0;                         // so far
+  std::size_t half_ = 0;                             // of the slots: the one in use
+  std::size_t meetings_ = 0;                         // number of meetings so far
   std::shared_ptr<compute::cuda::OwnedEvent> last_;  // the end of the last call
-  std::shared_ptr<DeviceSegment> slots_;             // with two events of each rank, for meetings in turn
-  std::uint32_t made_ = 0;                           // segments
+  std::shared_ptr<DeviceSegment> slots_;             // with two events of each rank, which alternate between meetings
+  std::uint32_t made_ = 0;                           // id of the last segment
   mutable std::mutex mutex_;
   std::map<const std::byte*, std::weak_ptr<DeviceSegment>> segments_;  // by the start of this rank's part
 };
