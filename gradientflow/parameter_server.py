@@ -1,4 +1,4 @@
-"""The parameter server: servers that have the weights, workers that push gradients and pull weights."""
+"""The parameter server: servers that hold the weights, workers that push gradients and pull weights."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class WorkerStatistics:
-    """How it has gone for one worker.
+    """Statistics of one worker.
 
     Attributes
     ----------
     pushes : int
-        How many have come.
+        How many of its pushes have come.
     waited : float
-        Seconds between its pushes and when it could go on, all together.
+        Seconds from its pushes until it could go on, all together.
     staleness : dict of int to int
-        How often it went on so many pushes ahead of the slowest worker.
+        By the number of pushes ahead of the slowest worker: how often it went on with such a lead.
     """
 
     pushes: int
@@ -55,16 +55,16 @@ class WorkerStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """How it has gone so far, as server 0 knows.
+    """Statistics so far, as server 0 knows them.
 
     Attributes
     ----------
     rounds : int
-        How many have been applied.
+        How many rounds have been applied.
     barriers : int
         How often all workers could go on at once.
     ends : int
-        How often all have finished.
+        How often all workers have finished.
     workers : tuple of WorkerStatistics
         By rank.
     """
@@ -81,9 +81,10 @@ class Push:
     Attributes
     ----------
     number : int
-        Of the push, from 1.
+        Number of the push, from 1.
     nonfinite : tuple of two int or None
-        Once `wait` has returned "skipped": the rank, and the tensor whose gradient was not finite there, if it said.
+        Once `wait` has returned "skipped": the rank, and its tensor whose gradient was not finite, if the rank named
+        one.
     """
 
     def __init__(self, native: Any, number: int) -> None:
@@ -107,13 +108,13 @@ class Push:
         Returns
         -------
         {"applied", "skipped", "abandoned"}
-            Whether the push has changed the weights, or was in a round of which a push was to be skipped; "abandoned"
-            where a worker gave it up.
+            "applied" if the push has changed the weights, "skipped" if a push of its round was to be skipped,
+            "abandoned" if a worker gave the round up.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If more than 1024 later pushes were skipped: of this one it is not known any more.
+            If more than 1024 later pushes were skipped: the outcome of this one is not known any more.
         gradientflow.errors.CommunicationTimeoutError
             If the timeout passed first; the push goes on and can be waited for again.
         gradientflow.errors.PeerError
@@ -158,7 +159,7 @@ class Pull:
         self._native.wait_for_pull(self.number, timeout)
 
     def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
-        """Copy the weights of tensor `index`, as they come.
+        """Copy the weights of tensor `index` as they come.
 
         Parameters
         ----------
@@ -172,9 +173,9 @@ class Pull:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, or the pull has given way to another one.
+            If there is no such tensor, or a later pull has replaced this one.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            As `wait`; what has come is in `weights` then.
+            As `wait`; the weights that have come are in `weights` then.
         """
         tensor = _index(index, len(self._shapes))
         if isinstance(weights, int):
@@ -185,9 +186,9 @@ class Pull:
     def weights(self, index: int, timeout: float | None = None) -> NodeArray:
         """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
 
-        They are in the memory of the server if it is in this node and has all of the tensor, as it has if there is one
-        server. Otherwise, with servers in other nodes or several in this one, they are in node memory of this worker,
-        to which they have come or are brought by a copy.
+        The array is in the memory of a server if one in this node has all of the tensor, as a single server has.
+        Otherwise, with servers in other nodes or several in this one, it is in node memory of this worker, where the
+        weights were received or are copied to.
 
         Parameters
         ----------
@@ -199,14 +200,14 @@ class Pull:
         Returns
         -------
         array
-            Not to be written to; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact.
-            It stays as it is until the next pull of this worker, `finish` and `push_pull` included, or until the
-            parameter server is closed. Later its values may be any, but reading them does no harm.
+            Read-only; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact. Its values
+            are valid until the next pull of this worker, `finish` and `push_pull` included, or until the parameter
+            server is closed. Later they are undefined, but reading them does no harm.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, or the pull has given way to another one.
+            If there is no such tensor, or a later pull has replaced this one.
         gradientflow.errors.ArgumentTypeError
             If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
         gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
@@ -222,7 +223,7 @@ class Pull:
         return found
 
     def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
-        """Copy the weights of all tensors, as `take` does, and as they come: there is no need to wait before."""
+        """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
         found = sequence("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
             message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
@@ -235,46 +236,48 @@ class Pull:
 class ParameterServer:
     """Weights on servers: workers push gradients and pull weights.
 
-    Each server has a part of every tensor, updates it by what the workers push, and is a thread of a worker, or a rank
-    of its own (``gradientflow run --servers``). Which pushes are applied together, and who may go on, is asked of a
-    policy. Collective: all ranks make it with the same arguments.
+    Each server holds a part of every tensor and updates it with the gradients that workers push. A server is a thread
+    of a worker, or a rank of its own (``gradientflow run --servers``). A policy decides which pushes are applied
+    together, and which workers may go on. Collective: all ranks make it with the same arguments.
 
     Parameters
     ----------
     comm : Communicator
         The workers.
     weights : sequence of array
-        float32, in the order in which backpropagation produces their gradients, last layer first. Those of rank 0 are
-        what the servers begin with; of the others only the shapes count.
+        float32, in the order in which backpropagation produces their gradients, last layer first. The servers begin
+        with those of rank 0; of the others only the shapes count.
     policy : gradientflow.policies.Policy or str, default "bsp"
         When pushes are applied: a policy, or words for one.
     optimizer : ServerOptimizer or str, default "sgd"
-        How, from the mean g of the pushes of a round. "sgd": ``v = momentum * v + rate * (g + weight_decay * w);
-        w = w - v``; a round without momentum makes its step without, and leaves v as it is, as `torch.optim.SGD` does.
+        How weights are updated with the mean g of the pushes of a round. "sgd":
+        ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``; the step of a round with momentum 0 does not
+        use v and leaves it as it is, as `torch.optim.SGD` does.
         "lars": the same, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
         is not 0.
         "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
     servers : int, optional
-        Where no ranks serve only: how many of the workers have a thread that does; by default all.
+        If no ranks only serve: how many of the workers have a thread that serves; by default all.
     wire : {"float32", "float16", "bfloat16"}, default "float32"
-        What gradients and weights are rounded to on their way, also inside a node. The servers keep float32.
+        The dtype to which gradients and weights are rounded when they travel, also inside a node. The servers keep
+        float32.
     fusion_threshold : int, float or str, optional
-        Bytes: so much travels together, in a piece for each server. By default 4 MiB.
+        How many bytes travel together, in a piece for each server. By default 4 MiB.
     names : sequence of str, optional
-        What the tensors are called in errors.
+        The names of the tensors in error messages.
 
     Attributes
     ----------
     policy : Policy
-        What is asked.
+        Decides when pushes are applied.
     optimizer : ServerOptimizer
-        What updates the weights.
+        Updates the weights.
     servers : int
-        How many there are.
+        Number of servers.
     shapes : tuple of tuple of int
-        Of the tensors.
+        Shapes of the tensors.
     wire : str
-        Its name.
+        Name of the wire dtype.
 
     Raises
     ------
@@ -318,7 +321,7 @@ class ParameterServer:
             raise ArgumentError(message)
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
         self._comm: Communicator = instance("comm", comm, Communicator)
-        self.policy.start(comm.size)  # raises here what is wrong, on all ranks
+        self.policy.start(comm.size)  # an error is raised here already, on all ranks
         arguments = (
             [each.size for each in given],
             None if servers is None else whole("servers", servers, 1),
@@ -349,12 +352,12 @@ class ParameterServer:
     # ---- pushing -------------------------------------------------------------------------------------------------
 
     def gradients(self, timeout: float | None = None) -> list[NodeArray]:
-        """Return arrays to write the gradients of the next push to, in node memory: they are not copied then.
+        """Return arrays in node memory for the gradients of the next push, which then need no copy.
 
-        It waits while the pushes before the last one are under way, as `ready` would. Write to the arrays until that
-        push, and give them to `ready`, or to `push` or `push_pull` as `gradients`; from the push on they are the
-        servers'. Pushes take turns with two such memories, so ask again for each push. Whatever else is given is
-        copied: also an array of an earlier push, if it is not the same memory.
+        Waits while pushes before the last one are under way, as `ready` would. Write to the arrays until the next push,
+        and give them to `ready`, or to `push` or `push_pull` as `gradients`; from that push on they belong to the
+        servers. Pushes take turns with two such memories, so ask again for each push. Any other array is copied, also
+        one of an earlier push unless it is the same memory.
 
         Parameters
         ----------
@@ -364,7 +367,7 @@ class ParameterServer:
         Returns
         -------
         list of array
-            One for each tensor, of its shape, in the dtype of the wire. Their values are any.
+            One for each tensor, of its shape, in the dtype of the wire. Their values are undefined.
 
         Raises
         ------
@@ -379,8 +382,8 @@ class ParameterServer:
     def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
         """Copy the gradient of tensor `index` for the push that begins or has begun. From any thread.
 
-        One that lies in its place already, as `gradients` has given it, is not copied. It waits while the pushes before
-        the last one are under way.
+        A gradient that is already in its array from `gradients` is not copied. Waits while pushes before the last one
+        are under way.
 
         Parameters
         ----------
@@ -394,8 +397,8 @@ class ParameterServer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If there is no such tensor, it is ready already in this push, or it lies in the place that `gradients` has
-            given for another one.
+            If there is no such tensor, it is ready already in this push, or the gradient is in the array that
+            `gradients` has given for another tensor.
         """
         tensor = _index(index, len(self.shapes))
         if isinstance(gradient, tuple):
@@ -415,26 +418,27 @@ class ParameterServer:
     ) -> Push:
         """End a push; tensors that are not ready are zeros.
 
-        Several threads may push: one whole push, with its `gradients`, comes after the other.
+        Several threads may push: each push, with its `gradients`, is complete before the next one begins.
 
         Parameters
         ----------
         settings : gradientflow.strategies.Settings or sequence of them
             Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
         loss_scale : float, default 1.0
-            How many times too large the gradients are; the same in a round.
+            How many times too large the gradients are; the same for all pushes of a round.
         skip : bool or "abandoned", default False
-            The round of this push changes nothing: a gradient is not finite, or this worker gives the iteration up.
+            Whether the round of this push changes nothing: True if a gradient is not finite, "abandoned" if this worker
+            gives the iteration up.
         gradients : sequence of array, optional
             All of them, in place of `ready`. Those of `gradients()` are not copied.
         nonfinite : int, optional
-            The tensor whose gradient is not finite: the push is to be skipped for it, and all workers of its round find
-            it in `Push.nonfinite`.
+            The tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the
+            tensor in `Push.nonfinite`.
 
         Returns
         -------
         Push
-            To be waited for, or not.
+            It need not be waited for.
 
         Raises
         ------
@@ -453,10 +457,10 @@ class ParameterServer:
         nonfinite: int | None = None,
         exact: bool = False,
     ) -> tuple[Push, Pull]:
-        """Push and pull in one, by one message for each server.
+        """Push and pull in one call, with one message to each server.
 
-        The weights are those of the moment at which the policy lets this worker go on: nobody's later pushes are in
-        them, so all workers that go on together have the same.
+        The weights are those of the moment at which the policy lets this worker go on. They do not include later
+        pushes, so all workers that go on together get the same weights.
 
         Parameters
         ----------
@@ -468,7 +472,7 @@ class ParameterServer:
         Returns
         -------
         tuple of Push and Pull
-            Both to be waited for, or not.
+            Neither needs to be waited for.
 
         Raises
         ------
@@ -506,7 +510,7 @@ class ParameterServer:
 
     def _rows(self, settings: Any) -> Array:
         if isinstance(settings, tuple) and settings == self._last_settings[0]:
-            return self._last_settings[1]  # what does not change is checked once
+            return self._last_settings[1]  # unchanged settings are checked once
         each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
         for one in each:
             for name in ("rate", "momentum", "weight_decay", "trust"):
@@ -525,10 +529,11 @@ class ParameterServer:
     # ---- pulling -------------------------------------------------------------------------------------------------
 
     def pull(self, exact: bool = False) -> Pull:
-        """Ask for weights that include all that this worker has pushed so far. It ends the pull before it.
+        """Ask for weights that include all pushes of this worker so far. Replaces the last pull, which must have ended.
 
-        They come once the policy lets this worker go on after its last push. Under "bsp" they are just those after the
-        round of this push; under policies that apply pushes as they come, other workers' later ones may be in them.
+        They come once the policy lets this worker go on after its last push. Under "bsp" they are exactly those after
+        the round of that push; under policies that apply pushes as they come, they may include later pushes of other
+        workers.
 
         Parameters
         ----------
@@ -547,9 +552,9 @@ class ParameterServer:
         self.pull(exact).take_all(arrays, timeout)
 
     def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
-        """Push no more until all workers have said so and all is applied; then take the weights, exactly.
+        """Wait until all workers have finished and all pushes are applied; then take the exact weights.
 
-        Afterwards the policy begins afresh, with all workers. Collective over the workers, which may have pushed
+        Afterwards the policy starts anew, with all workers. Collective over the workers, which may have pushed
         different numbers of times.
 
         Parameters
@@ -566,7 +571,7 @@ class ParameterServer:
     # ---- what the servers know -------------------------------------------------------------------------------------
 
     def statistics(self, timeout: float | None = None) -> Statistics:
-        """Ask server 0 how it has gone so far. Not collective."""
+        """Ask server 0 for its statistics so far. Not collective."""
         numbers = iter(self._native.statistics(timeout))
         rounds, ends, barriers = (int(next(numbers)) for _ in range(3))
         workers = []
@@ -577,9 +582,9 @@ class ParameterServer:
         return Statistics(rounds, barriers, ends, tuple(workers))
 
     def trace(self, timeout: float | None = None) -> Trace:
-        """Ask server 0 for what the policy was told, and what it answered. Not collective.
+        """Ask server 0 for the events that the policy was told, and for its answers. Not collective.
 
-        The first million events are kept. Seconds count from when the servers were made.
+        Only the first million events are kept. Seconds count from the creation of the servers.
         """
         numbers = iter(self._native.trace(timeout))
         events = []
@@ -595,8 +600,8 @@ class ParameterServer:
     def state_dict(self, timeout: float | None = None) -> dict[str, Any]:
         """Return weights and optimizer state of the servers, by tensor, in float32. Not collective.
 
-        It has all that this worker has pushed, as a pull has. Pushes of other workers that are applied meanwhile may be
-        in the part of one server and not in that of another: under "bsp" there are none.
+        The state includes all pushes of this worker, as a pull does. Pushes of other workers that are applied meanwhile
+        may be in the part of one server and not in that of another; under "bsp" there are none.
         """
         state: dict[str, Any] = {"format": _FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
@@ -606,15 +611,15 @@ class ParameterServer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `state_dict`, with any number of servers. Collective: that of rank 0 counts.
+        """Load a state of `state_dict`, of any number of servers. Collective: the state of rank 0 counts.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if that of rank 0 is of other tensors or of another optimizer: before anything is changed.
+            On every rank, if it is a state of other tensors or of another optimizer: before anything is changed.
         """
         error: GradientFlowError | None = None
-        try:  # what is on its way would be applied to what is loaded: every server answers once it has applied it
+        try:  # pushes under way would change the loaded state: every server answers after it has applied them
             self._native.save(0, None)
         except GradientFlowError as caught:
             error = caught
@@ -622,12 +627,12 @@ class ParameterServer:
         self._on_rank_0("the state cannot be loaded", lambda: self._load(self._checked(state)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, which is there whole or not at all. Collective; rank 0 writes.
+        """Write the state to a file, completely or not at all. Collective; rank 0 writes.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it cannot be written: a file that was there before is there still.
+            On every rank, if it cannot be written: an older file is then still there.
         """
 
         def write() -> None:
@@ -638,12 +643,12 @@ class ParameterServer:
         self._on_rank_0(f"the parameter server cannot be saved as {path}", write)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a file of `save`, with any number of servers. Collective; rank 0 reads.
+        """Load a file of `save`, of any number of servers. Collective; rank 0 reads.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if it cannot be read, whatever is wrong with it, or is of other tensors or of another
+            On every rank, if the file cannot be read, for any reason, or has the state of other tensors or of another
             optimizer: before anything is changed.
         """
 
@@ -658,7 +663,7 @@ class ParameterServer:
         self.load_state_dict(self._on_rank_0(f"{path} cannot be read as a parameter server's", read) or {})
 
     def _on_rank_0(self, what: str, work: Callable[[], _Made]) -> _Made | None:
-        """Return what rank 0 makes of it, there. An error of any kind there is one on all ranks. Collective."""
+        """Do work on rank 0 and return its result there, None elsewhere. Collective: all ranks raise its error."""
         made: _Made | None = None
         trouble: ArgumentError | None = None
         if self._comm.rank == 0:
@@ -672,7 +677,7 @@ class ParameterServer:
     def _load(self, flats: Sequence[Array]) -> None:
         for place, flat in enumerate(flats):
             self._native.load(place, flat)
-        self.pull(exact=True).wait()  # servers take what comes from one rank in its order
+        self.pull(exact=True).wait()  # servers take messages of one rank in their order
 
     def _by_tensor(self, flat: Array) -> list[Array]:
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
@@ -699,15 +704,15 @@ class ParameterServer:
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def close(self, orderly: bool = True) -> None:
-        """End it. A rank that serves waits until the others have closed, too. Closing twice is harmless.
+        """Close the parameter server. A rank with a server waits until the others have closed, too.
 
-        While this process has another parameter server open it does not wait, but serves on in the background. The
-        close of the last one waits for all: ranks may close several in different orders.
+        Closing twice is harmless. While this process has another parameter server open, it does not wait, but serves
+        on in the background. The close of the last one waits for all: ranks may close several in different orders.
 
         Parameters
         ----------
         orderly : bool, default True
-            Otherwise the others are told that this rank has given up, and nobody is waited for.
+            If False, the other ranks are told that this one has given up, and nobody is waited for.
         """
         self._native.close(bool(orderly))
 
@@ -770,7 +775,7 @@ def _index(index: int, tensors: int) -> int:
 
 @atexit.register
 def _close_all() -> None:
-    """Close what is still open when the interpreter exits, without waiting for anybody."""
+    """Close open parameter servers when the interpreter exits, without waiting for other ranks."""
     for server in list(_open):
         server._native.close(False)
 

@@ -1,8 +1,8 @@
 """The ``gradientflow`` command.
 
-One file a command; each turns options into a call of the library or of ``gradientflow.bench`` and holds no logic that
-anything else would want. Errors become one sentence and an exit status: 2 for what the caller can put right before
-anything is started, 1 for what went wrong afterwards.
+There is one file per command; it turns options into a call of the library or of ``gradientflow.bench`` and holds no
+logic that is of use elsewhere. An error becomes one sentence and an exit status: 2 if the caller can correct it before
+anything is started, 1 if it happened afterwards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
             tell_end(signal.SIGINT)
         status = 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader of our output has left; what is still buffered must not make the interpreter complain at exit.
+        # The reader of our output has left; output still buffered must not make the interpreter complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
@@ -72,7 +72,7 @@ def main() -> None:
 
 def _complain(message: str, status: int) -> int:
     if rank_of_this_process():
-        # Of a job's ranks the first says it for all; the launcher ends the job when one ends, so leave it the time.
+        # Rank 0 says it for all ranks; the launcher ends the job when one rank ends, so leave rank 0 the time.
         time.sleep(1.0)
     else:
         print(f"gradientflow: {message}", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ _JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figure
 _CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
-# What each bench does. Those of collectives are in one folder of gradientflow.bench, the others in one of their name.
+# What each bench does. The benches of collectives share a folder of gradientflow.bench, the others have one each.
 _BENCHES = {
     **{name: f"Measure {name}." for name in COLLECTIVES},
     "fusion": (
@@ -71,9 +71,9 @@ class BenchCommand(click.Command):
     Parameters
     ----------
     what : Bench
-        What to make it of.
+        The bench.
     summary : str
-        What it does.
+        What it does, for the help.
     """
 
     def __init__(self, what: Bench, summary: str) -> None:
@@ -139,7 +139,7 @@ for _name, _summary in _BENCHES.items():
 
 
 def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
-    """Say where the figures go; a rank may have been told of the terminals behind what was typed."""
+    """Say where the figures go; a rank may have got the widths of the terminals as its last arguments."""
     arguments = sys.argv[1:]
     if options["columns"] is not None:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
@@ -150,7 +150,7 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
-    """Find out now, and not after the measurement, that its figures cannot be written."""
+    """Find out before the measurement if its figures cannot be written."""
     for path in filter(None, (options.get(name) for name in (*_FILES, "resume"))):
         if not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
             raise PlanError(f"{path} cannot be written")
@@ -170,5 +170,5 @@ def _check_files(options: Mapping[str, Any]) -> None:
 def _columns() -> list[int]:
     """Give the widths of the terminals behind standard output and error, 0 where there is none."""
     descriptors = (stream.fileno() for stream in (sys.stdout, sys.stderr))
-    # Those that programs open for others often do not know theirs.
+    # Pseudo-terminals that programs open often do not know their width.
     return [os.get_terminal_size(number).columns or _COMMON_WIDTH if os.isatty(number) else 0 for number in descriptors]

@@ -1,4 +1,4 @@
-"""The checks of ``gradientflow doctor``: each looks at one thing and never raises, what goes wrong is a result."""
+"""The checks of ``gradientflow doctor``: each looks at one thing, and returns a failure instead of raising it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Check:
 
 
 def versions() -> list[Check]:
-    """Give the versions of what the library is made of."""
+    """Give the versions of Python, of the packages and of the build."""
     info = build_info()
     found = [Check("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")]
     found += [_package(name) for name in ("gradientflow", "numpy", "mpi4py")]
@@ -150,7 +150,7 @@ def live_job() -> list[Check]:
 
 
 def other_packages() -> list[Check]:
-    """Say which optional packages are there; none of them has to be."""
+    """Say which optional packages are installed."""
     found = [_optional(name, extra) for name, extra in (("torch", "torch"), ("jax", "jax"), ("matplotlib", "plot"))]
     found.append(_cuda())
     cuda = next((name for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x") if package_version(name)), None)
@@ -203,7 +203,7 @@ def judge(report: dict[str, Any]) -> list[Check]:
 
 
 def between_hosts() -> list[Check]:
-    """Say which way an allreduce would go between hosts, and why."""
+    """Say which path an allreduce would take between hosts, and why."""
     ways = load_core().ways
     layouts = (("2 hosts", [1, 1]), ("4 hosts", [1] * 4), ("2 hosts of 2 ranks", [2, 2]), ("4 hosts of 8", [8] * 4))
     try:
@@ -231,7 +231,7 @@ def _cuda() -> Check:
     try:
         devices = load_core().device
         built = devices.built()
-    except (ImportError, GradientFlowError) as error:  # no core, or a setting that is none
+    except (ImportError, GradientFlowError) as error:  # no core, or an invalid setting
         return Check(name, "warn", "not known", str(error))
     if not built:
         return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")

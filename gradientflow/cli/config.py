@@ -47,7 +47,7 @@ def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, settings: b
 
 
 def _linker_flags(folder: Path) -> list[str]:
-    # The library needs the MPI library; where that is a wheel, it lies in the environment's lib and nowhere standard.
+    # The library needs the MPI library; that of a wheel is in the environment's lib, where no linker looks by default.
     environment = Path(sysconfig.get_path("data")) / "lib"
     return [
         *(f"-L{folder}", "-lgradientflow", f"-Wl,-rpath,{folder}"),

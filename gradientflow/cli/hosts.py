@@ -1,4 +1,4 @@
-"""Hosts that nobody can reach are named before a job is started on them."""
+"""Checking the names of hosts before a job is started on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 
 from gradientflow.launch import LaunchError, in_allocation
 
-# With one of these set the launcher reaches hosts by something else than ssh, which may have names of its own for them.
+# If one of these is set, the launcher may reach hosts by other means than ssh, with other names for them.
 _AGENTS = (
     *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     *("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP"),
@@ -18,7 +18,7 @@ _SSH_SECONDS = 10.0
 
 
 def check_hosts(hosts: str | None) -> None:
-    """Raise if the name of a host leads nowhere.
+    """Raise if the name of a host is known neither to this machine nor to its ssh.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def check_hosts(hosts: str | None) -> None:
     Raises
     ------
     gradientflow.launch.LaunchError
-        If names cannot be resolved, and ssh has no entry for them either; it names all of them.
+        If names cannot be resolved, and ssh has no entry for them either; the message has all of them.
     """
     if hosts is None or in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
         return
@@ -52,7 +52,7 @@ def _why_unknown(name: str) -> str:
 
 
 def _is_known_to_ssh(name: str) -> bool:
-    """Tell whether the settings of ssh lead from a name to another one, or through another host."""
+    """Tell whether the settings of ssh replace a name by another one, or go through another host."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         told = subprocess.run(
             ["ssh", "-G", name],

@@ -9,7 +9,7 @@ and each has its answer here:
 - this process is killed outright: the kernel sends the launcher a SIGTERM ("parent death signal"), and it ends its
   ranks.
 
-What a killed launcher would have tidied up lies in a folder made for this job, and goes with it.
+The launcher's own files are in a folder made for this job, which is removed even if the launcher was killed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def run_job(job: Job) -> int:
     Returns
     -------
     int
-        The launcher's exit status; 128 + the signal's number after a signal, of which a sentence on standard error
-        tells; ``TIMED_OUT`` after the time limit.
+        The launcher's exit status; 128 + the number of a signal that ended the job, with a sentence about it on
+        standard error; ``TIMED_OUT`` after the time limit.
     """
     children_before = _children()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -118,7 +118,7 @@ def run_job(job: Job) -> int:
 
 
 def tell_end(number: signal.Signals, more: str = "") -> None:
-    """Say on standard error, if there is anybody left to read it, which signal has ended this command."""
+    """Say on standard error, if it still has a reader, which signal has ended this command."""
     what = "Ctrl-C" if number == signal.SIGINT else number.name
     with contextlib.suppress(OSError):
         # A terminal has echoed ^C, behind what was written last.
@@ -132,7 +132,7 @@ def die_with_parent(number: signal.Signals) -> None:
 
 
 def _wait(launcher: subprocess.Popen[bytes], timeout: float | None) -> int | None:
-    """Wait until the launcher has ended or has been given up; return the exit status where we were the cause."""
+    """Wait until the launcher has ended or is given up; return the exit status if a signal or the limit ended it."""
     cause = None
     deadline = None if timeout is None else time.monotonic() + timeout
     while launcher.poll() is None:

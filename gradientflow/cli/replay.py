@@ -1,4 +1,4 @@
-"""``gradientflow replay``: ask policies again what a recorded run asked one."""
+"""``gradientflow replay``: give the events of a recorded run to policies."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def replay(
 
 
 def _ask_before_running(trace: str, path: Path | None) -> None:
-    """Raise unless the user wants the file run that a trace names: it may be anybody's, and do anything."""
+    """Raise unless the user agrees to run the file that a trace names: it may do anything."""
     if path is None:
         return
     if not sys.stdin.isatty():
@@ -132,7 +132,7 @@ def _figures(run: Simulation) -> dict[str, Any]:
 
 
 def _histogram(staleness: Sequence[int]) -> str:
-    """Draw how often each staleness was, from 0 on, in bins of equal width."""
+    """Draw how often each staleness occurred, from 0 on, in bins of equal width."""
     width = math.ceil(len(staleness) / _BINS) or 1
     bins = [sum(staleness[first : first + width]) for first in range(0, len(staleness), width)]
     most = max(bins, default=0)

@@ -1,4 +1,4 @@
-"""Pushes, waiting and barriers of each policy as a picture. Needs matplotlib, which only files for pictures import."""
+"""Pushes, waiting and barriers of each policy as a picture. Needs matplotlib, which only the plot modules import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
     path : str
         The picture's file; the ending chooses the format.
     runs : mapping of str to Simulation
-        With their events.
+        By the name of the policy; with their events.
     begin, end : float, float or None
         The stretch, in seconds; None for the end of the longest.
     """

@@ -1,7 +1,7 @@
 """The files that ``GRADIENTFLOW_TIMELINE`` leaves: reading them, joining them on one clock, and adding up times.
 
-They are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event a line. A process
-that was killed leaves it without its end, perhaps in the middle of a line.
+They are in the trace event format of Chrome and Perfetto. Each rank writes an array with one event per line. The array
+of a killed process has no end, and perhaps an incomplete last line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradientflow.errors import ArgumentError
 Event = dict[str, Any]
 Interval = tuple[float, float]  # microseconds
 
-# What the core writes.
+# Names that the core writes.
 WAIT = "wait for gradients"
 _GRADIENTS = "of a gradient pool"  # in the name of every allreduce of a pool
 _CLOCK = "clock"
@@ -37,13 +37,13 @@ class RankTimeline:
     Attributes
     ----------
     path : str
-        Where it stood.
+        The file.
     rank : int
-        Whose it is.
+        The rank.
     host, run : str
-        Where that rank was, and in which job.
+        Where the rank was, and in which job.
     offset_us : float
-        To be added to its times, for those of rank 0.
+        To be added to the times of this rank to get those of rank 0's clock.
     events : list of dict
         All events, in the order in which they were written.
     """
@@ -56,11 +56,11 @@ class RankTimeline:
     events: list[Event]
 
     def spans(self) -> Iterable[Event]:
-        """Give what took time."""
+        """Give the events that took time."""
         return (event for event in self.events if event["ph"] == _SPAN)
 
     def tracks(self) -> dict[int, str]:
-        """Give the names of rows."""
+        """Give the names of rows by their number."""
         return {
             event["tid"]: event["args"]["name"]
             for event in self.events
@@ -75,15 +75,15 @@ class Summary:
     Attributes
     ----------
     rank : int
-        Whose they are.
+        The rank.
     host : str
-        Where it was.
+        Where the rank was.
     recorded : float
         From the first event to the last.
     calls, nbytes, bytes_sent : int
-        Allreduces of gradient pools, what they reduced, and what this rank sent to others in messages for that.
+        Allreduces of gradient pools, the bytes they reduced, and the bytes this rank sent in messages for them.
     communication : float
-        How long such an allreduce was under way.
+        How long at least one such allreduce was under way.
     waiting : float
         How long the program waited for gradients.
     other : float
@@ -167,7 +167,7 @@ def summarise(timeline: RankTimeline) -> Summary:
     Returns
     -------
     Summary
-        Times in which several things went on at once count once.
+        Overlapping times count once.
     """
     all_calls = [span for span in timeline.spans() if is_communication(span)]
     gradients_under_way = [span for span in all_calls if _GRADIENTS in span["name"]]
@@ -188,12 +188,12 @@ def summarise(timeline: RankTimeline) -> Summary:
 
 
 def is_communication(span: Event) -> bool:
-    """Tell a collective from what else took time."""
+    """Tell whether a span is a collective."""
     return "bytes" in span["args"] or _is_on_device(span)
 
 
 def _is_on_device(span: Event) -> bool:
-    """Tell when a device was at a call from when the host put it there, which is a span of its own."""
+    """Tell whether a span is a device's part of a call; the host's part is a span of its own."""
     return bool(span["args"].get("on_device"))
 
 
@@ -203,7 +203,7 @@ def interval_of(event: Event) -> Interval:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Give the length of what intervals cover together."""
+    """Give the length of the union of intervals."""
     length, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         length += max(0.0, end - max(begin, reached))
@@ -215,7 +215,7 @@ def _on_common_clock(event: Event, timeline: RankTimeline) -> Event:
     event = {**event, "pid": timeline.rank}
     if "ts" in event:
         event["ts"] = round(event["ts"] + timeline.offset_us, 3)
-    if "id" in event:  # viewers would join what has the same number on different ranks
+    if "id" in event:  # viewers would join events with the same id on different ranks
         event["id"] = f"{timeline.rank}.{event['id']}"
     if event["ph"] == _METADATA and event["name"] == _CLOCK:
         event["args"] = {**event["args"], "offset_us": 0.0}
@@ -223,7 +223,7 @@ def _on_common_clock(event: Event, timeline: RankTimeline) -> Event:
 
 
 def _timelines_of(path: str, events: Sequence[Event]) -> list[RankTimeline]:
-    """Tell the ranks of a file apart: one, or all of a job."""
+    """Split the events of a file by rank: one, or all of a job."""
     clocks = {event["pid"]: event["args"] for event in events if event["ph"] == _METADATA and event["name"] == _CLOCK}
     if not clocks:
         raise TimelineError(f"{path} is no timeline of GradientFlow: it does not say how the rank's clock stands")
@@ -260,7 +260,7 @@ def _read_events(path: str) -> list[Event]:
 
 
 def _events_until_cut_off(path: str, text: str) -> Any:
-    """Read an array without its end, of which the last line may be incomplete."""
+    """Read an array that has no end, and perhaps an incomplete last line."""
     if not text.startswith("["):
         raise TimelineError(f"{path} is no timeline: it is not JSON")
     for rest in (text, text.rpartition("\n")[0]):

@@ -1,4 +1,4 @@
-"""A stretch of a timeline as a picture. Needs matplotlib, which only files for pictures import."""
+"""A stretch of a timeline as a picture. Needs matplotlib, which only the plot modules import."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLOURS = {
 }
 _FURTHER_COLOURS = ("#7a4fb5", "#946b2d", "#17becf", "#c05a9a", "#6b7280")
 _HEIGHT = 0.8
-_WIDTH_OF_LETTER = 0.01  # of the picture: shorter bars have no room for their names
+_WIDTH_OF_LETTER = 0.01  # share of the picture's width: bars too short for their name have none
 _LEAST_WITH_EDGE = 0.003
 
 
@@ -98,7 +98,7 @@ def _draw_row(
 
 
 def _nested(spans: Sequence[Event]) -> Iterator[tuple[Event, int]]:
-    """Give every span and how many others it lies in, outer ones first."""
+    """Give every span with the number of spans around it, outer ones first."""
     around: list[float] = []
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         begin, end = interval_of(span)
