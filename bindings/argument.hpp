@@ -1,8 +1,8 @@
-// An argument of a function of the public interface. What cannot be converted is refused by its name, with what would
-// be accepted, as an Error; pybind11 by itself would list the signatures of the binding.
+// An argument of a function of the public interface. If it cannot be converted, an Error gives its name and what would
+// be accepted; pybind11 by itself would list the signatures of the binding.
 //
-// A whole number is what Python takes for an index: 1.0 and NumPy's floats are none, nor are True and False. Text is a
-// str, not bytes; a std::string_view of it lasts as long as the call.
+// A whole number is what Python takes for an index, except True and False; 1.0 and NumPy's floats are refused. Text is
+// a str, not bytes; a std::string_view of it lasts as long as the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -47,10 +47,10 @@ using Timeout = Argument<"timeout", "a number of seconds, or None", std::optiona
   return wire.value ? std::optional(dtype_from_name(*wire.value)) : std::nullopt;
 }
 
-// Sets Python's error, for functions of CPython's own calling convention. With Python's lock.
+// Sets the Python error, for functions of CPython's own calling convention. To be called with the GIL.
 void raise(const Error& error);
 
-// Throws Error(type); Error(value) where a whole number was needed and given.
+// Throws Error(type); Error(value) if a whole number is needed, and one that is too large was given.
 [[noreturn]] void refuse_argument(const char* name, const char* what, pybind11::handle given, bool needs_whole_number);
 
 }  // namespace gradientflow::bindings
@@ -91,7 +91,7 @@ struct type_caster<gradientflow::bindings::Argument<argument, what, T>> {
         if (const char* const text = PyUnicode_AsUTF8AndSize(source.ptr(), &size)) {
           return {text, static_cast<std::size_t>(size)};
         }
-        PyErr_Clear();  // half a surrogate pair
+        PyErr_Clear();  // an unpaired surrogate
       }
     } else {
       make_caster<U> caster;

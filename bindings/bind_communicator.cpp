@@ -55,7 +55,7 @@ void synchronize(const collective::Placement& placement) {
   compute::cuda::runtime().synchronize(placement.stream);
 }
 
-// `out` is None for calls in place and where a rank gets no result, `x` where a rank puts nothing in.
+// `out` is None for calls in place and on ranks without a result, `x` is None on ranks without input.
 BoundCall bind_call(const Communicator& communicator, Request request, const LabelText& label, py::handle x,
                     py::handle out) {
   const bool is_root = request.root == communicator.rank();
@@ -78,7 +78,7 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
   }
   bound.call = make_call(communicator, request);
   bound.streams_are_known = puts_in ? bound.input.stream_is_known : bound.output.stream_is_known;
-  // Tensors in two streams are brought together by the host, which is rare.
+  // If input and output are in different streams, which is rare, the host waits for that of the output.
   if (const auto& other = bound.output.placement; other && other->stream != placement_of(bound.call).stream) {
     synchronize(*other);
     bound.streams_are_known = false;
@@ -94,7 +94,7 @@ void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
   }
 }
 
-// A blocking call ends before it returns; an asynchronous one hands back the handle and what must stay alive with it.
+// `run` returns once the call has ended; `submit` returns the handle and the owners of the tensors, to be kept alive.
 void run(Communicator& communicator, BoundCall bound) {
   try {
     {
@@ -114,7 +114,8 @@ py::tuple submit(Communicator& communicator, const BoundCall& bound) {
   return py::make_tuple(communicator.submit(bound.call), bound.input.owner, bound.output.owner);
 }
 
-// What is put into the stream of `result` from now on sees what a call on a device came to; or it is there.
+// Work put into the current stream of `result` from now on sees the result of a call on a device. If that stream is not
+// known, waits for the result.
 void order_result(Handle& handle, py::handle result) {
   if (handle.ends_on_device()) {
     if (const auto stream = current_stream(result)) {
@@ -126,12 +127,12 @@ void order_result(Handle& handle, py::handle result) {
   }
 }
 
-// A prepared call, and what keeps its tensors alive. While it is under way it keeps itself.
+// A prepared call, and what keeps its tensors alive. While under way, it also keeps itself alive.
 struct BoundPreparedCall {
   std::unique_ptr<PreparedCall> call;
   TensorView input;
   TensorView output;
-  py::object tensor;  // whose stream tells when it is ready, on a device
+  py::object tensor;  // on a device, ready in its current stream
   py::object result;
   py::object self = py::none();
 };
@@ -143,7 +144,7 @@ std::shared_ptr<BoundPreparedCall> prepare(const std::shared_ptr<Communicator>& 
                                              std::move(result));
 }
 
-// A tensor of a device is ready in the stream in which it would be used now.
+// A tensor of a device is ready in its framework's current stream.
 void start(BoundPreparedCall& prepared, py::handle self) {
   if (prepared.call->call().placement) {
     if (const auto stream = current_stream(prepared.tensor)) {
@@ -185,7 +186,8 @@ void take(Request& request, const Root& root) { request.root = root.value; }
 void take(Request& request, const Wire& wire) { request.wire = dtype_of(wire); }
 void take(Request& request, const Counts& counts) { request.counts = counts.value; }
 
-// Defines `name` and `name_async`: of a tensor, with the `Options` of this kind and those that all kinds have.
+// Defines `name`, `name_async` and `name_init` for calls on a tensor, with the `Options` of this kind and those that
+// all kinds have.
 template <class... Options>
 void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls, CallKind kind) {
   const auto bind = [kind](const Communicator& communicator, py::handle x, const Options&... options,
@@ -211,7 +213,7 @@ void def_collective(py::class_<Communicator, std::shared_ptr<Communicator>>& cls
           });
 }
 
-// The short ways of the calls that small tensors use: with neither out, wire nor label, in place.
+// The short ways of calls in place, without out, wire and label, as programs make them on small tensors.
 py::object allreduce(Communicator& communicator, Given given, py::handle /*self*/) {
   if (given[0] == nullptr || !is_none(given[3]) || !is_none(given[4]) || !is_none(given[5])) {
     return {};
@@ -297,7 +299,7 @@ std::uintptr_t number_of(MpiHandle handle) {
   }
 }
 
-// The new communicator, as that number.
+// The new communicator, as this number.
 std::uintptr_t split(Communicator& communicator, const Color& color, const Key& key) {
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
@@ -307,7 +309,7 @@ std::uintptr_t split(Communicator& communicator, const Color& color, const Key& 
   return number_of(part);
 }
 
-// What the calling thread did from `begin` to `end`, in seconds of the steady clock, goes into the timeline, if any.
+// Records in the timeline, if any, what the calling thread did from `begin` to `end`, in seconds of the steady clock.
 void record_span(const Communicator& communicator, const std::string& name, double begin, double end) {
   if (const auto timeline = communicator.timeline()) {
     const auto time = [](double seconds) {
@@ -318,7 +320,7 @@ void record_span(const Communicator& communicator, const std::string& name, doub
   }
 }
 
-// Which way an allreduce goes: (from so many bytes on, path, why).
+// The paths of an allreduce: (from so many bytes on, path, why).
 py::list ways(const Communicator& communicator, bool in_node_memory) {
   const collective::Group& group = communicator.group();
   py::list found;

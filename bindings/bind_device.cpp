@@ -49,7 +49,7 @@ void check_host(const py::buffer_info& host, std::size_t bytes) {
   }
 }
 
-// Waits for what is in the stream, and for the copy.
+// Waits for the work in the stream, and for the copy.
 void read(int device, std::uintptr_t address, const py::buffer& host, std::size_t bytes, std::uintptr_t stream) {
   const py::buffer_info info = host.request(true);
   check_host(info, bytes);
@@ -79,7 +79,7 @@ void synchronize(int device, std::uintptr_t stream) {
   cuda::runtime().synchronize(pointer(stream));
 }
 
-// What is put into `later` from now on sees what is in `earlier` now.
+// Work put into `later` from now on runs after the work now in `earlier`.
 void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   const cuda::UseDevice use(device);
   const cuda::OwnedEvent event;
@@ -87,7 +87,7 @@ void order(int device, std::uintptr_t earlier, std::uintptr_t later) {
   cuda::runtime().wait(pointer(later), event.get());
 }
 
-// What of a CopyStream has been done, once it has happened.
+// A point in a CopyStream; once it has happened, all earlier copies are done.
 class Mark {
  public:
   Mark(int device, cuda::OwnedEvent event) : device_(device), event_(std::move(event)) {}
@@ -103,7 +103,7 @@ class Mark {
   cuda::OwnedEvent event_;
 };
 
-// Copies between a device and memory of the host, in a stream of their own: beside what the device computes.
+// Copies between a device and memory of the host in a stream of its own, while the device computes.
 class CopyStream {
  public:
   explicit CopyStream(int device)
@@ -120,9 +120,9 @@ class CopyStream {
     }
   }
 
-  // What is copied from now on is behind what is in `stream` now.
+  // Copies from now on run after the work now in `stream`.
   void follow(std::uintptr_t stream) const { order(device_, stream, own()); }
-  // What is put into `stream` from now on is behind what has been copied until now.
+  // Work put into `stream` from now on runs after the copies until now.
   void hold(std::uintptr_t stream) const { order(device_, own(), stream); }
 
   void copy(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) const {
@@ -147,7 +147,7 @@ class CopyStream {
   std::unique_ptr<cuda::OwnedStream> stream_;
 };
 
-// Nothing where the system does not let so much be pinned: copies are slower, and as right.
+// nullptr if the system does not let so much be pinned: copies are then slower, but correct.
 std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
   try {
     return bytes > 0 ? std::make_unique<cuda::Pinned>(pointer(address), bytes) : nullptr;
@@ -193,7 +193,7 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw Error(ErrorKind::internal, "unknown dtype");
 }
 
-// Called by whoever took the tensor, perhaps without the GIL; or by the capsule, where nobody did.
+// Called by the consumer of the tensor, perhaps without the GIL; or by the capsule, if there was none.
 void release(dlpack::ManagedTensor* managed) {
   const py::gil_scoped_acquire gil;
   delete static_cast<Exported*>(managed->context);  // NOLINT(*-owning-memory): that is how DLPack gives it back
@@ -214,7 +214,7 @@ py::capsule to_dlpack(py::object owner, std::uintptr_t address, std::vector<std:
   exported->managed.context = exported.get();
   exported->managed.deleter = &release;
   PyObject* const capsule = PyCapsule_New(&exported->managed, "dltensor", [](PyObject* self) {
-    if (PyCapsule_IsValid(self, "dltensor") != 0) {  // else it was taken, and renamed
+    if (PyCapsule_IsValid(self, "dltensor") != 0) {  // else a consumer took and renamed it
       release(static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(self, "dltensor")));
     }
   });

@@ -41,7 +41,7 @@ const char* exception_name(ErrorKind kind) {
   return "InternalError";
 }
 
-// What gradientflow.errors has, by name, from when the core was loaded: when the interpreter ends, modules are emptied
+// The names in gradientflow.errors, copied when the core is loaded: when the interpreter ends, modules are emptied
 // before the last objects are destroyed, whose calls may still fail.
 const py::dict& errors() {
   static const auto* const all = new py::dict(  // NOLINT(*-owning-memory): lives as long as any object
@@ -49,7 +49,7 @@ const py::dict& errors() {
   return *all;
 }
 
-// As Python shows it, in one line and not too long. An object whose own code fails shows its type alone.
+// An object as Python shows it; only its type if that is too long or several lines, or if its own code raises.
 std::string shown(py::handle object) {
   constexpr std::size_t longest = 80;
   const auto type = py::str(py::type::of(object).attr("__name__")).cast<std::string>();

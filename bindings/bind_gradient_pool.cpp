@@ -56,7 +56,7 @@ std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, con
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
 
-// The short ways of an iteration in memory of the host: without a stream.
+// The short ways of `ready` and `wait`, for calls without a stream.
 py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
   if (!is_none(given[1])) {
     return {};

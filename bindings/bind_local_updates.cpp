@@ -1,5 +1,5 @@
-// gradientflow._core.local_updates: what a worker does to its own weights between two pulls, and whether gradients are
-// finite. In memory of the host. Gradients are given by their address and dtype.
+// gradientflow._core.local_updates: a worker's updates of its own weights between two pulls, and checks whether
+// gradients are finite. In memory of the host. Gradients are given by their address and dtype.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count, 
   return found;
 }
 
-// Float32 numbers of the host; as many as `count`, unless that is nullptr.
+// A view of float32 numbers in memory of the host; throws unless they are as many as `count`, if that is given.
 TensorView floats_of(const py::object& object, const char* name, const std::size_t* count = nullptr) {
   TensorView view = view_tensor(object, Access::write, name);
   if (view.dtype != DType::float32 || view.placement) {
@@ -115,7 +115,7 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
                     .epsilon = epsilon});
 }
 
-// The steps of HPSGD are made block by block, so that the sums are looked at while they are in a cache.
+// Steps of HPSGD go block by block, so that the sums are checked while they are in a cache.
 constexpr std::size_t step_block = 4096;
 
 float* part(const TensorView& view, std::size_t begin) { return view.data == nullptr ? nullptr : floats(view) + begin; }
@@ -124,7 +124,8 @@ const void* part(std::uintptr_t gradient, DType dtype, std::size_t begin) {
   return gradient == 0 ? nullptr : gradient_at(gradient + begin * size_of(dtype));
 }
 
-// Returns whether the sums are finite. It ends where they are not; weights that are kept are back then.
+// Returns whether the sums are finite. Ends at the first block where they are not, and restores `weights` from
+// `before`, if given.
 bool replica_step(const py::object& weights, const py::object& before, const py::object& sums, std::uintptr_t gradient,
                   const std::string& dtype, float rate, float gradient_scale, float weight_decay) {
   const TensorView weight = floats_of(weights, "weights");
@@ -153,7 +154,7 @@ bool replica_step(const py::object& weights, const py::object& before, const py:
   return true;
 }
 
-// The address 0: there is no gradient. Returns whether the sums are finite where there is one.
+// Without a gradient its address is 0. Returns whether the sums are finite; without a gradient always true.
 bool round_step(const py::object& weights, const py::object& before, const py::object& means, float rate,
                 const py::object& sums, std::uintptr_t gradient, const std::string& dtype, float gradient_scale,
                 float weight_decay) {
@@ -181,7 +182,7 @@ bool round_step(const py::object& weights, const py::object& before, const py::o
   return is_finite;
 }
 
-// Where they do not round to the weights, masters become what the weights are.
+// Master weights that do not round to the given weights are set to these.
 void follow(const py::object& master_weights, const py::object& given) {
   const TensorView weights = view_tensor(given, Access::read, "weights");
   const TensorView masters = floats_of(master_weights, "master weights", &weights.count);

@@ -1,4 +1,4 @@
-// What `gradientflow doctor` and the benchmarks ask about the machine: its memory, and which way an allreduce would go.
+// What `gradientflow doctor` and the benchmarks ask about the machine: its memory, and the paths of an allreduce.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Which way an allreduce of ordinary arrays goes between nodes of so many ranks, with the environment's settings.
+// The paths of an allreduce of ordinary arrays between nodes of so many ranks each, with the environment's settings.
 py::list ways(const std::vector<int>& node_sizes) {
   const auto [smallest, largest] = std::minmax_element(node_sizes.begin(), node_sizes.end());
   py::list found;

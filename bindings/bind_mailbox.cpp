@@ -33,8 +33,8 @@ using Source = Argument<"source", "the number of a rank, or None", std::optional
 
 constexpr auto between_signals = std::chrono::milliseconds(50);
 
-// Python objects that no letter needs any more. Letters end in any thread, with or without Python's lock, and perhaps
-// after the interpreter has: the objects are let go by the main thread, or by the next one that comes by.
+// Python objects that no letter needs any more. Letters end in any thread, with or without the GIL, and perhaps after
+// the interpreter has ended: the main thread releases the objects, or the next thread that makes a letter.
 class Unneeded {
  public:
   void add(PyObject* object) {
@@ -69,7 +69,7 @@ void drop(PyObject* object) {
       unneeded().let_go();
       return 0;
     };
-    Py_AddPendingCall(let_go, nullptr);  // where it refuses, the next letter does it
+    Py_AddPendingCall(let_go, nullptr);  // if it refuses, the next letter does it
   }
 }
 
@@ -101,8 +101,8 @@ Mailbox::Deadline after(std::optional<double> seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
 }
 
-// Waits in steps, between which the main thread attends to signals: step(deadline) says whether there is no more to
-// wait for. Returns whether there was not before the time was over.
+// Waits in steps, between which the main thread attends to signals: step(deadline) says whether the wait is over.
+// Returns false if the deadline passes first.
 template <class Step>
 bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   while (true) {
@@ -118,14 +118,14 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
   }
 }
 
-// A letter and its mailbox, whose Python object stays, too: it is closed when the interpreter exits.
+// A letter and its mailbox. The Python object of the mailbox must stay alive to be closed when the interpreter exits.
 struct BoundLetter {
   py::object box;
   std::shared_ptr<Mailbox> mailbox;
   std::shared_ptr<Letter> letter;
 };
 
-// `start` makes the letter, without Python's lock.
+// `start` makes the letter, without the GIL.
 template <class Start>
 BoundLetter bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
   std::shared_ptr<Letter> letter;
@@ -158,8 +158,8 @@ void wait(const BoundLetter& self, const Timeout& timeout) {
   }
 }
 
-// In a thread of the core's. At the end of the interpreter, Python ends such a thread where it asks for the lock, by an
-// exception that must not be caught and forgotten: see WithoutGil.
+// In a thread of the core's. While the interpreter ends, Python ends such a thread when it asks for the GIL, by an
+// exception that must not be swallowed: see WithoutGil.
 void call_back(PyObject* callback) {
   try {
     const py::gil_scoped_acquire gil;

@@ -48,7 +48,7 @@ std::vector<std::optional<Optimizer::Settings>> settings_of(const Settings& sett
   return found;
 }
 
-// Float32 numbers of an optimizer on a device; keeps the optimizer.
+// Float32 numbers of an optimizer in memory of a device; keeps the optimizer alive.
 struct DeviceFloats {
   std::uintptr_t address;
   std::size_t size;
@@ -56,7 +56,7 @@ struct DeviceFloats {
   py::object optimizer;
 };
 
-// The optimizer, and the objects in whose memory the weights are.
+// The optimizer, and the objects that own the memory of the weights.
 class OptimizerOwner {
  public:
   OptimizerOwner(const std::vector<std::size_t>& counts, bool rate_inside, std::optional<int> device)
@@ -120,10 +120,10 @@ class OptimizerOwner {
 
   Optimizer engine_;
   std::vector<py::object> owners_;
-  std::vector<py::object> places_;  // of numbers that lie in memory of others
+  std::vector<py::object> places_;  // owners of numbers that `place` has put elsewhere
 };
 
-// Gradients of `dtype` that lie at these places of memory, for one step; it goes everywhere.
+// Gradients of `dtype` at these byte offsets of `memory`, for one step that changes all elements.
 BoundUpdate update_over(const py::object& memory, const std::string& dtype, const std::vector<std::size_t>& offsets) {
   const TensorView view = view_tensor(memory, Access::read, "the memory of gradients");
   const DType type = dtype_from_name(dtype);
@@ -141,8 +141,8 @@ BoundUpdate update_over(const py::object& memory, const std::string& dtype, cons
   return {std::move(update), memory};
 }
 
-// The same for a step that changes these elements of the memory alone. With memory of all ranks of a node, it takes the
-// means of the gradients there.
+// The same for a step that changes only the elements from `begin` to `end`. If `of_ranks` has the memory of all ranks
+// of a node, the step takes the means of their gradients itself.
 BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end, const py::list& of_ranks) {
   BoundUpdate part{whole.update, py::make_tuple(whole.memory, of_ranks)};
   part.update.limit({begin, end});
@@ -156,7 +156,7 @@ BoundUpdate part_of(const BoundUpdate& whole, std::size_t begin, std::size_t end
   return part;
 }
 
-// A NumPy array, or on a device an address, behind which the default stream sees what steps have written.
+// A NumPy array; on a device DeviceFloats, whose values the default stream sees as the steps so far have written them.
 template <engine::FloatArray& (OptimizerOwner::*member)(std::size_t)>
 py::object array_over(const py::object& self, std::size_t tensor) {
   auto& owner = self.cast<OptimizerOwner&>();

@@ -1,4 +1,4 @@
-// gradientflow._core.RunningPolicy: policies of parameter servers. See gradientflow/policies/. And what the benchmark
+// gradientflow._core.RunningPolicy: policies of parameter servers. See gradientflow/policies/. Also what the benchmark
 // of the searches for barriers calls.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -92,7 +92,7 @@ std::shared_ptr<Checked> checked(const char* name, const Workers& workers, std::
   return std::make_shared<Checked>(name, workers.value, std::move(policy));
 }
 
-// As of a gradientflow.policies.Simulation.
+// The fields of a gradientflow.policies.Simulation.
 py::dict dict_of(const policy::Account& account, int workers, double seconds,
                  const std::vector<policy::Event>& events) {
   py::list pushes;
@@ -116,7 +116,7 @@ py::dict dict_of(const policy::Account& account, int workers, double seconds,
   return result;
 }
 
-// `lengths`: contiguous arrays of float64.
+// `lengths`: a contiguous array of float64 for each worker.
 py::dict simulate(const py::object& running, const std::vector<py::buffer>& lengths, double until, bool keep_events) {
   const std::shared_ptr<policy::Policy> policy = policy_of(running, static_cast<int>(lengths.size()));
   std::vector<py::buffer_info> views;
@@ -152,7 +152,7 @@ py::tuple find_barrier(const py::buffer& times, const std::string& algorithm) {
   return py::make_tuple(barrier.spread, barrier.time, barrier.pushes);
 }
 
-// Nanoseconds in which a policy decides about each push, of a worker at a time.
+// Nanoseconds in which a policy decides about each push; pushes are given by their workers and times.
 std::vector<double> time_decisions(Checked& policy, const std::vector<int>& workers,
                                    const std::vector<double>& seconds) {
   using Clock = std::chrono::steady_clock;
@@ -231,7 +231,7 @@ void bind_policy(py::module_& module) {
           py::arg("worker"), py::arg("seconds"))
       .def_property_readonly("workers", &Checked::workers);
 
-  // A running policy with checks: of a user's object, those that the server makes, too.
+  // A running policy with checks: for a user's object the same ones that the server makes.
   module.def(
       "checked_policy",
       [](const py::object& running, const Workers& workers) {
@@ -239,7 +239,7 @@ void bind_policy(py::module_& module) {
       },
       py::arg("running"), py::arg("workers"));
 
-  // Of events as Python has them, until the last one, with times from `began` on.
+  // The account of events of Python up to the last one, with times from `began` on.
   module.def(
       "account_of",
       [](int workers, const std::vector<py::tuple>& events, double began) {

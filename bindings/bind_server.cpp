@@ -31,10 +31,10 @@ using engine::ParameterServer;
 using engine::ServerSettings;
 using SettingsArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-// As `engine::Skip`.
+// In the order of engine::Skip.
 constexpr std::array<std::string_view, 3> skips = {"applied", "skipped", "abandoned"};
 
-// `start(workers)` of a gradientflow.policies.Policy.
+// Returns a function that calls `start(workers)` of a gradientflow.policies.Policy.
 engine::Server::MakePolicy maker_of(const py::object& start, int workers) {
   const std::shared_ptr<PyObject> held(start.inc_ref().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() != 0) {
@@ -71,7 +71,7 @@ std::shared_ptr<ParameterServer> make(Communicator& everybody, const std::vector
   const auto make_policy = maker_of(start, workers.value_or(everybody.size()));
   const WithoutGil release;
   return {new ParameterServer(everybody, counts, options, make_policy), [](ParameterServer* server) {
-            std::optional<WithoutGil> released;  // its thread may be about to ask a policy of Python
+            std::optional<WithoutGil> released;  // its thread may wait for the GIL to ask a policy
             if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
               released.emplace();
             }
@@ -94,7 +94,7 @@ void check_tensor(const ParameterServer& server, std::size_t tensor, const Tenso
   }
 }
 
-// Gives the numbers of the push and of the pull, 0 without one. `gradients`: of all tensors, or nothing.
+// Returns the numbers of the push and of the pull, 0 without a pull. `gradients`: of all tensors, or empty.
 std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, const SettingsArray& settings,
                                              float loss_scale, const std::string& skip, std::optional<bool> pull,
                                              const std::vector<py::object>& gradients, std::int64_t nonfinite) {
@@ -122,7 +122,7 @@ std::pair<std::uint64_t, std::uint64_t> push(const ParameterServer& server, cons
   return {pushed.push, pushed.pull};
 }
 
-// An array in the node memory of a parameter server, which it keeps.
+// An array over node memory of a parameter server, which it keeps alive.
 py::array array_in(const ParameterServer& server, const std::byte* data, const py::dtype& dtype, const py::tuple& shape,
                    bool is_writable) {
   using Owner = std::shared_ptr<const void>;
@@ -159,7 +159,7 @@ py::array weights(const ParameterServer& server, std::uint64_t number, std::size
   return array_in(server, found.data, dtype, shape, false);
 }
 
-// The arrays of each tensor, one after the other, in one.
+// Where each tensor begins in `flat`, which has the tensors one after the other.
 std::vector<float*> pointers_into(const ParameterServer& server, float* flat) {
   std::vector<float*> pointers;
   for (const std::size_t count : server.layout().counts()) {

@@ -78,7 +78,7 @@ py::list layer_reports(const TopKPool& pool) {
   return found;
 }
 
-// One array a pool; nothing without momentum.
+// One array for all tensors of the pool; None without momentum.
 py::object velocities(const TopKPool& pool) {
   return pool.has_velocities()
              ? kept_of(pool, [&](std::span<float> to) { pool.copy_velocities(to); }).cast<py::object>()

@@ -1,4 +1,4 @@
-// Python's global interpreter lock, given up while the core works.
+// Python's global interpreter lock (GIL), released while the core works.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,10 +9,9 @@
 
 namespace gradientflow::bindings {
 
-// Gives the lock up for as long as it lives, like pybind11's gil_scoped_release, also in a call_guard. Once the
-// interpreter ends, a thread other than the main one cannot have it back: Python before 3.14 ends such a thread right
-// there, which the C++ runtime answers with an abort of the process. Here the thread stops, as in Python 3.14, until
-// the process is gone.
+// Releases the GIL for as long as it lives, like pybind11's gil_scoped_release, also in a call_guard. While the
+// interpreter ends, only the main thread can get the GIL back: Python before 3.14 ends any other thread that tries,
+// whereupon the C++ runtime aborts the process. Here that thread stops, as in Python 3.14, until the process is gone.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -32,7 +31,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Keeps the lock until the core says that others may have it: see engine::Communicator::LetGo, which refers to it.
+// Keeps the GIL until the core calls it, and releases it from then on: an engine::Communicator::LetGo, by reference.
 class GilToLetGo {
  public:
   void operator()() {
@@ -45,7 +44,7 @@ class GilToLetGo {
   std::optional<WithoutGil> released_;
 };
 
-// Does work with the lock, in any thread. At the end of the interpreter the thread stops, as above.
+// Does work with the GIL, in any thread. While the interpreter ends, the thread stops, as above.
 template <class Work>
 auto with_gil(Work work) -> decltype(work()) {
   std::unique_ptr<pybind11::gil_scoped_acquire> gil;
@@ -60,7 +59,7 @@ auto with_gil(Work work) -> decltype(work()) {
 }
 
 // Runs the handlers of Python's pending signals, which Python does in the main thread only. Throws what they raise. To
-// be called without the lock.
+// be called without the GIL.
 inline void attend_to_signals() {
   if (getpid() != gettid()) {
     return;

@@ -1,4 +1,4 @@
-// How the ranges of a pool went, as Python gets it.
+// The reports on the ranges of a pool, for Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

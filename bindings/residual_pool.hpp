@@ -1,4 +1,4 @@
-// What the bindings of pools with residuals have in common.
+// What the bindings of pools with residuals share.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -29,7 +29,7 @@ Floats kept_of(const Pool& pool, Copy copy) {
   return numbers;
 }
 
-// (rank or -1, first tensor, last tensor)
+// Where a gradient was not finite: (rank or -1, first tensor, last tensor).
 template <class Pool>
 pybind11::object nonfinite_of(const Pool& pool) {
   const auto place = pool.nonfinite();

@@ -1,12 +1,12 @@
-// The short way of a call from Python into the core. A method such as
+// Short ways from Python into the core, past the methods in Python. A method such as
 //
 //     def allreduce(self, x, op="sum", algorithm="auto", out=None, wire=None, *, label=None):
 //     self._native.allreduce(...)
 //
-// has a short way that stands in its place in the class: an object that takes the arguments as CPython has them on its
-// stack, and `self._native`, and calls the core. That saves a small call half of its time. Arguments are converted by
-// the same types as in pybind11's bindings. What is not as usual (another `_native`, an argument that the short way
-// does not know) goes to the method itself, which the object also shows its name, signature and documentation of.
+// has a short way that replaces it in the class: an object that takes the arguments as CPython has them on its stack,
+// gets `self._native`, and calls the core. That saves a small call half of its time. Arguments are converted by the
+// same types as in pybind11's bindings. Unusual calls (another type of `_native`, an argument that the short way does
+// not know) go to the method itself, whose name, signature and documentation the object has, too.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,16 +21,16 @@
 
 namespace gradientflow::bindings {
 
-// What a call was given, by the parameters behind `self`; nullptr for what was not given.
+// The arguments of a call, by the parameters after `self`; nullptr for an argument that was not given.
 using Given = std::span<PyObject* const>;
 
 [[nodiscard]] inline bool is_none(PyObject* given) { return given == nullptr || given == Py_None; }
 
-// Returns a new reference. nullptr without an error of Python's: let the method do it.
+// Returns a new reference; nullptr without a Python error set means that the method has to serve the call.
 using ShortWay = PyObject* (*)(PyObject* native, Given given);
 
-// One as Python has it, which leads to objects of the type `native`, with the names of the parameters behind `self`.
-// Those behind "*" are given by name only.
+// The Python object of a short way to objects of the type `native`. `parameters` has the names of the parameters after
+// `self`; those after "*" are keyword-only.
 pybind11::object make_short_way(const pybind11::type& native, ShortWay way,
                                 std::initializer_list<const char*> parameters);
 
@@ -45,8 +45,8 @@ T converted(PyObject* given, T by_default) {
   return pybind11::detail::cast_op<T>(std::move(caster));
 }
 
-// `function` takes the object of the core, what it was given, and the Python object that holds it; it returns an
-// object, an empty one where the method shall do it.
+// `function` takes the object of the core, the arguments, and the Python object that holds the first; it returns the
+// result, an empty object if the method has to serve the call.
 template <class T, pybind11::object (*function)(T&, Given, pybind11::handle)>
 PyObject* short_way(PyObject* native, Given given) {
   try {
@@ -62,7 +62,7 @@ PyObject* short_way(PyObject* native, Given given) {
   return nullptr;
 }
 
-// Adds a short way to those of a bound class: its attribute `short_ways` has them by the name of the method.
+// Adds a short way to the attribute `short_ways` of a bound class, which has them by the name of the method.
 template <auto function, class T, class... Options>
 void def_short_way(pybind11::class_<T, Options...>& cls, const char* name,
                    std::initializer_list<const char*> parameters) {

@@ -45,7 +45,7 @@ bool is_contiguous(std::int32_t ndim, const std::int64_t* shape, const std::int6
   return true;
 }
 
-// kind and size of an element, as NumPy, DLPack and the buffer protocol all tell them
+// From the kind and size of an element, which NumPy, DLPack and the buffer protocol all give.
 std::optional<DType> dtype_of(char kind, std::size_t bytes) {
   switch (kind) {
     case 'f':
@@ -106,7 +106,7 @@ TensorView view_numpy(const py::array& array, Access access, const char* name) {
   return view;
 }
 
-constexpr std::uintptr_t default_stream = 1;  // as both protocols call it, and CUDA, too
+constexpr std::uintptr_t default_stream = 1;  // its number in both protocols, and in CUDA
 
 compute::cuda::Stream stream_from(std::uintptr_t number) {
   return reinterpret_cast<compute::cuda::Stream>(number);  // NOLINT(performance-no-int-to-ptr): that is what they give
@@ -151,7 +151,7 @@ TensorView view_dlpack(const dlpack::Tensor& tensor, py::object capsule, const c
   return view;
 }
 
-// With or without `stream`: PyTorch's tensors of the host refuse one, and its default is what we want.
+// Passes `stream` only if it is given: PyTorch's tensors of the host refuse one, and its default is what we want.
 py::object export_dlpack(py::handle object, std::optional<std::int64_t> stream) {
   const py::object method = object.attr("__dlpack__");
   py::dict arguments;
@@ -179,10 +179,10 @@ bool is_on_device(py::handle object) {
   return kind == dlpack::cuda || kind == dlpack::cuda_managed;
 }
 
-// PyTorch does not export tensors of another device than the current one by their own method; its function does.
+// The method of PyTorch's tensors exports those of the current device only; its function exports all.
 py::object export_of_torch(py::handle tensor) {
   if (tensor.attr("requires_grad").cast<bool>()) {
-    return export_dlpack(tensor, std::nullopt);  // which says what is wrong
+    return export_dlpack(tensor, std::nullopt);  // which raises what is wrong
   }
   const py::object device = tensor.attr("device");
   if (device.attr("type").cast<std::string>() != "cuda") {
@@ -236,8 +236,8 @@ TensorView view_dlpack(py::handle object, Access access, const char* name) {
   return view;
 }
 
-// The stream of version 3 of the CUDA array interface; None says that nothing is under way, and no stream that nobody
-// knows.
+// The stream of version 3 of the CUDA array interface. Nothing if the entry is None, when no work is under way, or
+// missing, when the stream is not known.
 std::optional<compute::cuda::Stream> stream_of_interface(const py::dict& interface) {
   if (!interface.contains("stream") || py::object(interface["stream"]).is_none()) {
     return std::nullopt;
@@ -323,7 +323,7 @@ TensorView view_any(py::handle object, Access access, const char* name) {
 
 }  // namespace
 
-// What an object's own protocols throw, or say that cannot be, is the object's fault.
+// An error of the object's own protocols becomes an Error(type) of the argument.
 TensorView view_tensor(py::handle object, Access access, const char* name) {
   try {
     return view_any(object, access, name);

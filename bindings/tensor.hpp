@@ -1,9 +1,9 @@
 // A Python object seen as flat memory, of the host or of a CUDA device, without a copy: NumPy arrays, anything with
 // DLPack, with the CUDA array interface (version 2 or 3), or with the buffer protocol.
 //
-// Memory of a device has a stream in which its values are ready: the framework's current one, where it tells (PyTorch,
-// and version 3 of the CUDA array interface, which CuPy and Numba speak), else the default stream, behind which DLPack
-// has the producer put its work; then nobody knows where the values are used next, so the host has to wait.
+// Values on a device are ready in a stream: the framework's current one if it is known (PyTorch, and version 3 of the
+// CUDA array interface, which CuPy and Numba have), else the default stream, for which DLPack has the producer order
+// its work. In the second case the stream of the next use is not known either, so the host has to wait.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,7 +19,7 @@ namespace gradientflow::bindings {
 
 enum class Access { read, write };
 
-// While it lives, so does the memory.
+// Keeps the memory alive.
 struct TensorView : engine::Array {
   [[nodiscard]] const engine::Array& array() const { return *this; }
   pybind11::object owner = pybind11::none();
@@ -30,11 +30,11 @@ struct TensorView : engine::Array {
 // contiguous or, for Access::write, read-only. `name` is what the argument is called in messages.
 TensorView view_tensor(pybind11::handle object, Access access, const char* name);
 
-// What its owner says.
+// The shape that its owner has.
 std::vector<std::size_t> shape_of(const TensorView& view);
 
-// The stream in which what `object` holds on a device would be used now; nothing where it is not known, or where the
-// object is not on a device.
+// The stream in which a framework would use `object` on its device now; nothing if it is not known, or the object is
+// not on a device.
 std::optional<compute::cuda::Stream> current_stream(pybind11::handle object);
 
 }  // namespace gradientflow::bindings

@@ -1,4 +1,4 @@
-// What a step uses, as an object of Python: it keeps the memory of the gradients.
+// The input of an optimizer's step as a Python object, which keeps the memory of the gradients alive.
 #pragma once
 
 #include <pybind11/pybind11.h>
