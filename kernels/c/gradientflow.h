@@ -6,7 +6,7 @@
 // Rules that hold everywhere:
 //
 // Status    Functions that can fail return a gf_status: GF_SUCCESS (0), or an error whose reason
-//           gf_last_error_message() gives in a sentence. No C++ exception leaves the library, and it never ends the
+//           gf_last_error_message() gives in a sentence. No C++ exception leaves the library, which never ends the
 //           process. NULL for a required argument is GF_ERROR_VALUE.
 // Objects   An object that a function creates through its last argument (a communicator, handle, request, memory, pool
 //           or optimizer) belongs to the caller, who passes it once to the _free function of its type. Freeing NULL
@@ -139,7 +139,7 @@ typedef enum gf_algorithm {
   GF_ALGORITHM_NCCL = 7,                // NCCL's own, for arrays on CUDA devices
 } gf_algorithm;
 
-// How a call is made. Begin with GF_CALL_OPTIONS_INIT and change fields; NULL means unchanged.
+// How a call is made. Begin with GF_CALL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_call_options {
   size_t size;  // sizeof(gf_call_options): tells the library which fields the program knows
   gf_algorithm algorithm;
@@ -336,7 +336,7 @@ typedef struct gf_pool gf_pool;
 
 #define GF_AUTO_THRESHOLD (SIZE_MAX - 1)
 
-// Begin with GF_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
+// Begin with GF_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_pool_options {
   size_t size;              // sizeof(gf_pool_options): tells the library which fields the program knows
   size_t fusion_threshold;  // bytes of neighbouring tensors to send together; SIZE_MAX: all, at the end
@@ -390,7 +390,7 @@ void gf_pool_free(gf_pool* pool);
 
 typedef struct gf_sparse_pool gf_sparse_pool;
 
-// Begin with GF_SPARSE_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
+// Begin with GF_SPARSE_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_sparse_pool_options {
   size_t size;              // sizeof(gf_sparse_pool_options): tells the library which fields the program knows
   size_t chunk_size;        // elements
@@ -471,7 +471,7 @@ typedef struct gf_top_k_pool gf_top_k_pool;
 // Which entries of a layer are sent: about the k largest, by a threshold from a sample; exactly these; or random ones.
 typedef enum gf_selection { GF_SELECTION_SAMPLED = 0, GF_SELECTION_EXACT = 1, GF_SELECTION_RANDOM = 2 } gf_selection;
 
-// Begin with GF_TOP_K_POOL_OPTIONS_INIT and change fields; NULL means unchanged.
+// Begin with GF_TOP_K_POOL_OPTIONS_INIT, the defaults, and change fields. NULL: the defaults.
 typedef struct gf_top_k_pool_options {
   size_t size;           // sizeof(gf_top_k_pool_options): tells the library which fields the program knows
   double ratio;          // of all layers: n / ratio of a layer's n elements are sent; 1 or more
@@ -632,7 +632,8 @@ typedef enum gf_policy { GF_POLICY_BSP = 0, GF_POLICY_ASP = 1, GF_POLICY_SSP = 2
 // Whether and why the round of a push changes nothing: a gradient is not finite, or a rank has given up.
 typedef enum gf_skip { GF_SKIP_NO = 0, GF_SKIP_NONFINITE = 1, GF_SKIP_ABANDONED = 2 } gf_skip;
 
-// Begin with GF_PARAMETER_SERVER_OPTIONS_INIT and change fields; NULL means unchanged. The same on all ranks.
+// The same on all ranks. Begin with GF_PARAMETER_SERVER_OPTIONS_INIT, the defaults, and change fields. NULL: the
+// defaults.
 typedef struct gf_parameter_server_options {
   size_t size;  // sizeof(gf_parameter_server_options): tells the library which fields the program knows
   gf_policy policy;
@@ -677,7 +678,8 @@ gf_status gf_parameter_server_push_pull(gf_parameter_server* server, const gf_st
 // that of a call. The same holds for the other timeouts below.
 gf_status gf_parameter_server_wait_push(gf_parameter_server* server, uint64_t push, double timeout, int* skipped);
 
-// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`; ends the previous pull.
+// Asks for the weights that include all pushes of this rank so far, in float32 if `exact`. Ends the previous pull;
+// GF_ERROR_VALUE while that one is under way.
 gf_status gf_parameter_server_pull(gf_parameter_server* server, int exact, uint64_t* pull);
 gf_status gf_parameter_server_wait_pull(gf_parameter_server* server, uint64_t pull, double timeout);
 
