@@ -1,1 +1,1 @@
-"""What all benches have in common: cases, checks, timing, sessions, tables, pictures and result files."""
+"""The parts that all benches share: cases, checks, timing, sessions, tables, pictures and result files."""

@@ -1,8 +1,8 @@
-"""The collectives as the benchmark sees them: how bytes are counted and what the right result is.
+"""The collectives that are measured: how bytes are counted, and what the right result is.
 
-Byte counts and bus factors are those of nccl-tests, so that figures can be compared with published ones: where a rank
-has one block of an array and somebody has the whole, the size is that of the whole array, and bus bandwidth is
-algorithm bandwidth times the share of the data that has to cross the slowest link.
+Byte counts and bus factors are those of nccl-tests, so that figures can be compared with published ones: for
+collectives of one block for each rank, the size is that of the whole array, and bus bandwidth is algorithm bandwidth
+times the share of the data that has to cross the slowest link.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ ROOT = 0
 
 @dataclass(frozen=True)
 class Collective:
-    """What sets one collective apart from the others.
+    """The properties of a collective.
 
     Attributes
     ----------
     name : str
         As on the command line and in results.
     bus_factor : callable
-        From the number of ranks to bus bandwidth over algorithm bandwidth.
+        Takes the number of ranks; returns bus bandwidth over algorithm bandwidth.
     host_factor : callable
-        From the number of hosts and that of the ranks on each to what the busiest host has to send at least, over the
-        size.
+        Takes the numbers of hosts and of ranks on each; returns the least number of bytes that the busiest host has to
+        send, over the size.
     reduces : bool
         Whether it takes an op.
     in_place : bool
-        Whether the result is where the input was.
+        Whether the result replaces the input.
     equal_blocks : bool
-        Whether the size has to divide by the number of ranks; it is rounded down.
+        Whether the size is rounded down to a multiple of the number of ranks.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Collective:
 
 
 def _all_but_own(ranks: int, _: int = 1) -> float:
-    """Give the share of the data that is not one's own."""
+    """Give the share of the data that belongs to other ranks."""
     return (ranks - 1) / ranks
 
 
@@ -78,16 +78,16 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a rank's result and where its right values come from.
+    """A part of a rank's result, and the source of its right values.
 
     Attributes
     ----------
     offset : int
-        Where in the result the part begins.
+        Index in the result at which the part begins.
     source : int or None
         The rank whose input it repeats; None for the reduction of all ranks' inputs.
     begin, end : int
-        The range of the input elements it is made of.
+        The range of the input elements that determine it.
     """
 
     offset: int
@@ -105,13 +105,13 @@ class Case:
     collective : str
         A key of `COLLECTIVES`.
     size : int
-        The bytes asked for.
+        The requested bytes.
     dtype, op : str
         Element type and reduction.
     ranks, rank : int
-        The job's number of ranks, and which one this is.
+        The number of ranks of the job, and this rank.
     wires : tuple of str
-        Other dtypes that contestants round values to on their way.
+        Other wire dtypes of the contestants.
     """
 
     collective: str
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Elements as the size counts them, rounded down where they have to divide by the number of ranks."""
+        """Elements of the size, with equal blocks rounded down to a multiple of the number of ranks."""
         if self.collective == "barrier":
             return 0
         count = self.size // np.dtype(self.dtype).itemsize
@@ -137,7 +137,7 @@ class Case:
 
     @property
     def input_count(self) -> int:
-        """Elements that this rank puts in (for a broadcast: the elements of its buffer)."""
+        """Elements of this rank's input (for a broadcast: of its buffer)."""
         if self.collective in ("allgather", "gather"):
             return self.count // self.ranks
         return 0 if self.collective == "scatter" and self.rank != ROOT else self.count
@@ -154,7 +154,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """The bytes really handled."""
+        """The bytes of `count` elements."""
         return self.count * np.dtype(self.dtype).itemsize
 
     @property

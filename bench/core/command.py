@@ -1,4 +1,4 @@
-"""What a bench is to the command line: its options, its plan, how it measures, and how it shows what came out."""
+"""A bench as the command line needs it: its options, plan and session, and the ways to show its results."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Bench:
     Attributes
     ----------
     name : str
-        As the command line has it, which also has what it measures.
+        The name on the command line, which also has the description.
     options : sequence of click.Option
-        Besides those that all benches have.
+        In addition to those that all benches have.
     plan : callable
-        Told the values of the options that have one, makes a `Plan`, or raises `PlanError`.
+        Takes the values of the options that are set, makes a `Plan`, or raises `PlanError`.
     session : callable
-        Told the communicator, a plan, and whom to tell how much is done and what comes, gives what measures in `run`.
+        Takes the communicator, a plan and an observer of the progress; gives the `Session` that measures.
     layout : Layout
         The table.
     draw : callable
         The picture.
     page : callable, optional
-        Told the results, the environment, and the remarks, gives a page of HTML.
+        Takes the results, the environment and the remarks; gives a page of HTML.
     others : mapping
-        The tables of further results, by the names that these have in the outcome.
+        The tables of further results, by their names in the outcome.
     in_job : bool
         Whether it measures several ranks; otherwise this process alone.
     """
@@ -65,13 +65,13 @@ def option(
     Parameters
     ----------
     name : str
-        Behind it may stand what the value is called in the plan.
+        It may be followed by the name of the value in the plan.
     default : object
-        As it is typed; it is shown, and where it is None the plan has its own.
+        As typed; it is shown. With None the plan's own default applies.
     help : str
-        What it is for.
+        The help text.
     read : callable
-        Makes the value of what was typed; not where there is a type.
+        Parses the typed text; not used if `further` has a type.
     **further
         For `click.Option`.
     """
@@ -84,18 +84,18 @@ def option(
 
 
 def wires(default: str | None = "float32", what: str = "values") -> click.Option:
-    """Make the option of what ours is rounded to."""
+    """Make the option of our wire dtypes."""
     text = f"what {what} are rounded to between nodes, of {', '.join(WIRES)}"
     return option("--wire wires", default, text if default else f"{text}  [default: the dtype]")
 
 
 def compare(peers: Sequence[str] = PEERS) -> click.Option:
-    """Make the option of whom to compare with."""
+    """Make the option of the peers."""
     return option("--compare peers", "mpi", f"of {', '.join(peers)}, or '' for none")
 
 
 def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option, ...]:
-    """Make the options of how long to measure, and what to show of it."""
+    """Make the options of how long to measure, and of showing processor times."""
     return (
         option("--iterations", None, f"timed {what} of each contestant (default: what fits)", type=int, metavar="N"),
         option("--seconds", seconds, f"to spend on each {each}, roughly", type=float),

@@ -1,4 +1,4 @@
-"""Test data whose exact result every rank can work out alone, and the counting of wrong elements.
+"""Test data whose exact result every rank can compute alone, and the counting of wrong elements.
 
 All values are integers (stored in whatever element type), small enough for every order of addition to give the same
 bits, and every rank can produce every other rank's values from a seed. So the reference needs no communication, and a
@@ -29,12 +29,12 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 }
 
 
-# Of rounding to nearest: the largest error over the value, and where values are tiny.
+# Rounding to nearest: the largest relative error, and the largest error of subnormal values.
 _ROUNDING = {"float32": (2.0**-24, 2.0**-150), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 class Source(Protocol):
-    """Where the inputs of all ranks come from."""
+    """The inputs of all ranks."""
 
     def values(self, rank: int, begin: int, end: int) -> Values:
         """Give elements ``[begin, end)`` of one rank's input."""
@@ -49,7 +49,7 @@ class RandomSource:
     alphabet : array
         The values to draw from.
     seed : int
-        A new one gives fresh values.
+        A new seed gives fresh values.
     """
 
     def __init__(self, alphabet: Values, seed: int) -> None:
@@ -70,7 +70,7 @@ class RandomSource:
 
 
 class TiledSource:
-    """The same block over and over, a different one for each rank: what a timed call works on.
+    """The same block repeated, a different one for each rank: the input of timed calls.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class TiledSource:
 
 
 def alphabet(case: Case) -> Values:
-    """List the values a case draws from: integers whose reduction over all ranks is exact in the element type.
+    """List the values that a case draws from: integers whose reduction over all ranks is exact in the element type.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ def alphabet(case: Case) -> Values:
     Returns
     -------
     array
-        At most 4095 values. For a mean they are multiples of the number of ranks, so that it is an integer as well, and
-        so is what travels, which is divided before. Partial results are exact on every wire too.
+        At most 4095 values. For a mean they are multiples of the number of ranks, so that the mean, and the values on
+        the wire, which are divided before they are sent, are integers too. Partial results are exact on every wire.
     """
     dtype = np.dtype(case.dtype)
     unsigned = dtype.kind == "u"
@@ -133,14 +133,14 @@ def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
     case : Case
         What was run.
     source : Source
-        The inputs it was run on.
+        Its inputs.
     results : list of array
         One flat result of each contestant.
 
     Returns
     -------
     list of int
-        The number of wrong elements of each; a missing element is a wrong one.
+        The number of wrong elements of each; missing elements are wrong.
     """
     wrong = [0] * len(results)
     for offset, expected in _reference(case, source):
@@ -153,25 +153,25 @@ def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
 def count_beyond_rounding(
     means: NDArray[Any], exact: NDArray[Any], magnitudes: NDArray[Any], ranks: int, dtype: str
 ) -> int:
-    """Count the elements that are further from the exact mean than rounding can bring them.
+    """Count the elements that differ from the exact mean by more than the possible rounding error.
 
     Parameters
     ----------
     means : array
-        What came out.
+        The computed means.
     exact : array
-        What should have.
+        The exact means.
     magnitudes : array
-        The means of the absolute values that were added up.
+        The means of the absolute values of the summands.
     ranks : int
-        Of so many ranks. Each value is rounded once or twice before it is added, and each sum again.
+        The number of ranks. Each value is rounded once or twice before it is added, and each sum again.
     dtype : str
-        To what they are rounded.
+        The dtype of the rounding.
 
     Returns
     -------
     int
-        How many are wrong.
+        The number of wrong elements.
     """
     relative, smallest = _ROUNDING[dtype]
     allowed = (ranks + 1) * (relative * magnitudes + smallest)
@@ -180,21 +180,21 @@ def count_beyond_rounding(
 
 
 def _exact(dtype: str) -> int:
-    """Give the number up to which a dtype has all integers."""
+    """Give the number up to which a dtype represents all integers."""
     if dtype == "bfloat16":  # NumPy does not know it
         return 1 << 8
     return 1 << (np.finfo(dtype).nmant + 1) if np.dtype(dtype).kind == "f" else int(np.iinfo(dtype).max)
 
 
 def _largest(dtype: str) -> float:
-    """Give the number up to which a dtype has all powers of two."""
+    """Give the number up to which a dtype represents all powers of two."""
     if dtype == "bfloat16":
         return _largest("float32")
     return float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else float(np.iinfo(dtype).max)
 
 
 def _reference(case: Case, source: Source) -> Iterator[tuple[int, Values]]:
-    """Make the right result in pieces; each comes with its place in the result."""
+    """Make the right result in pieces, each with its offset in the result."""
     for segment in case.segments():
         start = segment.begin - segment.begin % CHUNK  # pieces as the source makes them
         for piece in range(start, segment.end, CHUNK):

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _ALIGNED = 64  # elements
 _STREAM = 0  # the default one
-_DISTINCT = 61  # places are used in turn; a prime, so as not to fall in step with anything
+_DISTINCT = 61  # offsets, used in turn; a prime, to avoid periods shared with anything else
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there, in one sentence that says why.
+    """Refuse a missing device, with a sentence that says why.
 
     Parameters
     ----------
@@ -101,9 +101,9 @@ class Mirror:
     Attributes
     ----------
     source, result : object
-        With the CUDA array interface. The same where the collective works in place.
+        With the CUDA array interface. The same object where the collective works in place.
     source_image, result_image : array
-        Flat, as long as those.
+        Flat, of the same lengths.
     """
 
     source: Any
@@ -117,16 +117,16 @@ class Mirror:
         synchronize()
 
     def pull(self) -> None:
-        """Copy the result from the device to its image; waits for whatever makes it."""
+        """Copy the result from the device to its image, after the work that produces it."""
         copy(address(self.result_image), address(self.result), self.result_image.nbytes)
         synchronize()
 
 
 class DeviceFreshValues(FreshValues):
-    """Fresh values that are on the device already: as backpropagation writes gradients there.
+    """Fresh values that are already on the device, as gradients are.
 
-    One block is repeated in memory of the device, and in each iteration buffers are copied from another place of it.
-    What it calls a block is the first element to copy.
+    One block is repeated in device memory, and in each iteration buffers are copied from another offset of it. A
+    "block" is here the index of the first element to copy.
     """
 
     def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
@@ -136,11 +136,11 @@ class DeviceFreshValues(FreshValues):
         self._repeated = asarray(np.resize(base, case.input_count + self.block_length)) if case.contributes else None
 
     def block(self, iteration: int) -> Any:
-        """Give the place that buffers are copied from in an iteration."""
+        """Give the offset from which buffers are copied in an iteration."""
         return self._starts[iteration % len(self._starts)]
 
     def writer(self, mirror: Mirror) -> Callable[[int], None]:
-        """Make the function that puts the copy over a contestant's source into the stream.
+        """Make the function that queues the copy to a contestant's source in the stream.
 
         Ranks whose input reaches no result have nothing to write.
         """
@@ -152,30 +152,30 @@ class DeviceFreshValues(FreshValues):
 
     def _blocks(self, rank: int) -> list[Values]:
         base = super()._blocks(rank)[0]
-        # Copies are fastest from places that are multiples of what a warp reads.
+        # Copies are fastest from multiples of the size that a warp reads.
         step = _ALIGNED if len(base) > _ALIGNED * _DISTINCT else 1
         self._starts = [number * step % len(base) for number in range(_DISTINCT)]
         return [np.roll(base, -start) for start in self._starts]
 
 
 def address(array: Any) -> int:
-    """Give where an array begins, on the device or in memory of the host."""
+    """Give the address of an array, on the device or on the host."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return int(interface["data"][0])
 
 
 def copy(target: int, source: int, size: int) -> None:
-    """Put a copy into the default stream: between host and device in either direction, or on the device."""
+    """Queue a copy in the default stream: between host and device in either direction, or on the device."""
     device = load_core().device
     device.copy(device.current(), target, source, size, _STREAM)
 
 
 def synchronize() -> None:
-    """Wait for all that was put into the default stream."""
+    """Wait for all work in the default stream."""
     device = load_core().device
     device.synchronize(device.current(), _STREAM)
 
 
 def pinned(values: Values) -> Any:
-    """Pin memory of the host for as long as what this gives is there; None where that cannot be."""
+    """Pin host memory for the lifetime of the returned object; None where pinning is impossible."""
     return load_core().device.pin(address(values), values.nbytes)

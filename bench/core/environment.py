@@ -38,7 +38,7 @@ def describe_environment(
     hosts : Hosts
         Where the ranks are.
     load : Load, optional
-        What else the machine was busy with.
+        The load of other programs on the machine.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def describe_environment(
 
 
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
-    """Say where figures were measured in a few lines, ending with a remark where ranks had to share cores."""
+    """Describe in a few lines where figures were measured, ending with a remark where ranks had to share cores."""
     ranks = environment["ranks_on_this_machine"]
     lines = [
         f"{environment['cpu']}, {_plural(environment['cores'], 'core')}, {environment['memory_GiB']} GiB; "
@@ -94,7 +94,7 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
 
 
 def readable(date: str) -> str:
-    """Write a date of `describe_environment` for people."""
+    """Write a date of `describe_environment` in readable form."""
     return date.replace("T", " ").replace("+00:00", " UTC")
 
 
@@ -109,17 +109,17 @@ def cpu_model() -> str:
 
 
 def memory_limit() -> int:
-    """Give the bytes of memory this process's control groups may use, or those of the machine."""
+    """Give the memory limit of this process's control groups, or the memory of the machine, in bytes."""
     return int(load_core().memory()[0])
 
 
 def memory_available() -> int:
-    """Give the bytes of memory that can still be had."""
+    """Give the available memory in bytes."""
     return int(load_core().memory()[1])
 
 
 def mpi_library(text: str) -> str:
-    """Shorten what the MPI library says about itself to name and version; the rest tells where it was built."""
+    """Shorten the MPI library's description of itself to name and version, without details of its build."""
     return " ".join(text.partition(",")[0].splitlines()[0].replace("Version:", "").split())
 
 

@@ -1,4 +1,4 @@
-"""Gloo as a peer, through PyTorch's process groups, which is how it is used in practice."""
+"""Gloo as a peer, through PyTorch's process groups, as it is used in practice."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.
 class GlooPeer:
     """Gloo's collectives on CPU tensors.
 
-    The ranks find each other through a file where all are on one host, and then talk over its loopback interface;
-    otherwise through a port of rank 0's host, and over the interface that ``GLOO_SOCKET_IFNAME`` names, or that the
-    host's name leads to, or over which the host reaches others.
+    On one host the ranks find each other through a file, and communicate over the loopback interface. Otherwise they
+    find each other through a port of rank 0's host, and communicate over the interface of ``GLOO_SOCKET_IFNAME``, or
+    that of the host name's address, or that of the default route.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class GlooPeer:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=5))
         dist.barrier()
         if folder is not None and rank == ROOT:
-            shutil.rmtree(folder, ignore_errors=True)  # they have met
+            shutil.rmtree(folder, ignore_errors=True)  # all ranks are connected
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
         """Make it ready to run a case."""

@@ -1,4 +1,4 @@
-"""Which hosts the ranks of a job are on, and what the links between these can carry."""
+"""The hosts of a job's ranks, and the rate of the links between them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where the ranks of a job are, as one of them sees it.
+    """The hosts of a job's ranks, as one rank sees them.
 
     Attributes
     ----------
     number : int
-        Of the hosts.
+        The number of hosts.
     ranks_per_host : int
-        Of the host with the most.
+        The number of ranks on the host with the most.
     machine : str
-        What tells this rank's machine from others.
+        The identity of this rank's machine.
     ranks_on_this_machine : int
-        How many ranks share its processors; they may be on several hosts, if those are containers or namespaces.
+        The number of ranks that share its processors, possibly on several hosts, if hosts are containers or namespaces.
     rate : str
-        What each host can send, such as ``1gbit``; empty where it is not known.
+        The sending rate of each host, such as ``1gbit``; empty if unknown.
     """
 
     number: int
@@ -48,32 +48,32 @@ class Hosts:
     rate: str
 
     def link_seconds(self, case: Case, wire: str) -> float | None:
-        """Give the least time in which the busiest host can send what it has to.
+        """Give the least time that the busiest host needs for sending.
 
         Parameters
         ----------
         case : Case
             What is run.
         wire : str
-            The dtype of what is sent.
+            The dtype of the messages.
 
         Returns
         -------
         float or None
-            None where nothing needs to be sent, or the rate is not known.
+            None where nothing needs to be sent, or the rate is unknown.
         """
         factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
         nbytes = case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor
         return self.sending_seconds(nbytes / self.ranks_per_host)
 
     def sending_seconds(self, nbytes: float) -> float | None:
-        """Give the least time in which the busiest host can send so many bytes of each of its ranks to other hosts."""
+        """Give the least time in which the busiest host can send `nbytes` of each of its ranks to other hosts."""
         rate = bytes_per_second(self.rate)
         return None if rate is None or self.number == 1 or not nbytes else nbytes * self.ranks_per_host / rate
 
 
 def find_hosts(comm: Communicator) -> Hosts:
-    """Find out where the ranks are; all of them together.
+    """Find the hosts of the ranks. Collective.
 
     Parameters
     ----------

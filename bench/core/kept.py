@@ -1,4 +1,4 @@
-"""What has been measured so far, in a file, so that a run that was stopped can go on."""
+"""The finished parts of a measurement, in a file, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class Kept:
-    """The parts of a measurement that are done. Each is a line of JSON, written as soon as it is there.
+    """The finished parts of a measurement. Each is a line of JSON, written as soon as it is measured.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks, which make one together; rank 0 reads and writes.
+        The ranks; creating one is collective. Rank 0 reads and writes.
     path : str or None
-        The file, which need not be there yet; None to keep nothing.
+        The file, which need not exist yet; None to keep nothing.
     conditions : mapping of str to str
-        What has to be the same for parts to belong together: the plan, the machine, the libraries.
+        The conditions under which parts belong together: the plan, the machine, the libraries.
 
     Attributes
     ----------
     sittings : list of str
-        When measuring began and went on.
+        The times at which measuring began and was resumed.
 
     Raises
     ------
     PlanError
-        On rank 0, if the file is something else, or was written under other conditions, or cannot be written: what
-        was kept before is there still. It ends the job.
+        On rank 0, if the file is something else, was written under other conditions, or cannot be written; earlier
+        parts stay in the file. It ends the job.
     """
 
     def __init__(self, comm: Communicator, path: str | None, conditions: Mapping[str, str]) -> None:
@@ -51,14 +51,14 @@ class Kept:
         self.sittings, self._parts = comm.mpi.bcast((self.sittings, self._parts), 0)
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Return a part of the measurement: as it was kept, on all ranks alike, or else as it is measured now.
+        """Return a part of the measurement from the file, the same on all ranks, or measure it. Collective.
 
         Parameters
         ----------
         name : str
-            Which part.
+            The name of the part.
         measure : callable
-            Gives it as what JSON can hold; all ranks together.
+            Measures the part, and returns it as JSON data; all ranks together.
         """
         if name not in self:
             self._parts[name] = measure()
@@ -66,7 +66,7 @@ class Kept:
         return self._parts[name]
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether a part is done."""
+        """Tell whether a part is finished."""
         return name in self._parts
 
     def _open(self, path: Path, conditions: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ class Kept:
                 self._parts[record["part"]] = record["values"]
         records.append({"began": datetime.now(timezone.utc).isoformat(timespec="seconds")})
         self.sittings = [record["began"] for record in records if "began" in record]
-        with _told(path), whole_file(path) as file:  # without the beginning of a line that was never ended
+        with _told(path), whole_file(path) as file:  # without an incomplete last line
             file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Kept:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written, for example on a full disk, that what is in it stays."""
+    """Turn a failed write, for example on a full disk, into an error that says that the file keeps its content."""
     try:
         yield
     except OSError as error:
@@ -109,7 +109,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Give the lines of a file, less a last one that was cut off; none where there is no file, or an empty one."""
+    """Give the complete lines of a file; none if the file is missing or empty."""
     refusal = PlanError(f"{path} is no file that --resume has written: give it another one")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

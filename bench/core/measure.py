@@ -1,23 +1,23 @@
 """Timing contestants side by side.
 
-Two series are taken, each with all contestants interleaved and in a new random order (the same on every rank) each
+Two series are taken. In each, all contestants are interleaved, in a new random order (the same on every rank) in each
 iteration:
 
 - *call*: write fresh values (not timed), barrier, **call**;
 - *refill*: barrier, **write fresh values and call**, timed together.
 
-Both matter. A call that leaves the buffer's cache lines with another core is fast itself and makes the next writes
+Both matter. A call that leaves the buffer's cache lines with another core is fast itself but makes the next writes
 slow; a training step pays for both.
 
-A third, shorter series is like the first, with the processor time of each rank's process in place of the time that
-passed. It is apart because reading that clock enters the kernel, which makes the shortest calls slower.
+A third, shorter series is like the first, with the processor time of each rank's process instead of wall time. It is a
+separate series because reading that clock enters the kernel, which makes the shortest calls slower.
 
-"Writing fresh values" imitates backpropagation, which writes gradients out of registers and the first-level cache and
-does not read them from memory first: a block of at most 64 KiB, at a random place of a pool of random numbers that fits
-the second-level cache and different in each iteration, is copied over the whole buffer again and again. It runs at the
-speed of memcpy and is the same for every contestant. On a device the copy is put into the stream, and what is timed is
-the call and the wait for the device. There a fourth series takes the time of the call alone: how long it keeps the
-host, while the device may still be at work.
+"Writing fresh values" imitates backpropagation, which writes gradients from registers and the first-level cache and
+does not read them from memory first: a block of at most 64 KiB, from a random offset in a pool of random numbers that
+fits the second-level cache, different in each iteration, is copied over the whole buffer repeatedly. It runs at the
+speed of memcpy and is the same for every contestant. On a device the copy is queued in the stream, and the call and the
+wait for the device are timed together. There a fourth series times the call alone: how long it occupies the host, while
+the device may still be working.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _PROCESSOR_SHARE = 4  # one in so many iterations is repeated to take processor 
 
 
 class FreshValues:
-    """The blocks that buffers are refilled from: small integers, so that results stay exact.
+    """The blocks with which buffers are refilled: small integers, so that results stay exact.
 
     Parameters
     ----------
     case : Case
-        Whose buffers will be refilled.
+        The case of the buffers.
     alphabet : array
         The values to draw from.
     seed : int
-        The same on all ranks; each rank gets values of its own.
+        The same on all ranks; each rank gets its own values.
     """
 
     def __init__(self, case: Case, alphabet: Values, seed: int) -> None:
@@ -97,7 +97,7 @@ def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values]
     target : array
         The buffer, flat.
     block_length : int
-        The length of the blocks that will be given.
+        The length of the blocks.
 
     Returns
     -------
@@ -124,16 +124,16 @@ def writer(target: Values, block_length: int) -> Callable[[Values], None]:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a contestant does in an iteration of either series.
+    """A contestant's functions for one iteration of either series.
 
     Attributes
     ----------
     refill : callable
         Writes a block over the contestant's buffers. Not timed.
     call : callable
-        What is timed after it.
+        Timed after it.
     begin : callable
-        Writes a block as well, and begins the call where that is possible meanwhile. Timed, together with `end`.
+        Writes a block, and begins the call meanwhile where that is possible. Timed, together with `end`.
     end : callable
         The rest of the call.
     """
@@ -146,16 +146,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Course:
-    """Everything one series needs.
+    """The inputs of one series.
 
     Attributes
     ----------
     contestants : list of Steps
-        Who runs it.
+        The contestants.
     fresh : FreshValues
-        What the buffers are refilled with.
+        The values that refill the buffers.
     barrier : callable
-        Brings the ranks together before each timed stretch; the same for every contestant.
+        Synchronises the ranks before each timed section; the same for every contestant.
     """
 
     contestants: list[Steps]
@@ -170,9 +170,9 @@ class Course:
         iterations : int
             Timed calls of each contestant.
         with_refill : bool
-            Whether writing the values is inside the timed stretch.
+            Whether writing the values is inside the timed section.
         clock : callable
-            What times it, in nanoseconds.
+            The clock, in nanoseconds.
 
         Returns
         -------
@@ -213,7 +213,7 @@ class Course:
 
 
 def fitting_iterations(seconds: float, seconds_per_round: float) -> int:
-    """Give how many rounds fit into a time, within sensible bounds."""
+    """Give the number of rounds that fit into a time, within bounds."""
     return int(min(max(seconds / max(seconds_per_round, 1e-9), MIN_ITERATIONS), MAX_ITERATIONS))
 
 
@@ -224,7 +224,7 @@ def slowest(samples_of_ranks: list[Samples]) -> Samples:
 
 
 def together(samples_of_ranks: list[Samples]) -> Samples:
-    """Add up, for every call, what it took on all ranks."""
+    """Add up, for every call, the times of all ranks."""
     sums: Samples = np.stack(samples_of_ranks).sum(axis=0)
     return sums
 
@@ -236,13 +236,13 @@ class Times:
     Attributes
     ----------
     call : array
-        Of the call alone, on the slowest rank.
+        The call alone, on the slowest rank.
     refill : array
-        Of writing fresh values and the call, on the slowest rank.
+        Writing fresh values and the call, on the slowest rank.
     processor : array
-        Processor time of the call alone, of all ranks together; of fewer iterations.
+        Processor time of the call alone, of all ranks together; in fewer iterations.
     launch : array or None
-        On a device, until the call returns, which may be before the device is done; on the slowest rank.
+        On a device, the time until the call returns, possibly before the device is done; on the slowest rank.
     """
 
     call: Samples
@@ -267,22 +267,22 @@ def take_series(
     comm : Communicator
         The ranks.
     course : Course
-        What to time.
+        The contestants and their inputs.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
         The time to spend, roughly.
     check : callable
-        Told after each series of wall times which iteration the buffers now hold the results of.
+        Called after each series of wall times with the iteration whose results are in the buffers.
     warm_up : int
-        Rounds to warm up, and as many of each kind to find out how many iterations fit.
+        Rounds to warm up, and rounds of each series to find out how many iterations fit.
     launches : Course, optional
-        The same contestants on a device, with calls that nobody waits for; taken in addition.
+        The same contestants on a device, with calls without a wait for the device; an additional series.
 
     Returns
     -------
     list of Times
-        Of each contestant; on rank 0 those of all ranks, on the others their own.
+        One for each contestant; on rank 0 of all ranks, on the others of that rank.
     """
     course.run(warm_up, with_refill=True)
     start = time.perf_counter()
@@ -302,7 +302,7 @@ def take_series(
 
 
 def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:
-    """Add up what each rank has counted, entry by entry."""
+    """Add up the counts of all ranks, entry by entry."""
     return [sum(of_ranks) for of_ranks in zip(*comm.mpi.allgather(counts), strict=True)]
 
 

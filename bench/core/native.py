@@ -1,7 +1,7 @@
-"""Native code of benchmarks and tests: modules that are compiled, with pybind11, when they are first used.
+"""Native code of benchmarks and tests: modules compiled, with pybind11, when they are first used.
 
-Each is one C++ file against the installed headers and library of the core. What has been compiled lies in the user's
-cache, under a name that changes with all that goes into it.
+Each is one C++ file, compiled against the installed headers and library of the core. Compiled modules are in the user's
+cache, under a name that contains a hash of everything that they depend on.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def load_kernels(device: str) -> ModuleType:
-    """Load the kernels of "cpu" or "cuda", one by one.
+    """Load the module that calls single kernels of "cpu" or "cuda".
 
     Parameters
     ----------
     device : str
-        Where they work.
+        The device of the kernels.
 
     Returns
     -------
     ModuleType
         The module.
     """
-    compute = load_native(SOURCES / "compute.cpp")  # those of the device take types of it
+    compute = load_native(SOURCES / "compute.cpp")  # the module of the device uses its types
     return compute if device == "cpu" else load_native(SOURCES / "cuda.cpp")
 
 
 @functools.cache
 def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> ModuleType:
-    """Load the module that a C++ file defines, which has the name of the file.
+    """Load the module defined by a C++ file; it has the name of the file.
 
     Parameters
     ----------
     source : Path
         The file.
     flags : callable
-        Gives compiler flags that it needs beside the usual ones; called only where it has to be compiled.
+        Gives additional compiler flags; called only if the file has to be compiled.
 
     Returns
     -------
     ModuleType
         The module.
     """
-    load_core()  # or says what is wrong with MPI
-    # Under a name of ours: older versions of pybind11 enter it in sys.modules, where others have a "cuda" of their own.
+    load_core()  # raises an error if something is wrong with MPI
+    # Under our own name: older versions of pybind11 enter it in sys.modules, where others may have a "cuda", too.
     spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source, flags))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source.stem} is no module")
@@ -75,7 +75,7 @@ def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Mod
 
 
 def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Path:
-    """Compile the module that a C++ file defines, unless this has been done.
+    """Compile the module defined by a C++ file, unless it is in the cache.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Pa
     """
     command = [*_compiler(), *_flags(), f"-I{SOURCES}"]
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]
-    # One module takes types of another: with another version of pybind11 it does not know them.
+    # Modules share types, which works only if both were compiled with the same version of pybind11.
     key = hashlib.sha256(repr([command, metadata.version("pybind11"), build_info(), _SUFFIX]).encode())
     for path in (source, *headers):
         key.update(path.read_bytes())
@@ -115,7 +115,7 @@ def _compile(command: list[str], source: Path, module: Path) -> None:
     command += [f"-Wl,-rpath,{PACKAGE / 'lib'}", "-Wl,--allow-shlib-undefined", "-o"]
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # as with sanitizers
     with tempfile.TemporaryDirectory(dir=module.parent) as folder:
-        made = Path(folder, module.name)  # in its place all at once
+        made = Path(folder, module.name)  # renamed atomically
         command.append(str(made))
         done = subprocess.run(command, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -143,7 +143,7 @@ def _flags() -> list[str]:
             "this is compiled when it is first used, which needs pybind11: pip install pybind11"
         ) from None
     includes = [PACKAGE / "include", pybind11.get_include(), sysconfig.get_path("include")]
-    # Most of what pybind11 makes only hands a call on.
+    # Most of pybind11's code only forwards calls.
     flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{each}" for each in includes)]
     if sanitizers := build_info()["sanitize"]:
         return [*flags, f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g1"]
@@ -151,7 +151,7 @@ def _flags() -> list[str]:
 
 
 def _cache() -> Path:
-    """Give a folder for what is compiled: the user's cache, or a temporary one where that cannot be written."""
+    """Give a folder for compiled modules: the user's cache, or a temporary one where that cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "gradientflow")
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""NCCL as a peer on CUDA devices: its C functions called through ctypes, with nothing around them.
+"""NCCL as a peer on CUDA devices: its C functions, called directly through ctypes.
 
-The communicator is one of blocking calls, as most programs have it; the collectives are in the default stream.
+The communicator is a blocking one, as in most programs; the collectives are in the default stream.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _UniqueId(ctypes.Structure):
 
 
 class NcclPeer:
-    """NCCL among the current devices of all ranks.
+    """NCCL between the current devices of all ranks.
 
-    Where it cannot be used, no contestant is made, and the reason is that of the first rank that has one.
+    If it cannot be used, there are no contestants, and the reason is that of the first rank that has one.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class NcclPeer:
             self._nccl.ncclCommDestroy(self._handle)
 
     def _call(self, case: Case, source: int, result: int) -> Callable[[], object]:
-        """Bind a function to its arguments, which are made beforehand."""
+        """Bind a function to its arguments, which are converted beforehand."""
         nccl, kind = self._nccl, _TYPES[case.dtype]
         memory = ctypes.c_void_p(source), ctypes.c_void_p(result)
         end = self._handle, _STREAM
@@ -107,7 +107,7 @@ class NcclPeer:
         return partial(nccl.ncclReduceScatter, *memory, share, kind, operation, *end)
 
     def _load(self, identity: _UniqueId | None) -> None:
-        """Load the library, and have one rank name the communicator."""
+        """Load the library; one rank creates the identity of the communicator."""
         nccl: Any = ctypes.CDLL(_library())
         nccl.ncclGetErrorString.restype = ctypes.c_char_p
         nccl.ncclGetErrorString.argtypes = [_NUMBER]
@@ -130,16 +130,16 @@ class NcclPeer:
 
     @staticmethod
     def _try(step: Callable[[], object]) -> str | None:
-        """Say what went wrong."""
+        """Run a step; give the text of its error, if any."""
         try:
             step()
-        except (OSError, AttributeError, RuntimeError) as error:  # no library, not NCCL, or what it says
+        except (OSError, AttributeError, RuntimeError) as error:  # no library, not NCCL, or an error of NCCL
             return str(error)
         return None
 
 
 def _library() -> str:
-    """Name the library as our own communicators find it: as configured, from its package, or the system's."""
+    """Name the library as our communicators find it: as configured, from its package, or the system's."""
     configured = os.environ.get("GRADIENTFLOW_NCCL_LIBRARY", "auto")
     if configured not in ("auto", "off"):
         return configured
@@ -152,5 +152,5 @@ def _library() -> str:
 
 
 def _first(comm: MPI.Comm, trouble: str | None) -> str | None:
-    """Agree on the trouble of the first rank that has any."""
+    """Agree on the error of the first rank that has one."""
     return next((text for text in comm.allgather(trouble) if text is not None), None)

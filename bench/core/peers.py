@@ -1,8 +1,7 @@
-"""The contestants: one callable each for the same collective on the same values, over buffers of its own.
+"""The contestants: one callable each for the same collective on the same values, with its own buffers.
 
-A contestant's `call` is bound to its buffers beforehand, so that a timed call costs what the library costs and nothing
-of ours. On a CUDA device its arrays are images of the buffers, in memory of the host, and `call` may return before the
-device is done.
+A contestant's `call` is bound to its buffers beforehand, so that a timed call contains only the cost of the library. On
+a CUDA device its arrays are images of the buffers, in host memory, and `call` may return before the device is done.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ class Contestant:
     Attributes
     ----------
     backend, algorithm, memory, wire : str
-        What it is, as results name it. The wire is what values are rounded to on their way.
+        Its names in results. The wire is the dtype of the messages.
     source : array
         Flat; this rank's input is written here before each call.
     result : array
-        Flat; the result is here after a call. The same array as `source` where the collective works in place.
+        Flat; holds the result after a call. The same array as `source` where the collective works in place.
     call : callable
         Runs the collective.
     mirror : Mirror or None
-        The buffers on the device, where they are there.
+        The buffers on the device, if they are on one.
     settles : bool
-        Whether a result is there once the call returns; otherwise only after a barrier, and where one came before.
+        Whether the result is complete when the call returns; otherwise a barrier is needed before and after the call.
     """
 
     backend: str
@@ -60,17 +59,17 @@ class Contestant:
 
     @property
     def device(self) -> str:
-        """Where it runs."""
+        """The device: "cpu" or "cuda"."""
         return "cpu" if self.mirror is None else "cuda"
 
     @property
     def inputs(self) -> list[Values]:
-        """Where values are written to: one array."""
+        """The arrays for input values: one."""
         return [self.source]
 
     @property
     def results(self) -> list[Values]:
-        """Where the result is: one array."""
+        """The arrays with results: one."""
         return [self.result]
 
     def close(self) -> None:
@@ -82,13 +81,13 @@ class Contestant:
             self.mirror.push()
 
     def pull(self) -> None:
-        """Bring the result from the device to `result`."""
+        """Copy the result from the device to `result`."""
         if self.mirror is not None:
             self.mirror.pull()
 
     @property
     def key(self) -> Key:
-        """What tells this contestant from the others."""
+        """The identity of this contestant among the others."""
         return self.backend, self.algorithm, self.memory, self.wire
 
     @property
@@ -104,28 +103,28 @@ class Peer(Protocol):
     """A library to compare with, ready for use by all ranks."""
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make it ready to run a case, on a given source or one of its own.
+        """Make a contestant for a case, on a given source or its own.
 
         Raises `NotServedError` where it cannot.
         """
         ...
 
     def close(self) -> None:
-        """Give back what it holds; all ranks together."""
+        """Release its resources. Collective."""
         ...
 
 
 class NotServedError(Exception):
-    """A contestant cannot run a case; the message says why. All ranks come to the same conclusion."""
+    """A contestant cannot run a case; the message says why. Raised on all ranks alike."""
 
 
 def mirrored(case: Case, source: Any, result: Any) -> Mirror:
-    """Give arrays on the device images in memory of the host.
+    """Give arrays on the device images in host memory.
 
     Parameters
     ----------
     case : Case
-        What they are for.
+        The case of the arrays.
     source, result : object
         With the CUDA array interface; the same where the collective works in place.
 
@@ -139,19 +138,19 @@ def mirrored(case: Case, source: Any, result: Any) -> Mirror:
 
 
 def staged(case: Case, contestant: Contestant) -> Contestant:
-    """Make a contestant that works in memory of the host one for the device, as one does by hand.
+    """Turn a contestant that works in host memory into one for the device, with copies around each call.
 
     Parameters
     ----------
     case : Case
-        What it runs.
+        Its case.
     contestant : Contestant
-        Of a library that knows no devices; its arrays become pinned memory.
+        One of a library without support for devices; its arrays become pinned memory.
 
     Returns
     -------
     Contestant
-        Whose call copies to the host, calls, and copies back.
+        Its call copies to the host, calls, and copies back.
     """
     on_source = empty(case.input_count, case.dtype)
     in_place = contestant.result is contestant.source
@@ -183,7 +182,7 @@ class MpiPeer:
         self._comm = comm
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make it ready to run a case: in place where the collective has it, otherwise into a second array."""
+        """Make a contestant for a case: in place where the collective permits it, otherwise with a second array."""
         from mpi4py import MPI
 
         comm = self._comm

@@ -1,4 +1,4 @@
-"""Reading and checking the options of ``gradientflow bench``: what the plans of all benches are made with."""
+"""Reading and checking the options of ``gradientflow bench``, for the plans of all benches."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Plan:
 
     @property
     def blocks(self) -> Sequence[Any]:
-        """What is measured, one after the other; all contestants of a block beside each other."""
+        """The blocks, measured one after the other; all contestants of a block are interleaved."""
         raise NotImplementedError
 
     @property
     def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
+        """The number of stages, for showing progress."""
         return len(self.blocks)
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way.
+        """Refuse, before anything is started, options that would fail later.
 
         Parameters
         ----------
         ranks : int
-            How many there will be.
+            The number of ranks.
         on_this_machine : bool
-            Whether all of them will share this machine's memory.
+            Whether all ranks will share this machine's memory.
         """
         if ranks < 1:
             raise PlanError(f"-n needs at least 1 rank, not {ranks}")
@@ -57,7 +57,7 @@ class Plan:
             self.check_machine(ranks)
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what this machine cannot do with so many ranks."""
+        """Refuse options that this machine cannot serve with this number of ranks."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -108,18 +108,18 @@ def _parse_size(text: str) -> int:
 
 
 def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *, may_be_empty: bool = False) -> None:
-    """Refuse an option that names something unknown, or nothing.
+    """Refuse an option that is empty or names something unknown.
 
     Parameters
     ----------
     option : str
         Its name, for the message.
     values : sequence of str
-        What was given.
+        The given values.
     allowed : sequence of str
-        What may be given.
+        The permitted values.
     may_be_empty : bool
-        Whether nothing may be given as well.
+        Whether the option may be empty.
     """
     if not values and not may_be_empty:
         raise PlanError(f"{option} names nothing: choose from {', '.join(allowed)}")
@@ -136,7 +136,7 @@ def check_installed(peers: Sequence[str]) -> None:
 
 
 def check_time(iterations: int | None, seconds: float) -> None:
-    """Refuse to time nothing."""
+    """Refuse iterations or seconds that leave nothing to time."""
     if iterations is not None and iterations < 1:
         raise PlanError(f"--iterations needs at least 1, not {iterations}")
     if not seconds > 0:
@@ -144,7 +144,7 @@ def check_time(iterations: int | None, seconds: float) -> None:
 
 
 def check_memory(needed: int, who: str, choose: str, of: str = "") -> None:
-    """Refuse what needs more memory than this machine has to give.
+    """Refuse options that need more memory than this machine has available.
 
     Parameters
     ----------
@@ -153,9 +153,9 @@ def check_memory(needed: int, who: str, choose: str, of: str = "") -> None:
     who : str
         Subject and verb of the message, such as "64M needs".
     choose : str
-        What to choose in its place.
+        What to choose instead.
     of : str
-        What the memory is for.
+        The purpose of the memory.
     """
     if needed > (available := memory_available()):
         free = f"{needed / 2**30:.1f} GiB{of}, and {available / 2**30:.1f} GiB are free"
@@ -163,7 +163,7 @@ def check_memory(needed: int, who: str, choose: str, of: str = "") -> None:
 
 
 def threshold_bytes(threshold: Threshold | None) -> int | str | None:
-    """Give a threshold as result files hold it."""
+    """Give a threshold in the form of result files."""
     if threshold is None or isinstance(threshold, str):
         return threshold
     return "inf" if math.isinf(threshold) else int(threshold)
@@ -195,7 +195,7 @@ def parse_densities(text: str) -> tuple[float, ...]:
 
 
 def check_densities(densities: tuple[float, ...]) -> None:
-    """Refuse what is not the share of chunks that are sent."""
+    """Refuse densities outside their range."""
     if not densities:
         raise PlanError("--density names nothing: write for example 0.1")
     for density in densities:

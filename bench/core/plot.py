@@ -18,18 +18,18 @@ Draw = Callable[[Any, Sequence[Any]], str]
 
 
 def save_plot(path: str, draw: Draw, results: Sequence[Any], environment: Mapping[str, Any]) -> None:
-    """Draw results and write the picture, with where they were measured above it.
+    """Draw results and write the picture, with the environment above it.
 
     Parameters
     ----------
     path : str
         The picture's file; the ending chooses the format.
     draw : callable
-        Told an empty figure and the results, draws them, and gives a sentence on what is shown.
+        Takes an empty figure and the results, draws them, and returns a sentence that describes the picture.
     results : sequence
-        Also wrong ones, and possibly none.
+        Including wrong ones; possibly none.
     environment : mapping
-        Where they were measured.
+        The environment of the measurement.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def save_plot(path: str, draw: Draw, results: Sequence[Any], environment: Mappin
 
 
 def plain_numbers(axis: Any, *, steps: Sequence[int] = (1, 2, 5), show: Callable[[float], str] = "{:g}".format) -> None:
-    """Label a logarithmic axis with numbers that are no powers.
+    """Label a logarithmic axis with plain numbers instead of powers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What rank 0 shows and writes: how far a measurement is, and what came out of it."""
+"""The output of rank 0: progress of a measurement, and its results."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from .command import Bench
     from .session import Observer, Outcome
 
-# Drawn between stages, by nothing that lives on in the background: a thread that redraws would disturb what is
-# measured, and a hidden cursor would stay hidden when the job is interrupted.
+# Drawn between stages, without a background thread: a thread that redraws would disturb the measurement, and a hidden
+# cursor would stay hidden when the job is interrupted.
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_LENGTH = 30
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where the figures go.
+    """The destinations of the figures.
 
     Attributes
     ----------
     arguments : list of str
-        The command line, for the record.
+        The command line, for result files.
     json_path, csv_path, plot_path, page_path : str or None
         Files to write.
     out_columns, err_columns : int
@@ -55,23 +55,23 @@ class Output:
 
 @contextlib.contextmanager
 def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observer | None]:
-    """Draw, on rank 0 and where there is a terminal, how far the work is.
+    """Draw the progress, on rank 0 and if there is a terminal.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
     output : Output
-        Tells of the terminals.
+        The widths of the terminals.
     total : int
-        How much there is to do.
+        The number of stages.
 
     Yields
     ------
     callable or None
-        To be told how much is done, and what comes now; None where nothing is drawn.
+        Takes the number of finished stages and the title of the next one; None where nothing is drawn.
     """
-    # To standard output where that is seen: it and standard error overtake each other on their way through mpirun.
+    # To standard output if it is a terminal: mpirun does not keep the order of standard output and standard error.
     file, columns = (sys.stdout, output.out_columns) if output.out_columns else (sys.stderr, output.err_columns)
     if comm.rank != 0 or columns == 0:
         yield None
@@ -91,23 +91,23 @@ def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observe
 
 def open_console(file: TextIO, columns: int) -> Console:
     """Make a console whose terminal, if any, is this many columns wide."""
-    # What a rank sees says nothing: Open MPI gives its ranks pseudo-terminals and forwards what they print.
+    # A rank cannot find out by itself: Open MPI gives its ranks pseudo-terminals and forwards their output.
     return Console(file=file, force_terminal=columns > 0, width=columns or None)
 
 
 def report(comm: Communicator, bench: Bench, outcome: Outcome[Any], output: Output) -> None:
-    """Show and write, on rank 0, what came out of a measurement.
+    """Show and write, on rank 0, the results of a measurement.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
     bench : Bench
-        What was run.
+        The bench.
     outcome : Outcome
-        What came out.
+        Its results.
     output : Output
-        Where the figures go.
+        The destinations.
     """
     if comm.rank != 0:
         return

@@ -1,8 +1,8 @@
 """Results: the figures that all benches have, and the JSON file of a run.
 
-Of every result scripts rely on the names. Those that benches share are:
+Scripts rely on the names of the fields. Fields that all benches share are:
 
-- ``backend``, ``dtype``, ``wire``, ``device``, ``ranks``, ``nodes``, ``bytes``: what was measured, and on how much;
+- ``backend``, ``dtype``, ``wire``, ``device``, ``ranks``, ``nodes``, ``bytes``: the contestant and the size;
 - ``iterations``: timed calls of the contestant, 0 where the result was wrong; all figures are None then;
 - ``median_us``, ``min_us``, ``p95_us``: of the call alone, each with the time of its slowest rank;
 - ``refill_median_us``: of writing fresh values and the call, together;
@@ -45,9 +45,9 @@ def shared(
     case : Case
         What was run.
     backend, wire : str
-        By whom, and what travelled.
+        The library, and the dtype of its messages.
     nodes : int
-        Over how many nodes.
+        The number of nodes.
     wrong : int
         Wrong elements found; times are ignored then.
     times : Times or None
@@ -66,14 +66,14 @@ def shared(
 
 
 def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict[str, Any]:
-    """Work out what results say of times; there are no figures where there are none.
+    """Compute the figures of results from times; all None without times.
 
     Parameters
     ----------
     case : Case
         What was run.
     times : Times or None
-        Of one contestant; None where it was not timed, or was wrong.
+        The times of one contestant; None where it was not timed, or was wrong.
     link_seconds : float or None
         The least time that the links between the hosts need for it, where that is known.
 
@@ -128,7 +128,7 @@ def _cell(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """Give the same with None for numbers that are not finite, such as a loss that has grown without bound."""
+    """Replace numbers that are not finite, such as a diverged loss, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -137,5 +137,5 @@ def _finite(value: Any) -> Any:
 
 
 def record(result: Any) -> dict[str, Any]:
-    """Give what a result file holds of a result: its fields, or what it says itself."""
+    """Give the record of a result for a result file: its fields, or that of its own method."""
     return dict(result.record()) if hasattr(result, "record") else asdict(result)

@@ -1,6 +1,6 @@
-"""Measuring a plan: for each block of it build the contestants, check them, time them side by side, check them again.
+"""Measuring a plan: for each block build the contestants, check them, time them interleaved, and check them again.
 
-A bench says what its blocks are, who takes part, and what a result holds; this is the rest.
+A bench defines its blocks, its contestants, and its results; this file has everything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Observer = Callable[[int, str], None]
 
 
 class Checked(Protocol):
-    """A result that says how much of it was wrong."""
+    """A result with its number of wrong elements."""
 
     @property
     def wrong(self) -> int:
@@ -40,7 +40,7 @@ class Checked(Protocol):
 
 
 class Timed(Protocol):
-    """A contestant: one way to do what a bench measures."""
+    """A contestant of a bench."""
 
     @property
     def name(self) -> str:
@@ -54,25 +54,25 @@ class Timed(Protocol):
 
     @property
     def results(self) -> Sequence[Values]:
-        """Flat arrays that hold what came out, after `pull`; one for each input, possibly the same."""
+        """Flat arrays with the results, after `pull`; one for each input, possibly the same."""
         ...
 
     @property
     def call(self) -> Callable[[], object]:
-        """What it does with values that are written already."""
+        """The function that works on the written inputs."""
         ...
 
     def push(self) -> None:
-        """Bring what was written to the inputs where it is worked on."""
+        """Copy the inputs to the device, or wherever the call reads them."""
         ...
 
     def pull(self) -> None:
-        """Bring the results back from there."""
+        """Copy the results back."""
         ...
 
     @property
     def close(self) -> Callable[[], object]:
-        """What gives back all that it holds; all ranks together."""
+        """The function that releases its resources. Collective."""
         ...
 
 
@@ -83,22 +83,22 @@ Block = TypeVar("Block")
 
 @dataclass
 class Outcome(Generic[R]):
-    """What came out of a run.
+    """The outcome of a run.
 
     Attributes
     ----------
     hosts : Hosts
-        Where it was.
+        The hosts of the ranks.
     results : list
-        On rank 0 with times, on the others without.
+        With times on rank 0, without on the others.
     remarks : list of str
-        What the reader should know, one sentence each.
+        Remarks for the reader, one sentence each.
     load : Load or None
-        What else the machine was busy with; known after the run.
+        The load of other programs on the machine; known after the run.
     facts : mapping
-        What else is to be said in the environment of a result file.
+        Further entries of the environment in a result file.
     others : mapping
-        Further results, by the names that they have in the file.
+        Further results, by their names in the file.
     """
 
     hosts: Hosts
@@ -128,16 +128,16 @@ class Session(ABC, Generic[Block, C, R]):
     comm : Communicator
         The ranks.
     plan : object
-        What to measure: its `blocks` one after the other, beside its `peers`.
+        The plan: its `blocks` are measured one after the other, compared with its `peers`.
     observe : callable, optional
-        Told how many stages are done, and what comes now.
+        Takes the number of finished stages and the title of the next one.
     extra : callable, optional
-        Further contestants, beside those of the plan; told the block and its case.
+        Takes a block and its case; gives contestants in addition to those of the plan.
     """
 
     warm_up = 3  # rounds
     preposition = "on"  # before the name of a block
-    rounded_nevertheless = ""  # what rounds to a wire inside a node as well
+    rounded_nevertheless = ""  # the contestant that rounds to the wire dtype inside a node as well
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class Session(ABC, Generic[Block, C, R]):
         self._observe = observe or (lambda done, text: None)
         self._extra = extra or (lambda block, case: [])
         self._seed: int = comm.mpi.bcast(secrets.randbits(48), 0)
-        self._refusals: dict[str, list[str]] = {}  # the blocks in which every reason was heard
+        self._refusals: dict[str, list[str]] = {}  # the blocks of each reason
 
     # ---- what a bench says of itself ---------------------------------------------------------------------------------
 
     @property
     def wires(self) -> Sequence[str]:
-        """What ours rounds values to where they travel between nodes."""
+        """The dtypes of our messages between nodes."""
         found: Sequence[str] = getattr(self.plan, "wires", ())
         return found
 
@@ -180,23 +180,23 @@ class Session(ABC, Generic[Block, C, R]):
         raise NotImplementedError
 
     def result(self, block: Block, case: Case, contestant: C, wrong: int, times: Times | None) -> R:
-        """Turn what was found out about a contestant into its result; wrong ones have no times."""
+        """Make the result of a contestant; wrong ones have no times."""
         raise NotImplementedError
 
     def parts(self, case: Case, contestant: C) -> list[Case]:
-        """Give the collective that each input of a contestant goes through."""
+        """Give the collective of each input of a contestant."""
         return [case]
 
     def steps(self, case: Case, contestant: C, block_length: int) -> Steps:
-        """Say how a contestant is timed, with blocks of so many values."""
+        """Give the functions that time a contestant, with blocks of `block_length` values."""
         refill = refiller(case, contestant.inputs[0], block_length)
         return Steps(refill, contestant.call, refill, contestant.call)
 
     def end(self) -> None:
-        """Do what is to be done after the last block."""
+        """Finish, after the last block."""
 
     def open_peer(self, name: str) -> Any:
-        """Make a peer ready; all ranks together."""
+        """Open a peer. Collective."""
         if name == "nccl":
             from .nccl import NcclPeer
 
@@ -224,16 +224,16 @@ class Session(ABC, Generic[Block, C, R]):
         return self.outcome
 
     def observe(self, text: str) -> None:
-        """Tell what comes now."""
+        """Report the next stage."""
         self._observe(self.done, text)
 
     def refuse(self, block: Block, reason: str) -> None:
-        """Remark why a contestant does not take part."""
+        """Add a remark that says why a contestant does not take part."""
         self._refusals.setdefault(reason, []).append(self.place(block))
 
     @contextlib.contextmanager
     def serving(self, block: Block) -> Iterator[None]:
-        """Leave out a peer that does not serve a case, with its reason."""
+        """Leave out a peer that cannot serve a case, with a remark."""
         try:
             yield
         except NotServedError as reason:
@@ -260,7 +260,7 @@ class Session(ABC, Generic[Block, C, R]):
         self.done += 1
 
     def check(self, block: Block, case: Case, contestants: list[C]) -> tuple[list[C], list[int]]:
-        """Call all once on fresh values; leave out those that cannot serve the call, and count what is wrong."""
+        """Call all once on fresh values; leave out those that cannot serve the call, and count wrong elements."""
         if not contestants:
             return [], []
         first = contestants[0].inputs
@@ -282,7 +282,7 @@ class Session(ABC, Generic[Block, C, R]):
         return served, self.count_wrong(case, sources, served)
 
     def check_again(self, case: Case, source: Source, contestants: list[C]) -> list[int]:
-        """Count what is wrong after a series, which ended with the same values in all inputs."""
+        """Count wrong elements after a series, which leaves the same values in all inputs."""
         parts = len(contestants[0].results) if contestants else 0
         return self.count_wrong(case, [source] * parts, contestants)
 
@@ -297,7 +297,7 @@ class Session(ABC, Generic[Block, C, R]):
         return sum_over_ranks(self.comm, own.tolist())
 
     def courses(self, case: Case, contestants: list[C]) -> tuple[Course, Course | None]:
-        """Make what the series need; on a device also those whose calls nobody waits for."""
+        """Make the courses of the series; on a device also one of calls without a wait for the device."""
         fresh = FreshValues(case, alphabet(case), self.next_seed())
         steps = [self.steps(case, contestant, fresh.block_length) for contestant in contestants]
         return Course(steps, fresh, self.comm.barrier), None
@@ -308,7 +308,7 @@ class Session(ABC, Generic[Block, C, R]):
         return self._seed
 
     def _refusal(self, contestant: C) -> str | None:
-        """Call a contestant; give why the first rank says that it cannot serve the call."""
+        """Call a contestant; if it cannot serve the call, give the reason of the first rank."""
         refusal = None
         try:
             contestant.call()
@@ -319,7 +319,7 @@ class Session(ABC, Generic[Block, C, R]):
         return next((text for text in self.comm.mpi.allgather(refusal) if text is not None), None)
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
-        """Take all series, adding what the checks after them find to `wrong`; return rank 0's view of the times."""
+        """Take all series, adding the findings of the checks after them to `wrong`; return rank 0's view of the times."""
         course, launches = self.courses(case, contestants)
 
         def check(iteration: int) -> None:
@@ -333,12 +333,12 @@ class Session(ABC, Generic[Block, C, R]):
 
     @contextlib.contextmanager
     def _measuring(self) -> Iterator[list[Peer]]:
-        """Have peers ready, and the load watched, which is then part of the outcome."""
+        """Open the peers, and measure the load, which becomes part of the outcome."""
         hosts = self.outcome.hosts
         peers = [self.open_peer(name) for name in self.plan.peers]
         meter = LoadMeter(self.comm)
         yield peers
-        # Not after an exception: the other ranks would not come, and the job ends anyway.
+        # Not after an exception: the other ranks would not take part, and the job ends anyway.
         self.outcome.load = meter.stop()
         if remark := self.outcome.load.remark(hosts.ranks_on_this_machine):
             self.outcome.remark(remark)

@@ -16,16 +16,16 @@ Layers = Iterator[Shape]
 
 @dataclass(frozen=True)
 class Model:
-    """A network, as far as the exchange of its gradients goes.
+    """The shapes of a network's parameters, for exchanging its gradients.
 
     Attributes
     ----------
     name : str
-        As on the command line and in results.
+        The name on the command line and in results.
     title : str
-        As in text.
+        The name in text.
     shapes : tuple of tuple of int
-        Of its parameters, in the order of the layers.
+        The shapes of its parameters, in the order of the layers.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tables of results: columns as data, blocks of what was measured together, and as many columns as fit."""
+"""Tables of results: columns as data, blocks of results measured together, and as many columns as fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 _MIN_PLAIN_WIDTH = 100
 
-# A rule below the headings and an empty line between blocks, in characters that every terminal and file can hold.
+# A rule below the headings and an empty line between blocks, in characters that every terminal and file can show.
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 Cell = Text | str
@@ -26,18 +26,18 @@ class Column:
     Attributes
     ----------
     heading : str
-        Above it; what comes in a second line is the unit.
+        The heading; a second line is the unit.
     text : callable
-        What is shown of a result.
+        Takes a result; gives the text of its cell.
     kind : str
-        A "figure" is what a wrong result does not have; a "name" comes before the figures and says what was measured;
-        a "ratio" comes behind them.
+        "name": identifies the contestant, before the figures; "figure": empty for wrong results; "ratio": after the
+        figures.
     shown : bool
-        Whether it is there at all.
+        Whether the table has this column.
     justify : str
         "left" or "right".
     repeats : bool
-        Whether it shows again what stands above it in the same block.
+        Whether a cell repeats the equal text above it in the same block.
     """
 
     heading: str
@@ -49,7 +49,7 @@ class Column:
 
 
 def name(heading: str, text: str | Callable[[Any], str], **options: Any) -> Column:
-    """Make a column that says what was measured: an attribute, or what a callable gives."""
+    """Make a column that identifies contestants: an attribute, or the result of a callable."""
     show = text if callable(text) else lambda result: str(getattr(result, text))
     return Column(heading, show, "name", **{"justify": "left", **options})
 
@@ -62,7 +62,7 @@ def figure(
     *,
     shown: bool = True,
 ) -> Column:
-    """Make a column of a figure: an attribute, or what a callable gives, and how that is written."""
+    """Make a column of a figure: an attribute, or the result of a callable, and its format."""
     find = value if callable(value) else lambda result: getattr(result, value)
     return Column(f"{heading}\n{unit}", lambda result: show(find(result)), shown=shown)
 
@@ -74,7 +74,7 @@ def timed(unit: str, show: Callable[[float | None], str]) -> list[Column]:
 
 
 def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True) -> Column:
-    """Make a column of how many times as fast a result is as the one that is found to compare it with, if any."""
+    """Make a column of how many times as fast a result is as its counterpart, if there is one."""
 
     def text(result: Any) -> Cell:
         other = beside(result)
@@ -93,11 +93,11 @@ class Layout:
     Attributes
     ----------
     columns : callable
-        Told all results, and whether to show processor times, gives the columns.
+        Takes all results, and whether to show processor times; gives the columns.
     block : callable
-        What results of the same block have in common.
+        Takes a result; gives a value that is equal for results of the same block.
     legend : callable
-        Told the same as `columns`, explains them.
+        Takes the same as `columns`; explains them.
     dispensable : sequence of str
         Headings of columns to leave out, in this order, where a terminal is too narrow for all.
     """
@@ -113,9 +113,9 @@ class Layout:
         Parameters
         ----------
         results : sequence
-            Those of a block follow each other.
+            All results; those of a block are consecutive.
         console : Console
-            Where to; it may be a terminal or a file.
+            A terminal or a file.
         with_cpu : bool
             Whether to show processor times.
         """
@@ -136,7 +136,7 @@ class Layout:
         return self.legend(results, with_cpu)
 
     def table(self, results: Sequence[Any], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
-        """Lay out the results, less some columns by their headings."""
+        """Lay out the results, without the columns of the given headings."""
         columns = [column for column in self.columns(results, with_cpu) if column.shown]
         columns = [column for column in columns if column.heading.partition("\n")[0] not in without]
         table = empty_table()
@@ -155,7 +155,7 @@ class Layout:
 
 
 def _cells(result: Any, columns: Sequence[Column]) -> list[Cell]:
-    """Give what is shown of a result; of a wrong one no figures."""
+    """Give the cells of a result; a wrong one has no figures."""
     if not result.wrong:
         return [column.text(result) for column in columns]
     instead = iter([Text("WRONG", style="bold red")])
@@ -167,7 +167,7 @@ def _width(table: Table, console: Console) -> int:
 
 
 def empty_table() -> Table:
-    """Make a table without columns, in the style of all."""
+    """Make a table without columns, in the common style."""
     return Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
 
 

@@ -1,4 +1,4 @@
-"""The network interface that leads to the other hosts of a job, and what it has sent, for every contestant alike."""
+"""The network interface that leads to the other hosts of a job, and its count of sent bytes, for every contestant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Traffic:
     Parameters
     ----------
     comm : Communicator
-        The ranks; all of them make one together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -36,7 +36,7 @@ class Traffic:
         self.is_known: bool = all(comm.mpi.allgather(self._interface is not None))
 
     def sent(self) -> int:
-        """Give the bytes sent so far; 0 where another rank of this host gives them, or they are not known."""
+        """Give the bytes sent so far; 0 if another rank of this host counts them, or they are unknown."""
         if not self.is_known or not self._counts_here or self._interface is None:
             return 0
         sent: int = bytes_sent_through(self._interface)
@@ -44,9 +44,9 @@ class Traffic:
 
 
 def interface_to_others() -> tuple[str, str] | None:
-    """Name the interface that leads to other hosts, and its address; None where it is not clear.
+    """Name the interface that leads to other hosts, and its address; None if it cannot be determined.
 
-    It is the one that ``GLOO_SOCKET_IFNAME`` names, or that the host's name leads to, or that of the default route.
+    It is that of ``GLOO_SOCKET_IFNAME``, or that of the host name's address, or that of the default route.
     """
     addresses = _addresses()
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -70,7 +70,7 @@ def bytes_sent_through(interface: str) -> int:
 
 
 def _candidates() -> Iterator[str]:
-    """Give what may be this host's address among others; its name may lead nowhere, or to itself only."""
+    """Give the possible addresses of this host; its name may have none, or only that of the loopback interface."""
     with contextlib.suppress(OSError):
         yield socket.gethostbyname(socket.gethostname())
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
