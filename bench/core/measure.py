@@ -45,9 +45,9 @@ MAX_ITERATIONS = 10_000
 
 _BLOCK_BYTES = 64 << 10
 _POOL_BYTES = 512 << 10
-_DISTINCT_BLOCKS = 61  # blocks are used in turn; a prime, so as not to fall in step with anything
+_DISTINCT_BLOCKS = 61  # used in turn; a prime, to avoid periods shared with anything else
 _DISTINCT_ORDERS = 97
-_PROCESSOR_SHARE = 4  # one in so many iterations is repeated to take processor time
+_PROCESSOR_SHARE = 4  # the series of processor times has this fraction of the iterations
 
 
 class FreshValues:

@@ -137,7 +137,7 @@ class Session(ABC, Generic[Block, C, R]):
 
     warm_up = 3  # rounds
     preposition = "on"  # before the name of a block
-    rounded_nevertheless = ""  # the contestant that rounds to the wire dtype inside a node as well
+    rounded_nevertheless = ""  # for a remark: contestants that round to the wire dtype inside a node as well
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class Session(ABC, Generic[Block, C, R]):
         return next((text for text in self.comm.mpi.allgather(refusal) if text is not None), None)
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
-        """Take all series, adding the findings of the checks after them to `wrong`; return rank 0's view of the times."""
+        """Take all series, adding the findings of their checks to `wrong`; return rank 0's view of the times."""
         course, launches = self.courses(case, contestants)
 
         def check(iteration: int) -> None:

@@ -127,7 +127,7 @@ class Layout:
                 table = self.table(results, self.dispensable[:count], with_cpu=with_cpu)
                 if _width(table, console) <= least:
                     break
-        # A terminal that is still too narrow breaks lines, but cuts none.
+        # A terminal that is still too narrow wraps lines, and truncates none.
         console.width = max(least, _width(table, console))
         console.print(table)
 

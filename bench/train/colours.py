@@ -28,9 +28,9 @@ _COLOURS = (
 
 
 def family(entry: Entry) -> str:
-    """Say what kind of communication it is, from what its strategy declares; what a user has written is one of its own.
+    """Give the family of a contestant, from the attributes of its strategy; users' strategies are one family.
 
-    What a user's strategy sends is not known from that.
+    The attributes do not say what a user's strategy sends.
     """
     strategy = entry.strategy
     if entry.is_reference:
@@ -47,12 +47,12 @@ def family(entry: Entry) -> str:
 
 
 def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
-    """Give each contestant of a run a colour; those of a family differ as long as there are enough.
+    """Give each contestant of a run a colour; colours within a family differ as long as there are enough.
 
     Parameters
     ----------
     entries : iterable of Entry
-        All of the run, also those that a picture leaves out.
+        All of the run, including those that a picture leaves out.
     """
     every = list(dict.fromkeys(entries))
     references = [entry for entry in every if entry.is_reference]

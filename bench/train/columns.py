@@ -12,7 +12,7 @@ from .results import Figures, Run, TrainResult
 
 _BASELINE = Entry("ddp-gloo")
 
-Text = Callable[[TrainResult], str]  # empty where nothing is known
+Text = Callable[[TrainResult], str]  # empty where the value is unknown
 
 
 def _figure(value: Callable[[Figures], float | None], show: Callable[[float], str]) -> Text:
@@ -35,7 +35,7 @@ def _final(value: Callable[[Run], float | None], show: Callable[[float], str]) -
 
 
 def _least_exposed(results: Sequence[TrainResult]) -> Text:
-    """Say what of the time that links need cannot be hidden behind the backward pass of none."""
+    """Give the time that the links need beyond the backward pass of `none`."""
     alone = {result.model: result.figures for result in results if result.entry == Entry(NONE)}
 
     def text(result: TrainResult) -> str:
@@ -60,7 +60,7 @@ def _over_baseline(results: Sequence[TrainResult]) -> Text:
 
 
 def _seconds_to_accuracy(results: Sequence[TrainResult]) -> Text:
-    """Say how long each trains until it is as accurate as, at the end, the least accurate one from the same seed."""
+    """Give the training time until a contestant reaches the lowest final accuracy of its seed."""
     delayed = [result for result in results if result.figures and result.figures.waiting_percent is not None]
     levels: dict[tuple[str, int], float] = {}
     for result in delayed:
@@ -83,7 +83,7 @@ def _seconds_to_accuracy(results: Sequence[TrainResult]) -> Text:
 
 
 def _learning_rate(results: Sequence[TrainResult]) -> Text:
-    """Say it where it is not the same for all, or not tuned for some."""
+    """Give the learning rate, if rates differ or some are not tuned."""
     models: dict[str, set[float]] = {}
     for result in results:
         models.setdefault(result.model, set()).add(result.optimizer.learning_rate)
@@ -156,7 +156,7 @@ def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
 
 
 def _known(heading: str, text: Text, results: Sequence[TrainResult]) -> Column:
-    """Make a column that is there where anything is known."""
+    """Make a column that is shown if any of its values is known."""
     return Column(heading, lambda result: text(result) or "-", shown=any(text(result) for result in results))
 
 

@@ -1,4 +1,4 @@
-"""``gradientflow bench train``: train real models with each way to synchronise gradients."""
+"""``gradientflow bench train``: train real models with each strategy."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _numbers(name: str, field: str, default: str | None, help: str) -> click.Opt
 
 
 def _page(*what: Any) -> str:
-    from .page import page_of  # imports what draws and fills in
+    from .page import page_of  # imports matplotlib and jinja2
 
     text: str = page_of(*what)
     return text
 
 
 def _session(comm: Any, plan: TrainPlan, observe: Any) -> Any:
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses that have no name
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch warns of addresses without a host name
     from .session import TrainSession  # imports PyTorch, which takes a second or two
 
     return TrainSession(comm, plan, observe)

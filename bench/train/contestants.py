@@ -1,4 +1,4 @@
-"""The contestants: a model, its optimizer, and what synchronises the ranks in a step.
+"""The contestants: a model, its optimizer, and the communication of a step.
 
 A training step is the same for all of them: zero the gradients, loss, backward, optimizer step.
 """
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed
 
-_LEAST_POWERSGD_ITERATION = 2  # from which on it compresses; PyTorch allows no earlier one
+_LEAST_POWERSGD_ITERATION = 2  # the first iteration that compresses; PyTorch allows no earlier one
 
 
 class Contestant:
-    """One way to train, with parameters and optimizer state of its own.
+    """One way to train, with its own parameters and optimizer state.
 
     Parameters
     ----------
     entry : Entry
-        Which way.
+        The description of the contestant.
     task : Task
-        What to train.
+        The model and its data.
     seed : int
-        Gives the initial parameters.
+        Determines the initial parameters.
     optimizer : Optimizer
         What makes the steps.
     comm : Communicator
-        The ranks; all of them make one together. PyTorch's default process group has to be there for DDP.
+        The ranks; creating one is collective. DDP needs PyTorch's default process group.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Contestant:
     model : torch.nn.Module
         The model itself.
     module : callable
-        What is called in the forward pass: the model, or DDP around it.
+        Called in the forward pass: the model, or DDP around it.
     optimizer : object
         What makes the step.
     """
@@ -84,30 +84,30 @@ class Contestant:
         return _flat(self.model.parameters())
 
     def digest(self) -> str:
-        """Give what tells other parameters from these, bit by bit."""
+        """Give a hash of the parameters' bits."""
         return hashlib.sha256(self.parameters().tobytes()).hexdigest()
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that the library says this rank has sent in messages for the last step, if it does."""
+        """Give the bytes that the library counts as sent in messages by this rank in the last step, if it does."""
         sent: int | None = None if self.entry.strategy is None else self.optimizer.bytes_sent
         return sent
 
     def backward(self) -> contextlib.AbstractContextManager[None]:
-        """Give what the backward pass runs in."""
+        """Give the context in which the backward pass runs."""
         return contextlib.nullcontext() if self.entry.overlaps else self.optimizer.no_sync()
 
     @property
     def synchronizer(self) -> Synchronizer | None:
-        """What our strategy is bound to; None elsewhere, and where there is nothing to do with one rank."""
+        """The synchronizer of our strategy; None for other contestants, and if one rank needs none."""
         found: Synchronizer | None = None if self.entry.strategy is None else self.optimizer.synchronizer
         return found
 
     def bookkeeping_seconds(self) -> float | None:
-        """Give what this rank spent in the last step on choosing what is sent; None where all is."""
+        """Give this rank's time for selecting what is sent in the last step; None where everything is sent."""
         return None if self.synchronizer is None else self.synchronizer.bookkeeping_seconds
 
     def residuals(self) -> NDArray[np.float32]:
-        """Copy what this rank keeps of gradients, for all parameters one after the other; zeros where nothing."""
+        """Copy this rank's residuals of all parameters into one array; zeros where there are none."""
         flat = [np.zeros(parameter.numel(), np.float32) for parameter in self.model.parameters()]
         if self.synchronizer is not None and len(self.synchronizer.residuals):
             kept = dict(zip(self.synchronizer.layout.names, self.synchronizer.residuals, strict=True))
@@ -116,16 +116,16 @@ class Contestant:
 
     @property
     def server(self) -> ParameterServer | None:
-        """The parameter server, where there is one."""
+        """The parameter server, if there is one."""
         return getattr(self.synchronizer, "server", None)
 
     def finish(self) -> None:
-        """End training: now the parameters are the same on all ranks; all ranks together."""
+        """End training: afterwards the parameters are the same on all ranks. Collective."""
         if self.entry.strategy is not None:
             self.optimizer.finish()
 
     def close(self) -> None:
-        """Give back what it holds; all ranks together."""
+        """Release its resources. Collective."""
         if self.entry.strategy is not None:
             self.optimizer.close()
         elif self.entry.contestant == "ddp-gradientflow":
@@ -133,14 +133,14 @@ class Contestant:
 
 
 class MpiOptimizer:
-    """Averages each gradient with ``MPI_Allreduce`` after the backward pass, the last layer's first, and steps.
+    """Averages each gradient with ``MPI_Allreduce`` after the backward pass, last layer first, and makes the step.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         What makes the step.
     model : torch.nn.Module
-        Whose parameters it trains.
+        The model that it trains.
     comm : Communicator
         The ranks.
     """
@@ -162,14 +162,14 @@ class MpiOptimizer:
 
 
 def _data_parallel(model: nn.Module, entry: Entry) -> nn.Module:
-    """Wrap a model in PyTorch's own way, with its defaults."""
+    """Wrap a model in DistributedDataParallel, with its defaults."""
     if entry.contestant == "ddp-gradientflow":
         from gradientflow.torch.registration import register
 
         register()  # where PyTorch has not done so by itself
         return DistributedDataParallel(model, process_group=dist.new_group(backend="gradientflow"))
     if entry.approximation_rank is not None:
-        # One bucket: those of several call Gloo from its threads, in orders that differ between ranks, and wait there.
+        # One bucket: with several, hooks call Gloo from its threads, in orders that differ between ranks: a deadlock.
         megabytes = sum(parameter.nbytes for parameter in model.parameters()) / 2**20 + 1
         module = DistributedDataParallel(model, bucket_cap_mb=megabytes)
         state = powerSGD_hook.PowerSGDState(None, entry.approximation_rank, _LEAST_POWERSGD_ITERATION)

@@ -1,6 +1,6 @@
 """The data: scikit-learn's digits, and the source text of Python's standard library.
 
-Everything is made alike on every rank, from what is installed there.
+Every rank makes the same data, from its installed packages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..core.plan import PlanError
 Array = NDArray[Any]
 
 CHARACTERS = 98  # printable ASCII, tab, line end, and one for all others
-WINDOW = 32  # characters that the language model reads at once
+WINDOW = 32  # characters of a sample of the language model
 
 _HELD_OUT_DIGITS = 360
 _TEXT_BYTES = 2 << 20
@@ -28,7 +28,7 @@ _HELD_OUT_WINDOWS = 512
 
 @dataclass(frozen=True)
 class Data:
-    """Samples to train on, and others to see what was learnt.
+    """Samples to train on, and held-out samples to validate on.
 
     Attributes
     ----------
@@ -44,20 +44,20 @@ class Data:
     held_out_targets: Array
 
     def digest(self) -> str:
-        """Give what tells other data from these."""
+        """Give a hash of the data."""
         arrays = (self.inputs, self.targets, self.held_out_inputs, self.held_out_targets)
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 class SampleOrder:
-    """Which samples each step trains on: a new random order in each epoch, whole batches only.
+    """The samples of each step: a new random order in each epoch, whole batches only.
 
     Parameters
     ----------
     samples : int
-        How many there are.
+        The number of samples.
     batch : int
-        How many a step takes, of all ranks together.
+        The samples of a step, of all ranks together.
     seed : int
         The same seed gives the same order.
     """
@@ -87,7 +87,7 @@ def digits(width: int = 8) -> Data:
     Parameters
     ----------
     width : int
-        Pixels of a side; more than 8 are interpolated between those that there are.
+        Pixels of a side; images of more than 8 are interpolated from those of 8.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def digits(width: int = 8) -> Data:
 
 
 def library_text() -> Data:
-    """Give windows of the standard library's source text, and in each the character that follows every character.
+    """Give windows of the standard library's source text, and for every character the one that follows.
 
     The text is that of the modules beside ``os.py``, in the order of their names, up to 2 MiB. Windows from its end are
     held out.

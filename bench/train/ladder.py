@@ -1,4 +1,4 @@
-"""What each part adds to the throughput, in the form of the GradientFlow paper's Tables 1 and 2."""
+"""The gain in throughput of each part, in the form of the GradientFlow paper's Tables 1 and 2."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RungResult:
     Attributes
     ----------
     model : str
-        What was trained.
+        The name of the model.
     column : str
-        What had been added so far.
+        The parts added so far.
     samples_per_second : float or None
         Of all ranks together; None where the result was wrong.
     speedup_over_first : float or None
@@ -42,9 +42,9 @@ def climb(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
     Parameters
     ----------
     plan : TrainPlan
-        The ladder.
+        The plan, with `ladder`.
     results : sequence of TrainResult
-        Of all models.
+        The results of all models.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The page of ``gradientflow bench train --report``: one file of HTML that needs nothing else."""
+"""The page of ``gradientflow bench train --report``: one self-contained file of HTML."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
     Parameters
     ----------
     results : sequence of TrainResult
-        Of all models; also wrong ones.
+        The results of all models, including wrong ones.
     environment : mapping
-        Where they were measured.
+        The environment of the measurement.
     remarks : sequence of str
-        What the reader should know.
+        Remarks for the reader.
     """
     from jinja2 import Environment
 
@@ -131,7 +131,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
 
 
 def _checked(results: Sequence[TrainResult]) -> str:
-    """Say what was compared, and whether it was right."""
+    """Summarise the checks and their outcome."""
     rows = [result for result in results if not result.entry.is_reference]
     exact = [result for result in rows if result.entry.strategy is None or result.entry.strategy.averages]
     bad = [f"{result.entry.name} ({result.model})" for result in rows if result.wrong]
@@ -174,7 +174,7 @@ def _cells(result: TrainResult, columns: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _summary(results: Sequence[TrainResult]) -> list[str]:
-    """Say in words who was faster and who slower than the baseline, and who learnt more and less."""
+    """Say in words which contestants were faster than the baseline, which slower, and which learnt more or less."""
     rated = {result.entry: result.figures.samples_per_second for result in results if result.figures is not None}
     others = [entry for entry in rated if not entry.is_reference and entry != BASELINE]
     found = []
@@ -260,7 +260,7 @@ def _scale(result: TrainResult) -> list[tuple[list[float], list[float]]]:
 
 
 def _bytes_note(results: Sequence[TrainResult]) -> str:
-    """Say whose bytes they are, and of whom they are not known."""
+    """Say how bytes were counted, and for which contestants they are unknown."""
     if any(result.figures is not None and result.figures.bytes_sent is not None for result in results):
         return "Counted at the network device between the hosts."
     return (

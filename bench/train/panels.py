@@ -1,6 +1,6 @@
-"""The plots of the page: rows of bars, and curves with a panel for each family, of which one line is told from another.
+"""The plots of the page: rows of bars, and curves with a panel for each family, so that lines can be told apart.
 
-Needs matplotlib, which only functions import.
+Needs matplotlib, which is imported only inside functions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _STYLE = {
 _PANEL = (4.6, 2.9)  # inches
 _COLUMNS = 3
 _LOGARITHMIC_FROM = 4  # the largest loss over the smallest
-_ROOM = 1.6  # the axis across over what is drawn, for names
-_NAMES = 0.68  # where they begin, of the width
-_LONG = 2.5  # times the median of all curves: longer ones leave the panel
-_GAP = 0.062  # between labels, of the height of a panel
+_ROOM = 1.6  # length of the horizontal axis over that of the curves, to leave room for names
+_NAMES = 0.68  # where names begin, as a share of the width
+_LONG = 2.5  # curves longer than this times the median are cut off
+_GAP = 0.062  # between labels, as a share of the height of a panel
 
 
 def short(entry: Entry) -> str:
@@ -51,7 +51,7 @@ def short(entry: Entry) -> str:
 
 @dataclass(frozen=True)
 class _Bars:
-    """What a column of bars shows of a result. Nothing is below 0 but by noise."""
+    """The quantity of a column of bars. Values below 0 are noise."""
 
     title: str
     unit: str
@@ -60,7 +60,7 @@ class _Bars:
 
 
 def draw_rows(results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> str:
-    """Draw the figures of one model as bars: a row for each contestant, the fastest above; as SVG."""
+    """Draw the figures of one model as bars, as SVG: a row for each contestant, the fastest on top."""
     timed = sorted((result for result in results if result.figures is not None), key=_rate, reverse=True)
     columns = [each for each in _BARS if any(_finite(each.value(result)) for result in timed)]
     with _style():
@@ -84,7 +84,7 @@ def _draw_bars(
     show: Callable[[float], str],
     colours: Mapping[Entry, str],
 ) -> None:
-    """Draw a bar for each, with its value behind it, and a line where the baseline is."""
+    """Draw a bar for each result, with its value at the end, and a line at the baseline."""
     largest = max((value for value in values if value is not None), default=0.0)
     for place, (result, value) in enumerate(zip(results, values, strict=True)):
         beside: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
@@ -114,26 +114,26 @@ def draw_families(
     dots: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
 ) -> str | None:
-    """Draw curves as SVG, a panel for each family of contestants, with the others in grey; None where none is known.
+    """Draw curves as SVG, a panel for each family of contestants, with the others in grey; None without curves.
 
     Parameters
     ----------
     results : sequence of TrainResult
-        Of one model.
+        The results of one model.
     curves : callable
-        Gives those of a result.
+        Takes a result; gives its curves.
     colours : mapping
-        That of each contestant.
+        The colour of each contestant.
     across, upwards : str
-        What the axes show.
+        The quantities on the horizontal and the vertical axis.
     logarithmic : bool
-        Whether values upwards may be shown so, where they differ much.
+        Whether the vertical axis may be logarithmic, if values differ much.
     decades : bool
-        Whether values across are shown logarithmically.
+        Whether the horizontal axis is logarithmic.
     dots : bool
         Whether to mark each point.
     limits : tuple
-        Of the axis upwards; None for what is there.
+        Limits of the vertical axis; None for those of the values.
     """
     drawn = {result.entry: [_finite_curve(curve) for curve in curves(result)] for result in results}
     drawn = {entry: [curve for curve in found if len(curve[0]) > 1] for entry, found in drawn.items()}
@@ -185,7 +185,7 @@ def _draw_family(
     *,
     dots: bool,
 ) -> None:
-    """Draw all curves, those of a family in colours with their names at the end; an arrow where they go on."""
+    """Draw all curves, those of a family in colours with names at the end; an arrow marks a curve that is cut off."""
     labels: list[tuple[float, float, str, str]] = []
     for entry, found in drawn.items():
         dashed = entry.is_reference or entry == BASELINE
@@ -210,7 +210,7 @@ def _draw_family(
 
 
 def _label(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write names at the right, as close to the ends of the curves as they can without covering each other."""
+    """Write names at the right, as close to the ends of the curves as possible without overlapping."""
     axes.figure.canvas.draw_idle()
     to_axes = axes.transLimits if axes.get_yscale() == "linear" else axes.transScale + axes.transLimits
     placed = sorted((float(to_axes.transform((x, y))[1]), x, y, text, shade) for x, y, text, shade in labels)
@@ -243,7 +243,7 @@ def _label(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
 
 
 def _until(curve: Curve, end: float) -> Curve:
-    """Give a curve up to there."""
+    """Give a curve up to `end`."""
     xs, ys = curve
     if xs[-1] <= end:
         return curve
@@ -252,7 +252,7 @@ def _until(curve: Curve, end: float) -> Curve:
 
 
 def _beyond(begin: float, end: float, share: float, *, decades: bool) -> float:
-    """Give what is at a share of the axis across, which goes on behind what is drawn, for names."""
+    """Give the value at a share of the horizontal axis, which is extended beyond the curves for names."""
     share *= _ROOM
     return float(begin * (end / begin) ** share) if decades else begin + share * (end - begin)
 
@@ -335,7 +335,7 @@ _BARS = (
 
 
 def _svg(figure: Any, what: str) -> str:
-    """Give a figure as an element of a page, without what stands before it in a file."""
+    """Give a figure as an element of a page, without the header of an SVG file."""
     from html import escape
 
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""What to train and how to synchronise: the options of ``gradientflow bench train`` as one checked value."""
+"""The models and contestants: the options of ``gradientflow bench train`` as one checked value."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, 
 from .rates import OwnRates, check_rate
 
 MODELS = ("mlp", "cnn", "lstm", "resnet")
-STRATEGIES = "dense; dense(wire='float16')"  # where none are named
-ON_THE_LADDER = "csc(density=0.1)"  # the same, with the ladder
+STRATEGIES = "dense; dense(wire='float16')"  # the default
+ON_THE_LADDER = "csc(density=0.1)"  # the default with the ladder
 PRECISIONS = ("float32", "bfloat16")  # float16 would need a loss scale, and processors are slow with it
 OURS = "gradientflow"
 CONTESTANTS = (OURS, "ddp-gloo", "ddp-gloo-fp16", "ddp-gloo-powersgd", "ddp-gradientflow", "mpi")
 _ON_ALL_RANKS = "ddp-gradientflow"  # the process group is that of the whole job
 
-NONE = "none"  # every rank trains alone: what a step costs without communication
+NONE = "none"  # every rank trains alone: the cost of a step without communication
 SINGLE = "single"  # one process trains on the batches of all ranks
 SINGLE_ACCUMULATED = "single-accumulated"  # the same, one rank's batch after the other: differs by rounding only
 
@@ -38,14 +38,14 @@ _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn"}
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What makes the steps, or tells the servers how: SGD.
+    """The optimizer that makes the steps, or whose settings the servers use: SGD.
 
     Attributes
     ----------
     learning_rate : float
         Above 0.
     momentum : float
-        0: none.
+        0 for none.
     """
 
     learning_rate: float
@@ -59,22 +59,22 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Entry:
-    """One way to train, as results name it.
+    """The description of a contestant, as in results.
 
     Attributes
     ----------
     contestant : str
         One of `CONTESTANTS`, or a reference.
     strategy : Strategy or None
-        Ours: what is sent, and when.
+        Of `gradientflow` only.
     approximation_rank : int or None
-        PowerSGD: the rank of the matrices that are sent.
+        Of PowerSGD: the rank of the matrices that are sent.
     overlaps : bool
-        Ours: whether gradients travel during the backward pass, and not only after it.
+        Of `gradientflow`: whether gradients are sent during the backward pass, not only after it.
     precision : str
-        Of the model. With 16 bits gradients have them too, and the update is that of float32 master weights.
+        The dtype of the model. With 16 bits gradients have 16 bits too, and the update uses float32 master weights.
     fused : bool
-        Ours: whether the core is told to make the step, where the strategy leaves that open.
+        Of `gradientflow`: whether the core makes the step, where the strategy permits both.
     """
 
     contestant: str
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the ranks do not synchronise."""
+        """Whether it is a reference, in which the ranks do not communicate."""
         return self.contestant in (NONE, SINGLE, SINGLE_ACCUMULATED)
 
     @property
@@ -101,25 +101,25 @@ class Entry:
 
     @property
     def needs_own_rate(self) -> bool:
-        """Whether its steps are not those of all gradients' mean, so that another learning rate may suit it."""
+        """Whether it does not step by the mean of all gradients, so that another learning rate may suit it."""
         if self.strategy is None:
             return self.approximation_rank is not None
         return not self.strategy.alone_is_identity and not isinstance(self.strategy, SSGD)
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """What ``--lr`` may call it: from what it shares with others to what is its own."""
+        """The names that ``--lr`` may use for it, from the most general to the most specific."""
         of_strategy = () if self.strategy is None else (self.strategy.name, str(self.strategy), self.setting)
         return (self.contestant, *of_strategy, self.name)
 
     @property
     def warmup(self) -> int:
-        """Iterations until it sends what it goes on sending."""
+        """Iterations until the amount sent is final."""
         return _whole(self.strategy and self.strategy.warmup, 0)
 
     @property
     def period(self) -> int:
-        """Iterations after which what it sends repeats."""
+        """Iterations after which its communication repeats."""
         return _whole(self.strategy and self.strategy.period, 1)
 
     @property
@@ -129,7 +129,7 @@ class Entry:
 
     @property
     def runs_free(self) -> bool:
-        """Whether ranks need not make the same number of steps: servers decide by a policy who waits for whom."""
+        """Whether ranks may make different numbers of steps, because a policy of servers decides who waits."""
         return self._policy is not None
 
     @property
@@ -143,7 +143,7 @@ class Entry:
 
     @property
     def sent_dtype(self) -> str | None:
-        """What travels of each gradient element; None where it is something else that travels."""
+        """The dtype in which gradient elements are sent; None if something else is sent."""
         if self.is_reference or self.contestant == "ddp-gloo-powersgd":
             return None
         if self.strategy is not None:
@@ -153,7 +153,7 @@ class Entry:
 
     @property
     def setting(self) -> str:
-        """What tells it from others of the same contestant; often empty."""
+        """The setting that distinguishes it from others of the same contestant; often empty."""
         if self.strategy is None:
             return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
         parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
@@ -173,7 +173,7 @@ class Rung:
     Attributes
     ----------
     title : str
-        What has been added so far.
+        The parts added so far.
     entry : Entry
         The contestant.
     """
@@ -191,49 +191,49 @@ class TrainPlan(Plan):
     models : tuple of str
         Of `MODELS`.
     contestants : tuple of str
-        Of `CONTESTANTS`; the references take part unasked.
+        Of `CONTESTANTS`; the references always take part.
     strategies : tuple of Strategy
         Ours; empty for the default.
     wires : tuple of str
-        Variants of each strategy, and with `thresholds` each with each; empty for what the strategies say.
+        Variants of each strategy, in all combinations with `thresholds`; empty for the strategies' own.
     thresholds : tuple of float or str
-        Fusion thresholds in bytes, the same way.
+        Fusion thresholds in bytes, likewise.
     approximation_ranks : tuple of int
         Variants of PowerSGD.
     precisions : tuple of str
         Of `PRECISIONS`: variants of ours.
     fused : bool
-        Whether there are variants of ours whose step the core makes.
+        Whether there are variants of ours with the fused step.
     ladder : bool
-        In place of all contestants, what each part of ours adds to the one before it, as in the GradientFlow paper.
+        Instead of all contestants, the parts of the GradientFlow paper added one by one.
     steps : int
         Timed steps of each contestant and seed.
     turn : int
-        Timed steps that a contestant makes before it is the next one's turn.
+        Timed steps of a turn.
     batch : int
         Samples of a rank in a step.
     seeds : tuple of int
-        Each gives other initial parameters and another order of the data.
+        Each determines initial parameters and the order of the data.
     learning_rate : float or None
         None for one that suits the model.
     own_rates : tuple of (str, float)
-        Those of contestants that are called so: `Entry.titles`.
+        Rates of single contestants, by one of `Entry.titles`.
     momentum : float
         Of the optimizer, where the strategy takes one.
     threads : int
-        Of PyTorch and NumPy, in each rank.
+        Threads of PyTorch and NumPy in each rank.
     epochs : int or None
-        Train this long, and compare with training in one process, in place of timing `steps`.
+        Train for these epochs, and compare with training in one process, instead of timing `steps`.
     stragglers : Stragglers or None
-        How long the steps of each rank compute, in those of the fastest one, by sleeping.
+        The computing time of each rank's steps, relative to the fastest rank, extended by sleeping.
     step_ms : float or None
-        The step of the fastest one; None for what is measured, and half as much.
+        The step of the fastest rank; None for one and a half times the measured one.
     traces : str or None
-        A folder for the traces of what the policies of servers decided.
+        A folder for the traces of the servers' policies.
     scale : tuple of int
-        Numbers of ranks that train by themselves as well, for the scale efficiency; empty for none.
+        Numbers of ranks that also train by themselves, for the scale efficiency; empty for none.
     resume : str or None
-        A file that keeps what has been measured.
+        A file that keeps finished parts.
     """
 
     models: tuple[str, ...] = MODELS
@@ -335,7 +335,7 @@ class TrainPlan(Plan):
         for strategy, precision in product(self.strategies or parse_strategies(STRATEGIES), self.precisions):
             if precision == "float32":
                 wired = _variants(strategy, "--wire", "wire", self.wires)
-            else:  # of which gradients travel as they are
+            else:  # 16-bit gradients are not rounded again
                 wired = [_with(strategy, wire=None) if "wire" in strategy.settings else strategy]
             for each in wired:
                 for variant in _variants(each, "--thresholds", "fusion_threshold", self.thresholds):
@@ -346,7 +346,7 @@ class TrainPlan(Plan):
 
     @property
     def rungs(self) -> list[Rung]:
-        """The ladder: what each part of ours adds to the one before it."""
+        """The ladder: each rung adds one part to the previous one."""
 
         def ring(wire: str, threshold: Threshold, *, overlaps: bool = True) -> Entry:
             return Entry(OURS, Dense(fusion_threshold=threshold, wire=wire, algorithm="ring"), overlaps=overlaps)
@@ -365,13 +365,13 @@ class TrainPlan(Plan):
         return rungs
 
     def optimizer_of(self, entry: Entry, suitable_rate: float) -> Optimizer:
-        """Give the optimizer with which a contestant trains a model."""
+        """Give the optimizer of a contestant."""
         takes_momentum = entry.strategy is None or entry.strategy.takes_momentum
         rate = self.own_rate_of(entry) or self.learning_rate or suitable_rate
         return Optimizer(rate, self.momentum if takes_momentum else 0.0)
 
     def own_rate_of(self, entry: Entry) -> float | None:
-        """Give the learning rate that was given for a contestant; by what is most its own, if it is called several."""
+        """Give the learning rate given for a contestant, by its most specific title."""
         own = dict(self.own_rates)
         return next((own[title] for title in reversed(entry.titles) if title in own), None)
 
@@ -382,27 +382,27 @@ class TrainPlan(Plan):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """What is measured together: all ways to train a model."""
+        """The models; all contestants of one are measured together."""
         return self.models
 
     @property
     def stages(self) -> int:
-        """How much there is to do, as progress is counted."""
+        """The number of stages, for showing progress."""
         return self.all_turns + len(self.scales) * self.on_a_part.all_turns
 
     @property
     def scales(self) -> list[int]:
-        """All numbers of ranks of the scale efficiency, with the one rank that it is relative to."""
+        """All numbers of ranks of the scale efficiency, including 1, to which it is relative."""
         return sorted({1, *self.scale}) if self.scale else []
 
     @property
     def on_a_part(self) -> TrainPlan:
-        """What a part of the ranks measures, for the scale efficiency."""
+        """The plan of a part of the ranks, for the scale efficiency."""
         contestants = tuple(name for name in self.contestants if name != _ON_ALL_RANKS)
         return replace(self, contestants=contestants, seeds=self.seeds[:1], epochs=None, scale=(), traces=None)
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse, before anything is started, what could only fail on the way."""
+        """Refuse, before anything is started, options that would fail later."""
         super().check_job(ranks, on_this_machine=on_this_machine)
         self.check_scale(ranks)
 
@@ -413,7 +413,7 @@ class TrainPlan(Plan):
 
     @property
     def peers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What has to be ready: PyTorch's default process group where DDP takes part."""
+        """The peers to open: PyTorch's default process group if DDP takes part."""
         return ("gloo",) if any(entry.needs_ddp for entry in self.entries) else ()
 
     @property
@@ -424,22 +424,22 @@ class TrainPlan(Plan):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """What has to be the same for results to belong together; models, seeds and parts of the ranks may be added."""
+        """The conditions under which results belong together; models, seeds and `scale` may be extended."""
         others = {"models", "seeds", "scale", "resume", "strategies"}
         found = {item.name: str(getattr(self, item.name)) for item in fields(self) if item.name not in others}
-        # The module of one's own strategies has the content of its file in its name.
+        # The name of the module of a user's strategy contains a hash of its file.
         strategies = (f"{each} of {type(each).__module__}" for each in self.strategies)
         return {**found, "strategies": "; ".join(strategies)}
 
     @property
     def turns(self) -> list[int]:
-        """Timed steps of each turn that a contestant has, where they are not epochs."""
+        """Timed steps of each turn of a contestant, unless turns are epochs."""
         whole, rest = divmod(self.steps, self.turn)
         return [self.turn] * whole + [rest] * (rest > 0)
 
 
 def check_packages() -> None:
-    """Refuse to train without the packages that it takes."""
+    """Refuse to train without the required packages."""
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise PlanError(f"bench train needs {' and '.join(missing)}: pip install {' '.join(missing)}")
@@ -454,17 +454,17 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _whole(number: object, least: int) -> int:
-    """Give a number of iterations that a strategy tells; `least` where it tells something else."""
+    """Give a number of iterations declared by a strategy; `least` if it is no such number."""
     return max(number, least) if isinstance(number, int) else least
 
 
 def _with(strategy: Strategy, **arguments: Any) -> Strategy:
-    """Make a strategy like this one, with other arguments."""
+    """Copy a strategy with other arguments."""
     return type(strategy)(**{**strategy.settings, **arguments})
 
 
 def _variants(strategy: Strategy, option: str, argument: str, values: Sequence[Any]) -> list[Strategy]:
-    """Make a strategy with each of these values of an argument; as it is where there are none."""
+    """Copy a strategy with each of these values of an argument; without values, give the strategy itself."""
     if not values:
         return [strategy]
     if argument not in strategy.settings:

@@ -1,4 +1,4 @@
-"""What was learnt, and what the steps took, as a picture."""
+"""The curves of training, and the times of steps, as a picture."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .results import TrainResult
 
 _LOGARITHMIC_FROM = 4  # the largest loss over the smallest
 _DARK = "#333333"
-_EXPOSED = 0.35  # strength of the colour of what is not computing
+_EXPOSED = 0.35  # opacity of the part of a step that is not computation
 
 
 def draw(figure: Any, results: Sequence[TrainResult]) -> str:
     """Draw, for each model, the held-out loss over time and the steps; or loss and accuracy.
 
-    These go over steps, with stragglers over time.
+    The latter over steps, or with stragglers over time.
     """
     right = [result for result in results if result.figures is not None]
     models = list(dict.fromkeys(result.model for result in right))
@@ -74,7 +74,7 @@ def _scale_losses(axes: Any, results: Sequence[TrainResult]) -> None:
 
 
 def _draw_steps(axes: Any, results: Sequence[TrainResult], colours: Mapping[Entry, str]) -> None:
-    """Draw the steps as bars, paler where they are longer than without communication; a line goes to the slow ones."""
+    """Draw the steps as bars, paler beyond the step without communication; a line extends to the 95th percentile."""
     figures = [result.figures for result in results if result.figures is not None]
     alone = next(each.step_median_ms for each, it in zip(figures, results, strict=True) if it.entry == Entry(NONE))
     places, shades = range(len(results)), [colours[result.entry] for result in results]

@@ -1,4 +1,4 @@
-"""The learning rates of ``gradientflow bench train``: one for all, and those of single contestants."""
+"""The learning rates of ``gradientflow bench train``: one for all, and rates of single contestants."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ OwnRates = tuple[tuple[str, float], ...]  # by the name of a contestant or strat
 
 
 def parse_rates(words: Sequence[str]) -> tuple[float | None, OwnRates]:
-    """Read what ``--lr`` was given.
+    """Read the values of ``--lr``.
 
     Parameters
     ----------
     words : sequence of str
-        Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` for what is
-        called so.
+        Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` by name.
 
     Returns
     -------
     tuple
-        The rate for all, if there is one, and the others, by name.
+        The rate for all, or None, and the others by name.
     """
     for_all: float | None = None
     own: dict[str, float] = {}
@@ -48,7 +47,7 @@ def parse_rates(words: Sequence[str]) -> tuple[float | None, OwnRates]:
 
 
 def check_rate(rate: float) -> None:
-    """Refuse what is no learning rate."""
+    """Refuse an invalid learning rate."""
     if not 0 < rate < math.inf:
         raise PlanError(f"--lr needs more than 0, not {rate:g}")
 
@@ -58,7 +57,7 @@ def _as_shown(name: str) -> str:
     if "(" in name:
         try:
             return str(parse_strategy(name))
-        except GradientFlowError:  # one of the user's own, whose file was named before
+        except GradientFlowError:  # a strategy of the user, named without its file
             pass
     return name.rpartition(".py:")[2]
 

@@ -1,4 +1,4 @@
-"""What is known of one contestant: its turns, the figures of its steps, and whether its gradients are right."""
+"""The results of a contestant: its turns, the figures of its steps, and the number of wrong gradients."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Turn:
     Attributes
     ----------
     times : array
-        What the parts of each timed step took.
+        The times of the parts of each timed step.
     bookkeeping : array
-        Seconds of each timed step in which this rank chose what is sent; NaN where all is.
+        Seconds of each timed step that this rank spent on selecting what is sent; NaN where everything is sent.
     steps : int
         All steps, with those that were not timed.
     seconds : float
         What all steps took.
     sent : int
-        Bytes that this rank counted in the timed steps.
+        Bytes sent in the timed steps, by this rank's counter.
     reported : float or None
-        Bytes that the library says this rank sent in a timed step.
+        Bytes that this rank sent in a timed step, as the library counts them.
     waited : float or None
-        Seconds that the timed steps took beyond what they were drawn to compute; None where nothing was drawn.
+        Seconds of the timed steps beyond their random computing times; None without stragglers.
     sent_in_all : int or None
-        Bytes that this rank sent in all steps, as counted, or else as reported; None where neither is known.
+        Bytes that this rank sent in all steps, as counted, or else as reported; None if neither is known.
     """
 
     times: Times
@@ -60,7 +60,7 @@ class JointTurn:
     step, forward, backward : array
         Milliseconds of each timed step, and of its two passes, on the rank that took longest.
     bookkeeping : array
-        Milliseconds in which the rank that took longest chose what is sent; NaN where all is.
+        Milliseconds of selecting what is sent, on the slowest rank; NaN where everything is sent.
     steps : int
         All steps, with those that were not timed.
     seconds : float
@@ -68,11 +68,11 @@ class JointTurn:
     sent : float
         Bytes that a rank sent in a step.
     reported : float or None
-        The same as the library says.
+        The same as the library counts it.
     waited : float or None
-        The share of their time in which ranks did not compute; None where nothing was drawn.
+        The share of their time in which ranks did not compute; None without stragglers.
     iterations_per_second : float or None
-        Of all ranks together, there.
+        Of all ranks together; None without stragglers.
     sent_in_all : float or None
         Bytes that a rank sent in all steps.
     """
@@ -90,13 +90,13 @@ class JointTurn:
     sent_in_all: float | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Give it as what JSON can hold."""
+        """Give the turn as JSON data."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> JointTurn:
-        """Make one of what `plain` has given."""
+        """Make a turn from the result of `plain`."""
         values: dict[str, Any] = {
             name: np.array(value) if isinstance(value, list) else value for name, value in plain.items()
         }
@@ -104,7 +104,7 @@ class JointTurn:
 
 
 def join(turns: Sequence[Turn]) -> JointTurn:
-    """Put the turns of all ranks together: where they have made different numbers of steps, the first ones of each."""
+    """Combine the turns of all ranks; if their numbers of steps differ, only the first steps that all have made."""
     steps = min(len(turn.times) for turn in turns)
     times = np.stack([turn.times[:steps] for turn in turns])
     waited = [turn.waited for turn in turns if turn.waited is not None]
@@ -128,18 +128,18 @@ def join(turns: Sequence[Turn]) -> JointTurn:
 
 @dataclass(frozen=True)
 class Point:
-    """What a model had learnt at one time, on what was held out.
+    """The loss and accuracy of a model at one time, on the held-out samples.
 
     Attributes
     ----------
     step : int
         Steps made so far.
     seconds : float
-        What they took.
+        The time of these steps.
     loss, accuracy : float
         Cross-entropy, and the share of right answers.
     sent : float or None
-        Bytes that a rank has sent so far, counted at the network device, or else as the library says.
+        Bytes that a rank has sent so far, by the counter of the network device, or else of the library.
     """
 
     step: int
@@ -156,13 +156,13 @@ class Run:
     Attributes
     ----------
     seed : int
-        Which seed.
+        The seed.
     curve : list of Point
-        At the start and after each turn.
+        One at the start and one after each turn.
     distance : float or None
-        How far the parameters ended from those of training in one process, over how far those have moved.
+        The distance of the final parameters from those of one process, over the distance that the latter have moved.
     staleness : list of int or None
-        Of a strategy on servers: how often a rank went on 0, 1, 2, ... steps ahead of the slowest.
+        With a strategy on servers: how often a rank went on 0, 1, 2, ... steps ahead of the slowest.
     """
 
     seed: int
@@ -172,13 +172,13 @@ class Run:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Run:
-        """Make one of what `asdict` has given."""
+        """Make a run from the result of `asdict`."""
         return cls(**{**plain, "curve": [Point(**point) for point in plain["curve"]]})
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a contestant did on a part of the ranks.
+    """The throughput of a contestant on a part of the ranks.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class Scaled:
     samples_per_second : float
         Of all of them together.
     efficiency : float
-        The same over so many times that of one rank which trains alone, without communication.
+        `samples_per_second` over `ranks` times that of one rank that trains alone, without communication.
     """
 
     ranks: int
@@ -197,7 +197,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a contestant's steps took, over all seeds.
+    """The figures of a contestant's steps, over all seeds.
 
     Attributes
     ----------
@@ -206,20 +206,20 @@ class Figures:
     step_median_ms, step_p95_ms : float
         A step on the slowest rank; where steps repeat with a period, the mean of so many in a row.
     forward_median_ms, backward_median_ms : float
-        The passes in it; the backward pass may hold communication.
+        Its passes; the backward pass may include communication.
     samples_per_second : float
         Of all ranks together.
     speedup : float or None
         The same over the samples per second of one rank without communication.
     exposed_ms : float or None
-        The step less that without communication, in the median over turns.
+        The step minus that without communication; the median over turns.
     bookkeeping_ms : float or None
-        What the slowest rank spends in a step on choosing and collecting what is sent, whatever runs beside it; None
-        where all is sent.
+        The slowest rank's time in a step for selecting and gathering what is sent, overlapped or not; None where
+        everything is sent.
     bytes_sent : int or None
-        Of each rank in a step, by the counter of the network device; None where that is not known.
+        By a rank in a step, by the counter of the network device; None if unknown.
     bytes_reported : int or None
-        What each rank sent in messages in a step, as the library itself counts.
+        By a rank in a step, in messages, as the library counts them.
     waiting_percent : float or None
         With stragglers, the share of their time in which ranks did not compute, but waited or communicated.
     iterations_per_second : float or None
@@ -250,20 +250,20 @@ def summarise(
     traffic_known: bool,
     period: int = 1,
 ) -> Figures:
-    """Turn a contestant's turns into its figures.
+    """Compute a contestant's figures from its turns.
 
     Parameters
     ----------
     turns : sequence of JointTurn
         Of all seeds.
     without : sequence of JointTurn or None
-        Those without communication, each from the same time as the turn at its place.
+        Those without communication; each was measured at the time of the turn with the same index.
     ranks, batch : int
-        How many ranks, and the samples of each in a step.
+        The number of ranks, and the samples of each in a step.
     traffic_known : bool
         Whether bytes were counted.
     period : int
-        Steps after which they repeat.
+        Steps after which communication repeats.
 
     Returns
     -------
@@ -305,44 +305,44 @@ def summarise(
 
 
 def _weighted(parts: Sequence[tuple[float, int]]) -> int | None:
-    """Give the mean of values of which each counts so many times, as a whole number; None where there are none."""
+    """Give the weighted mean of pairs of value and weight, as a whole number; None without weights."""
     return round(sum(value * times for value, times in parts) / sum(times for _, times in parts)) if parts else None
 
 
 def _means(steps: NDArray[np.float64], period: int) -> NDArray[np.float64]:
-    """Give the means of so many steps in a row."""
+    """Give the means of `period` consecutive steps."""
     means: NDArray[np.float64] = steps[: len(steps) // period * period].reshape(-1, period).mean(axis=1)
     return means
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What is known of one contestant and model.
+    """The result of a contestant on a model.
 
     Attributes
     ----------
     model : str
         The model's name.
     parameters : int
-        How many it has.
+        The number of its parameters.
     entry : Entry
         The contestant.
     ranks, nodes, batch : int
-        On how many, and the samples of a rank in a step.
+        The numbers of ranks and nodes, and the samples of a rank in a step.
     link_ms : float or None
-        The least time in which the links can carry the gradients; None where that is not known.
+        The least time in which the links can carry the gradients; None if unknown.
     figures : Figures or None
         None where the results were wrong.
     runs : list of Run
         One for each seed.
     wrong : int
-        Wrong elements of checked gradients, and ranks that ended with parameters of their own.
+        Wrong elements of checked gradients, plus ranks that ended with other parameters than rank 0.
     optimizer : Optimizer
-        What makes the steps, or tells the servers how.
+        The optimizer that makes the steps, or whose settings the servers use.
     rate_given : bool
         Whether the learning rate was given for this contestant.
     scale : tuple of Scaled
-        On more and more ranks, where that was measured.
+        On increasing numbers of ranks, if measured.
     """
 
     model: str
@@ -361,11 +361,11 @@ class TrainResult:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the learning rate suits: it was given for this contestant, or is that of plain SGD, as its steps."""
+        """Whether the learning rate was given for this contestant, or its steps are those of plain SGD."""
         return self.rate_given or not self.entry.needs_own_rate
 
     def record(self) -> dict[str, Any]:
-        """Give what a result file holds of it."""
+        """Give the record for a JSON file."""
         entry, figures = self.entry, self.figures
         return {
             "model": self.model,
@@ -391,7 +391,7 @@ class TrainResult:
         }
 
     def row(self) -> dict[str, Any]:
-        """Give what a line of a table holds of it: of the curves the ends, as means over the seeds."""
+        """Give the line of a CSV file: of the curves only the ends, as means over the seeds."""
         record = {name: value for name, value in self.record().items() if name not in ("runs", "scale", "wrong")}
         ends = [run.curve[-1] for run in self.runs if run.curve]
         for name in ("loss", "accuracy", "seconds", "sent"):
@@ -402,7 +402,7 @@ class TrainResult:
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the arguments of a strategy as result files hold them."""
+    """Give the arguments of a strategy in the form of result files."""
     found = {name: value for name, value in arguments.items() if name != "fusion_threshold"}
     if "fusion_threshold" in arguments:
         found["threshold_bytes"] = threshold_bytes(arguments["fusion_threshold"])

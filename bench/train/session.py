@@ -1,4 +1,4 @@
-"""Training as planned: for each model and seed build the contestants, check them, let them take turns, check again."""
+"""Measuring a plan: for each model and seed build the contestants, check them, train them in turns, check again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Shards = Sequence[tuple[Tensor, Tensor]]
 
-_UNTIMED_STEPS = 1  # of each turn: it finds nothing in the caches
+_UNTIMED_STEPS = 1  # of each turn: it begins with cold caches
 _IDLE_SECONDS = 0.02
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
@@ -56,7 +56,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         self._kept = kept or Kept(comm, plan.resume, self._conditions())
 
     def run(self) -> Outcome[TrainResult]:
-        """Measure all ranks, and then parts of them where that is planned."""
+        """Measure all ranks, and then parts of them if planned."""
         outcome = super().run()
         if self.plan.scales:
             self._measure_scale()
@@ -71,7 +71,7 @@ class TrainSession(Session[str, Any, TrainResult]):
 
     @property
     def wires(self) -> list[str]:
-        """What our gradients are rounded to."""
+        """The wire dtypes of our strategies."""
         return [entry.settings["wire"] for entry in self.plan.entries if entry.settings.get("wire")]
 
     def place(self, block: str) -> str:
@@ -79,7 +79,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return block
 
     def title(self, block: str) -> str:
-        """Say what is done first with a model."""
+        """Name the first stage of a model."""
         return f"{block}: checking"
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return task
 
     def measure(self, block: str, peers: Sequence[Peer]) -> None:
-        """Train one model in all ways, from all seeds."""
+        """Train one model with all contestants, from all seeds."""
         torch.set_num_threads(self.plan.threads)
         threadpool_limits(self.plan.threads)  # of NumPy's BLAS, which strategies use
         task = self._load(block)
@@ -121,7 +121,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             self.outcome.results.append(self._result(task, entry, turns, runs[entry], wrong[entry]))
 
     def _train(self, task: Task, seed: int, entries: Sequence[Entry]) -> dict[str, Any]:
-        """Train in all ways from one seed; give what is known of that as what JSON can hold."""
+        """Train all contestants from one seed; give the measurements as JSON data."""
         contestants = [self._make(entry, task, seed) for entry in entries]
         pace, remarks = self._pace(task, seed)
         course = _Course(self.comm, self.plan, task, seed, self._traffic, pace)
@@ -154,7 +154,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return {"remarks": remarks, "contestants": found}
 
     def _pace(self, task: Task, seed: int) -> tuple[Pace | None, list[str]]:
-        """Draw how long the steps of this rank compute; None where the ranks are not to differ. Collective."""
+        """Draw the computing times of this rank's steps; None without stragglers. Collective."""
         plan = self.plan
         if plan.stragglers is None:
             return None, []
@@ -172,7 +172,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return Contestant(entry, task, seed, self.plan.optimizer_of(entry, task.learning_rate), self.comm)
 
     def _check(self, task: Task) -> dict[str, int]:
-        """Count, for every contestant, the wrong elements of its first gradients and the ranks that go astray."""
+        """Count, for every contestant, wrong elements of its first gradients, and ranks whose parameters differ."""
         comm, seed = self.comm, self.plan.seeds[0]
         samples = task.random_samples(self.plan.batch, [self.next_seed(), comm.rank])
         order = SampleOrder(len(task.data.inputs), self.plan.batch * comm.size, seed)
@@ -181,7 +181,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             if entry.is_reference:
                 continue
             contestant = self._make(entry, task, seed)
-            # PowerSGD sends the first gradients as they are.
+            # PowerSGD sends the first gradients uncompressed.
             checked = entry.strategy is None or entry.strategy.averages
             wrong[entry] += self._check_step(task, contestant, samples) if checked else 0
             for step in range(_CHECKED_STEPS):
@@ -196,9 +196,9 @@ class TrainSession(Session[str, Any, TrainResult]):
     def _check_step(self, task: Task, contestant: Contestant, samples: tuple[Tensor, Tensor]) -> int:
         """Make a step, and count the wrong elements of its gradient, on all ranks.
 
-        Each rank brings its gradient, computed without any communication, and what it has kept of earlier ones. Of all
-        that, the mean over the ranks is applied now, or kept for later, times a factor: nothing is lost. With a factor
-        of 0 all is lost that is not applied.
+        Each rank contributes its gradient, computed without communication, and its residual. The mean of these sums
+        over the ranks has to equal the applied gradient plus the mean of the new residuals divided by their decay:
+        nothing is lost. With a decay of 0 everything is lost that is not applied.
         """
         alone = self._make(Entry(NONE, precision=contestant.entry.precision), task, 0)
         alone.model.load_state_dict(contestant.model.state_dict())
@@ -211,7 +211,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
         if decay:
             right -= kept.mean(axis=0, dtype=np.float64) / decay
-            magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # which can be more than was brought
+            magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # can be larger than the inputs
         else:
             right[gradient == 0] = 0
         dtype = contestant.entry.sent_dtype or "float32"
@@ -225,7 +225,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return gathered
 
     def _count_strays(self, contestant: Contestant) -> int:
-        """Count the ranks whose parameters are not those of rank 0."""
+        """Count the ranks whose parameters differ from those of rank 0."""
         if contestant.entry.is_reference:
             return 0
         digests = self.comm.mpi.allgather(contestant.digest())
@@ -236,7 +236,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return join([turn] if turns is None else turns)
 
     def _begin(self, task: Task, contestant: Contestant, seed: int) -> Run:
-        """Begin a run with what its model knows before training, as rank 0 sees it."""
+        """Begin a run with the loss and accuracy before training, evaluated on rank 0."""
         points = [Point(0, 0.0, *task.evaluate(contestant.model), 0.0)] if self.comm.rank == 0 else []
         return Run(seed, points)
 
@@ -250,7 +250,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     def _measure_distances(
         self, task: Task, seed: int, contestants: Sequence[Contestant], runs: dict[Entry, Run]
     ) -> None:
-        """Compare the parameters at the end with those of training in one process."""
+        """Compute the distances of the final parameters from those of one process."""
         single = next((contestant for contestant in contestants if contestant.entry.contestant == SINGLE), None)
         if single is None or self.comm.rank != 0:
             return
@@ -261,7 +261,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             runs[contestant.entry].distance = float(distance)
 
     def _ask_servers(self, task: Task, seed: int, contestant: Contestant, run: Run) -> None:
-        """Note how stale the workers were, and keep the trace of what the policy decided, where there is one."""
+        """Record the staleness of the workers, and save the trace of the policy if requested."""
         server = contestant.server
         if server is not None and self.comm.rank == 0:
             trace = server.trace()
@@ -274,7 +274,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         self.comm.barrier()
 
     def _measure_scale(self) -> None:
-        """Train on parts of the ranks by themselves, and add to the results how well that scales. Collective."""
+        """Train on parts of the ranks by themselves, and add the scale efficiency to the results. Collective."""
         plan, outcome = self.plan, self.outcome
         rates: dict[int, dict[tuple[str, Entry], float]] = {}
         wrong: dict[tuple[str, Entry], int] = {}
@@ -294,7 +294,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             outcome.results[place] = replace(result, scale=scaled, wrong=result.wrong + wrong.get(key, 0))
 
     def _on_a_part(self, ranks: int) -> list[TrainResult]:
-        """Measure the first ranks by themselves; the others sleep, and have no results. Collective."""
+        """Measure the first `ranks` ranks by themselves; the others sleep, and have no results. Collective."""
         part = self.comm.split(0 if self.comm.rank < ranks else None)
         results: list[TrainResult] = []
         if part is not None:
@@ -315,7 +315,7 @@ class TrainSession(Session[str, Any, TrainResult]):
         return results
 
     def _conditions(self) -> dict[str, str]:
-        """Give what has to be the same for results to belong together."""
+        """Give the conditions under which results belong together."""
         environment = describe_environment(self.comm, [], self.outcome.hosts)
         parts = {name: str(value) for name, value in environment.items() if name not in ("command", "date")}
         return {**self.plan.conditions, **parts, "torch": str(self.outcome.facts["torch"])}
@@ -347,7 +347,7 @@ class TrainSession(Session[str, Any, TrainResult]):
 
 
 def _untuned(results: Sequence[TrainResult]) -> str | None:
-    """Say for whom the learning rate was not tuned."""
+    """Name the contestants whose learning rate was not tuned."""
     names = dict.fromkeys(each.entry.strategy or each.entry.name for each in results if not each.is_tuned)
     if not names:
         return None
@@ -372,14 +372,14 @@ def train_step(
     Parameters
     ----------
     contestant : Contestant
-        Who makes it.
+        The contestant.
     task : Task
-        What it learns.
+        Its task.
     shards : sequence of (inputs, targets)
         Equal parts of the batch, whose gradients are averaged one after the other.
     hold : callable, optional
-        Called before and behind the last backward pass, with the time at which the step began, and whether the pass is
-        to come.
+        Called before and after the last backward pass, with the start time of the step, and whether it is before the
+        pass.
 
     Returns
     -------
@@ -424,16 +424,16 @@ class _Course:
         self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
 
     def is_free(self, contestant: Contestant) -> bool:
-        """Tell whether each rank makes as many steps as it has time for."""
+        """Tell whether each rank makes as many steps as fit into a turn."""
         return self._pace is not None and contestant.entry.runs_free
 
     def turn(self, contestant: Contestant, timed: int) -> Turn:
-        """Let a contestant train for some steps, or about as long as the slowest rank takes for them; all together."""
+        """Train for `timed` steps, or for about as long as the slowest rank takes for them. Collective."""
         first = self._made.get(contestant.entry, 0)
         untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
         wanted = untimed + timed
         if first and contestant.entry.period > 1:
-            untimed = 0  # a period is timed without gaps, or what happens once in it would count too little or too much
+            untimed = 0  # a period is timed without gaps, or its exchange would have the wrong weight
         pace = None if contestant.entry.contestant in (SINGLE, SINGLE_ACCUMULATED) else self._pace
         is_free = self.is_free(contestant)
         finishes = is_free or not contestant.entry.keeps_step
@@ -448,7 +448,7 @@ class _Course:
                 step = first + len(times)
                 shards = self._shards(contestant.entry, step)
                 if pace is None and contestant.entry.keeps_step:
-                    self._comm.barrier()  # otherwise ranks wait for others only where they have to
+                    self._comm.barrier()  # not with stragglers, and where the strategy may wait for later steps
                 if len(times) == untimed:
                     before = self._traffic.sent()
                 if not shards:
@@ -462,7 +462,7 @@ class _Course:
                 bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
             finishing = time.perf_counter_ns()
             if finishes:
-                contestant.finish()  # until then ranks would wait for those that have made their last step
+                contestant.finish()  # otherwise ranks would wait for those that have made their last step
             finishing = time.perf_counter_ns() - finishing
             self._comm.barrier()
             sent_in_all: int | None = self._traffic.sent() - at_first
@@ -487,7 +487,7 @@ class _Course:
         )
 
     def _shards(self, entry: Entry, step: int) -> Shards:
-        """Give what this rank trains on in a step; nothing where another does it all."""
+        """Give the samples of this rank in a step; none if another rank trains on all."""
         rows, comm = self._order.rows(step), self._comm
         if entry.contestant not in (SINGLE, SINGLE_ACCUMULATED):
             return [self._task.samples(_own_rows(rows, comm))]

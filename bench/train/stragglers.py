@@ -1,4 +1,4 @@
-"""Workers of mixed speed: ranks that sleep until a step has computed for as long as it was drawn to take."""
+"""Workers of different speeds: ranks sleep in each step until its random computing time has passed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gradientflow.policies import Stragglers
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-_ROOM = 1.5  # the fastest worker's step over the slowest one measured, so that all sleep and the cores suffice
+_ROOM = 1.5  # the fastest worker's step over the slowest measured one, so that all ranks sleep and the cores suffice
 _MEASURED = 10
 _AT_FIRST = 3  # steps that are not measured
 
 
 class Pace:
-    """How long the steps of this rank compute.
+    """The computing times of this rank's steps.
 
     Parameters
     ----------
     model : Stragglers
-        Whose lengths are in steps of the fastest worker.
+        The model; its lengths are relative to the fastest worker.
     rank, run : int
-        Whose, and which run: each draws other numbers.
+        This rank, and the number of the run: each draws other numbers.
     step_seconds : float
         The step of the fastest worker.
     backward_seconds : float
-        How much of it comes after the sleep.
+        The part of a step after the sleep.
     """
 
     def __init__(self, model: Stragglers, rank: int, run: int, step_seconds: float, backward_seconds: float) -> None:
@@ -40,26 +40,26 @@ class Pace:
 
     @property
     def mean_seconds(self) -> float:
-        """How long a step computes on average at first."""
+        """The mean computing time of the first steps."""
         return float(np.mean(self._model.lengths(self._rank, 100, run=self._run))) * self.step_seconds
 
     def seconds(self, step: int) -> float:
-        """Return how long a step computes."""
+        """Return the computing time of a step."""
         if step >= len(self._lengths):
             self._lengths = self._model.lengths(self._rank, max(2 * step, 1000), run=self._run)
         return float(self._lengths[step]) * self.step_seconds
 
     def hold(self, began: int, before_backward: bool, step: int) -> None:
-        """Sleep before the backward pass of a step, until it has time for nothing else, or behind it for the rest.
+        """Sleep before the backward pass, until only the time for it is left, and after it for the rest of the step.
 
         Parameters
         ----------
         began : int
-            When the step began, by `time.perf_counter_ns`.
+            The start of the step, by `time.perf_counter_ns`.
         before_backward : bool
-            Whether it is to come.
+            Whether the backward pass is still to come.
         step : int
-            Which one it is.
+            The number of the step.
         """
         end = self.seconds(step) - self._backward_seconds * before_backward
         left = end - (time.perf_counter_ns() - began) / 1e9
@@ -79,12 +79,12 @@ def measure_pace(
     step : callable
         Makes a step, and returns the nanoseconds of its parts.
     step_seconds : float or None
-        The step of the fastest worker, if it is given.
+        The step of the fastest worker, if given.
 
     Returns
     -------
     tuple of float
-        Seconds of the step of the fastest worker, for all ranks alike, and of a backward pass here.
+        Seconds of the fastest worker's step, the same on all ranks, and of this rank's backward pass.
     """
     times = []
     for _ in range(_AT_FIRST + _MEASURED):

@@ -1,4 +1,4 @@
-"""The models, each with the data that it learns."""
+"""The models, each with its data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .data import CHARACTERS, Array, Data, digits, library_text
 _HELD_OUT_BATCH = 256
 _GROUPS = 4  # of normalised channels
 _BLOCKS = 9  # of each width
-_BEGINNING = 0.1  # what a residual block adds is small at first, or so many would not learn
+_BEGINNING = 0.1  # initial scale of what a residual block adds: many blocks would not learn otherwise
 
 
 class CharacterLSTM(nn.Module):
-    """Predicts, after each character of a window, the next one."""
+    """Predicts the next character after each character of a window."""
 
     def __init__(self, embedding: int = 64, hidden: int = 256) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class CharacterLSTM(nn.Module):
         self.output = nn.Linear(hidden, CHARACTERS)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Give a score for every character at every place; the characters are the second axis."""
+        """Give a score for every character at every position; the characters are the second axis."""
         scores: Tensor = self.output(self.lstm(self.embedding(inputs))[0])
         return scores.transpose(1, 2)
 
@@ -56,7 +56,7 @@ def cnn() -> nn.Module:
 
 
 class Narrow(nn.Module):
-    """A model with parameters, gradients and everything between of 16 bits; its scores are float32."""
+    """A model with 16-bit parameters, activations and gradients; its scores are float32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Narrow(nn.Module):
         self._dtype = dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Give what the model gives."""
+        """Give the scores of the model as float32."""
         scores: Tensor = self.model(inputs.to(self._dtype) if inputs.is_floating_point() else inputs)
         return scores.float()
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, and what they add to (He et al., 2016).
+    """Two convolutions and the shortcut to which they add (He et al., 2016).
 
     Normalised over groups of channels, not over the batch, so that the mean of the ranks' gradients is that of one
     process with all of their samples.
@@ -93,7 +93,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(projection, nn.GroupNorm(_GROUPS, outputs))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Add to the inputs what is learnt."""
+        """Add the convolutions to the shortcut."""
         return torch.relu(self.body(inputs) + self.shortcut(inputs))
 
 
@@ -116,20 +116,20 @@ def resnet() -> nn.Module:
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what it learns.
+    """A model and its data.
 
     Attributes
     ----------
     name : str
-        As the command line names it.
+        The name on the command line.
     build : callable
         Makes the model, with parameters drawn from PyTorch's generator.
     data : Data
-        What it learns.
+        Its data.
     learning_rate : float
         One that suits it.
     classes : int
-        How many different targets there are.
+        The number of different targets.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Task:
         return torch.from_numpy(self.data.inputs[rows]), torch.from_numpy(self.data.targets[rows])
 
     def random_samples(self, count: int, seed: list[int]) -> tuple[Tensor, Tensor]:
-        """Give samples that mean nothing."""
+        """Give random samples."""
         random = np.random.default_rng(seed)
         inputs, targets = self.data.inputs, self.data.targets
         shape = (count, *inputs.shape[1:])
@@ -162,7 +162,7 @@ class Task:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
-        """Give the loss, and the share of right answers, on what was held out."""
+        """Give the loss, and the share of right answers, on the held-out samples."""
         loss, right = 0.0, 0
         inputs, targets = torch.from_numpy(self.data.held_out_inputs), torch.from_numpy(self.data.held_out_targets)
         for start in range(0, len(inputs), _HELD_OUT_BATCH):
