@@ -147,7 +147,7 @@ class CopyStream {
   std::unique_ptr<cuda::OwnedStream> stream_;
 };
 
-// nullptr if the system does not let so much be pinned: copies are then slower, but correct.
+// nullptr if the system refuses to pin this memory: copies are then slower, but correct.
 std::unique_ptr<cuda::Pinned> pin(std::uintptr_t address, std::size_t bytes) {
   try {
     return bytes > 0 ? std::make_unique<cuda::Pinned>(pointer(address), bytes) : nullptr;

@@ -127,7 +127,7 @@ py::object make_short_way(const py::type& native, ShortWay way, std::initializer
   if (!object) {
     throw py::error_already_set();
   }
-  auto& self = *reinterpret_cast<Object*>(object.ptr());  // which tp_alloc has filled with zeros
+  auto& self = *reinterpret_cast<Object*>(object.ptr());  // filled with zeros by tp_alloc
   self.call = &call;
   self.native = reinterpret_cast<PyTypeObject*>(native.ptr());
   self.way = way;

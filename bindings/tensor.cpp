@@ -182,7 +182,7 @@ bool is_on_device(py::handle object) {
 // The method of PyTorch's tensors exports those of the current device only; its function exports all.
 py::object export_of_torch(py::handle tensor) {
   if (tensor.attr("requires_grad").cast<bool>()) {
-    return export_dlpack(tensor, std::nullopt);  // which raises what is wrong
+    return export_dlpack(tensor, std::nullopt);  // which raises the error
   }
   const py::object device = tensor.attr("device");
   if (device.attr("type").cast<std::string>() != "cuda") {

@@ -41,7 +41,7 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
 
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
-    """Raise on all ranks if any has an error: the rank's own, else one with the first rank's message. Collective."""
+    """Raise on all ranks if any has an error: a rank's own one, else the first of the others. Collective."""
     told = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
     texts = gather(comm, told.encode() if error is not None else b"")
     if error is not None:

@@ -347,7 +347,7 @@ def control_group_values(name: str) -> list[str]:
 
 
 def _check_count(ranks: int, hosts: str | None) -> None:
-    """Refuse more ranks than the slots of the hosts, than is sensible on so many cores, or than MPI can count."""
+    """Refuse no ranks, more ranks than the hosts have slots, too many for the cores, or more than MPI can count."""
     if ranks < 1:
         raise LaunchError(f"a job needs at least one rank, not {ranks}")
     if in_allocation():

@@ -45,7 +45,7 @@ class WorkerStatistics:
     waited : float
         Seconds from its pushes until it could go on, all together.
     staleness : dict of int to int
-        By the number of pushes ahead of the slowest worker: how often it went on with such a lead.
+        How often it went on, by its number of pushes ahead of the slowest worker.
     """
 
     pushes: int

@@ -45,8 +45,8 @@ class SparseGradientPool(ResidualPool):
         The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
         gives it. The same on all ranks.
     momentum : float, default 0.9
-        The residuals are multiplied by it in every iteration: the momentum of the optimiser. With 1 nothing is lost;
-        with 0 what is not sent is dropped.
+        The factor of the residuals in every iteration: the momentum of the optimiser. With 1 nothing is lost; with 0
+        gradients that are not sent are dropped.
     chunk_size : int, default 32768
         Elements of a chunk; the last one may have fewer.
     extra : int, default 0

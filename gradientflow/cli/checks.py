@@ -80,7 +80,7 @@ def versions() -> list[Check]:
 
 
 def machine() -> list[Check]:
-    """Describe the machine as far as speed depends on it."""
+    """Describe what speed depends on: processor, cores, memory and vector units."""
     count, gibibytes = cores(), memory_limit() / 2**30
     advice = "" if count > 1 else "a job's ranks will share one core: right, but no measure of speed"
     return [

@@ -121,7 +121,7 @@ def tell_end(number: signal.Signals, more: str = "") -> None:
     """Say on standard error, if it still has a reader, which signal has ended this command."""
     what = "Ctrl-C" if number == signal.SIGINT else number.name
     with contextlib.suppress(OSError):
-        # A terminal has echoed ^C, behind what was written last.
+        # A terminal has echoed ^C after the last output.
         begin = "\n" if sys.stderr.isatty() else ""
         print(f"{begin}gradientflow: ended by {what}{more and f', {more}'}", file=sys.stderr, flush=True)
 
