@@ -1,14 +1,14 @@
-"""Prove GradientFlow on a machine with a GPU: build it, run every test and benchmark that needs one, and write JSON.
+"""Check GradientFlow on a machine with a GPU: build it, run every test and benchmark that needs one, and write JSON.
 
     python bench/gpu_check.py --out results
 
-It needs nvcc. It makes an environment of its own in the folder that --out names and installs into it; --offline builds
-with the packages of the Python that runs it, --no-install takes the gradientflow of that Python as it is. A step that
-fails, or takes longer than it may, does not keep the next ones from running. In the folder are then the output of every
-step, the figures of the benchmarks, and summary.json: the machine, how every step ended, and how far the aims were
-reached. The exit status is 0 if every step passed.
+It needs nvcc. It creates a virtual environment in the folder of --out and installs into it; --offline builds with the
+packages of the Python that runs it, --no-install uses the installed gradientflow of that Python. After a step that
+fails, or exceeds its time limit, the next ones still run. The folder then contains the output of every step, the
+figures of the benchmarks, and summary.json: the machine, the outcome of every step, and which aims were reached. The
+exit status is 0 if every step passed.
 
-Only Python's own library is used: nothing is installed when this starts.
+Only Python's standard library is used: nothing is installed when this starts.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 _MIB = 1 << 20
-_ENDING_SECONDS = 5.0  # that a step which has taken too long has to end its own processes
+_ENDING_SECONDS = 5.0  # for a step that exceeded its time limit to end its processes
 _PASSED, _FAILED, _LEFT_OUT = "passed", "failed", "left out"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do.
+    """One step of the check.
 
     Attributes
     ----------
     name : str
-        Also of its files.
+        The name of the step and of its files.
     command : list of str
-        What to run; empty where it cannot be, and `reason` says why.
+        The command; empty if it cannot run, for the given `reason`.
     limit : float
-        Seconds it may take.
+        The time limit in seconds.
     environment : mapping
         Variables to set for it.
     report : Path or None
-        Where pytest counts the tests.
+        pytest's report, for counting the tests.
     reason : str
-        Why it is left out; empty otherwise.
+        The reason for leaving it out; empty otherwise.
     """
 
     name: str
@@ -68,20 +68,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a step ended.
+    """The outcome of a step.
 
     Attributes
     ----------
     name, command : str
-        Which.
+        Of the step.
     status : str
         "passed", "failed" or "left out".
     seconds : float
-        What it took.
+        Its duration.
     reason : str
         Why it failed or was left out.
     tests : mapping
-        How many passed, failed and were skipped, where it is one of pytest.
+        The numbers of passed, failed and skipped tests, for a step of pytest.
     """
 
     name: str
@@ -113,16 +113,16 @@ def main() -> int:
 
 
 def run_step(step: Step, out: Path, deadline: float) -> Ended:
-    """Run one step to its end, or until it has taken too long; its output goes to a file.
+    """Run one step until it ends or exceeds its time limit; its output goes to a file.
 
     Parameters
     ----------
     step : Step
-        What to run.
+        The step.
     out : Path
-        The folder of that file.
+        The folder of the file.
     deadline : float
-        When all steps have to be done, by the monotonic clock.
+        The time limit of all steps, by the monotonic clock.
 
     Returns
     -------
@@ -161,12 +161,12 @@ def run_step(step: Step, out: Path, deadline: float) -> Ended:
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> str:
-    """Wait for a process; end it, and what it has started, where it takes too long. Says what went wrong."""
+    """Wait for a process; after the time limit end it and its children. Gives the reason of a failure."""
     try:
         status = process.wait(limit)
         return f"exit status {status}" if status else ""
     except subprocess.TimeoutExpired:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # pytest ends its jobs at the first
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # at SIGINT pytest ends its jobs
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -182,7 +182,7 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> str:
 
 
 def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
-    """List what is to be done; a step is made when those before it have ended."""
+    """Generate the steps; each is made when the previous ones have ended."""
     python = sys.executable
     environment: dict[str, str] = {}
     if not options.no_install:
@@ -209,13 +209,13 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
     yield command("doctor", ["doctor"], 30)
     yield tests("test-kernels", "devices/test_cuda_kernels.py", [], 60)
 
-    # One GPU for all ranks, which is the case that NCCL does not serve.
+    # One GPU for all ranks: NCCL does not serve this case.
     one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
     sizes, kernel_sizes = ("4K,64K", "20012") if options.small else ("1K,16K,256K,1M,16M,128M", "64K,4M,256M")
     yield bench("bench-kernels", ["kernels", "--sizes", kernel_sizes], 150)
     overhead = ["--algorithm", "nccl", "--compare", "nccl", "--memory", "array", "--sizes", sizes]
     yield bench("bench-1-rank", ["allreduce", "-n", "1", *overhead], 60, **one_gpu)
-    # hierarchical is, inside one node and without NCCL, the host's own one-pass allreduce behind pinned memory.
+    # Inside one node and without NCCL, hierarchical is the host's one-pass allreduce, through pinned memory.
     ways = ["--algorithm", "shared,hierarchical", "--compare", "mpi", "--sizes", sizes]
     without_nccl = {**one_gpu, "GRADIENTFLOW_NCCL_LIBRARY": "off"}
     for ranks in options.ranks:
@@ -243,7 +243,7 @@ def _steps(options: argparse.Namespace, out: Path) -> Iterator[Step]:
 
 
 def _installation(options: argparse.Namespace, out: Path) -> tuple[str, dict[str, str], list[Step]]:
-    """Say how the package gets built and installed: with which Python and variables it is used, and the steps."""
+    """Give the Python and the variables to use, and the steps that build and install the package."""
     build = {"GRADIENTFLOW_CUDA": "on"}
     quiet = ["--quiet", "--disable-pip-version-check"]
     if options.offline:
@@ -270,7 +270,7 @@ def _installation(options: argparse.Namespace, out: Path) -> tuple[str, dict[str
 
 
 def _count_tests(report: Path | None) -> dict[str, int]:
-    """Read how many tests there were from what pytest has written."""
+    """Count the tests in pytest's report."""
     if report is None or not report.exists():
         return {}
     counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
@@ -287,7 +287,7 @@ def _count_tests(report: Path | None) -> dict[str, int]:
 
 
 def _write_summary(out: Path, options: argparse.Namespace, ended: Sequence[Ended]) -> dict[str, Any]:
-    """Write what is known by now."""
+    """Write the results so far."""
     summary = {
         "machine": {
             "gpus": _nvidia_smi("name"),
@@ -308,7 +308,7 @@ def _write_summary(out: Path, options: argparse.Namespace, ended: Sequence[Ended
 
 @dataclass(frozen=True)
 class Aim:
-    """Something to reach, and what was found.
+    """A target, and the measured outcome.
 
     Attributes
     ----------
@@ -325,7 +325,7 @@ class Aim:
 
 
 def _aims(out: Path, passed: set[str]) -> Iterator[Aim]:
-    """Compare the figures of this run with what was aimed at."""
+    """Compare the figures of this run with the targets."""
 
     def results(name: str) -> list[dict[str, Any]]:
         path = out / f"{name}.json"
@@ -352,7 +352,7 @@ def _kernel_aim(results: Sequence[Mapping[str, Any]]) -> Aim:
 
 
 def _overhead_aim(results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
-    """Compare how long a call keeps the host: sizes whose work takes long are no part of it."""
+    """Compare how long calls occupy the host, for sizes whose work on the device is short."""
     differences = []
     for size in sorted({result["bytes"] for result in results}):
         by_backend = {result["backend"]: result for result in results if result["bytes"] == size}
@@ -364,7 +364,7 @@ def _overhead_aim(results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
 
 
 def _staging_aim(ranks: str, results: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
-    """Compare the two ways without NCCL on the same memory: ordinary arrays through a slot, a pool's as they are."""
+    """Compare the two paths without NCCL: ordinary arrays through a slot, and a pool's arrays in place."""
     times = {
         (r["bytes"], r["memory"], r["algorithm"]): r["median_us"] for r in results if r["backend"] == "gradientflow"
     }
@@ -404,7 +404,7 @@ def _ask(command: Sequence[str], read: Callable[[str], list[str]]) -> list[str]:
 
 
 def _nvidia_smi(field_name: str) -> list[str]:
-    """Ask the driver for something of every GPU; nothing where there is none."""
+    """Ask the driver for a property of every GPU; empty without one."""
     return _ask(
         ["nvidia-smi", f"--query-gpu={field_name}", "--format=csv,noheader"], lambda text: text.split("\n")[:-1]
     )

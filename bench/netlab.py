@@ -1,4 +1,4 @@
-"""Hosts on one machine: namespaces with names, addresses and processes of their own, joined by links of a given rate.
+"""Hosts on one machine: namespaces with their own names, addresses and processes, joined by links of a given rate.
 
 A host is a set of namespaces: network, host name, processes, mounts. The *control side*, from which jobs are started,
 is a network namespace. It holds two bridges::
@@ -10,13 +10,13 @@ is a network namespace. It holds two bridges::
     host1   ctl0 10.1.0.2 --------------+-- bridge "control"   10.1.0.254: the launcher, and what ranks print
             ...
 
-So neither starting a job nor its output takes anything from the rate, and a host whose ``eth0`` is down can still be
-told to end its ranks.
+So neither starting a job nor its output counts against the rate, and the ranks of a host whose ``eth0`` is down can
+still be ended.
 
-Nothing here has a name outside the namespaces: netlabs that run at the same time never meet. And namespaces live as
-long as a process in them. The first process of each waits for the end of a pipe from this process. However this process
-ends, the pipe ends with it, then those first processes, and then the kernel ends all other processes of the hosts and
-removes links and bridges.
+Nothing here has a name outside the namespaces, so several netlabs can run at the same time. Namespaces live as long as
+a process in them. The first process of each waits for the end of a pipe from this process. However this process ends,
+the pipe ends with it, then the first processes, and then the kernel ends all other processes of the hosts and removes
+links and bridges.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from gradientflow.mpi_start import is_chosen
 
 MOST_HOSTS = 250
 
-_MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value names the process that made them
+_MARK = "GRADIENTFLOW_NETLAB"  # a variable of all processes of a netlab; its value identifies the netlab's process
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.ASCII)
 _LINK_DOWN = re.compile(r"(?:host)?(\d{1,3})@(\d+(?:\.\d+)?)", re.ASCII)
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _SECONDS_TO_END = 5.0
 
-# After a pause a link lets so much pass at once. A large burst would make small messages faster than the link is; a
-# small one would make fast links slower than they are, because the kernel's timers are late by up to 0.1 milliseconds.
-# Below 64 KiB, the size of its largest packets, the kernel cuts every packet, at ten times the processor time.
+# After a pause a link sends a burst without limit. A large burst would make small messages faster than the link; a
+# small one would make fast links slower than their rate, because the kernel's timers are late by up to 0.1 ms.
+# Below 64 KiB, the size of its largest packets, the kernel splits every packet, at ten times the processor time.
 _BURST_SECONDS = 128e-6
 _LEAST_BURST = 70_000
 
-# How the launcher's settings are called: that of Open MPI 4, and PRRTE, which is the launcher from Open MPI 5 on.
+# The names of the launcher's settings: for Open MPI 4, and for PRRTE, the launcher since Open MPI 5.
 _SETTINGS_OF_4 = {
     "agent": "OMPI_MCA_plm_rsh_agent",
     "hostfile": "OMPI_MCA_orte_default_hostfile",
@@ -69,7 +69,7 @@ _SETTINGS_OF_5 = {
 }
 
 _CONTROL_SCRIPT = "ip link set lo up && echo made && read _"
-# The host's own /dev/shm also takes the files of the MPI library, so that they end with it.
+# The files of the MPI library go to the host's own /dev/shm, and disappear with it.
 _HOST_SCRIPT = """
 echo "$1" > /proc/sys/kernel/hostname &&
 mount -t tmpfs netlab /dev/shm &&
@@ -89,7 +89,7 @@ exec nsenter --target $pid --net --uts --mount --pid=/proc/$pid/ns/pid_for_child
 
 
 class NetlabError(GradientFlowError):
-    """Hosts cannot be made; the message is one sentence for the user."""
+    """Hosts cannot be created; the message is one sentence for the user."""
 
 
 class Netlab:
@@ -98,11 +98,11 @@ class Netlab:
     Parameters
     ----------
     hosts : int
-        How many; they are called ``host0``, ``host1``, and so on.
+        The number of hosts; they are called ``host0``, ``host1``, and so on.
     rate : str
-        What each may send through its ``eth0``, as ``tc`` writes it (``1gbit``), or ``none`` for no limit.
+        The sending rate of each ``eth0``, in the notation of ``tc`` (``1gbit``), or ``none`` for no limit.
     ranks_per_host : int
-        How many ranks a host is meant for.
+        The number of ranks for which a host has slots.
     """
 
     def __init__(self, hosts: int, rate: str = "none", ranks_per_host: int = 1) -> None:
@@ -119,7 +119,7 @@ class Netlab:
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> Netlab:
-        """Make the hosts; after an exception nothing is left of them."""
+        """Create the hosts; after an exception none are left."""
         _check_machine()
         with contextlib.ExitStack() as closing:
             self._control = closing.enter_context(_Namespaces("--net", _CONTROL_SCRIPT))
@@ -138,11 +138,11 @@ class Netlab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Remove the hosts, with all that still runs on them."""
+        """Remove the hosts, with all their processes."""
         self._closing.close()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Put before a command what makes it run on the control side.
+        """Prefix a command such that it runs on the control side.
 
         Parameters
         ----------
@@ -152,7 +152,7 @@ class Netlab:
         Returns
         -------
         list of str
-            The longer command; its process becomes that of the given one.
+            The prefixed command; its process becomes that of the given one.
         """
         return self._control.command(command)
 
@@ -167,7 +167,7 @@ class Netlab:
         Returns
         -------
         dict of str to str
-            The additions only. How Open MPI and Gloo work stays as it is where this process's environment says it.
+            The additional variables only. Settings of Open MPI and Gloo in this process's environment are kept.
         """
         names = _SETTINGS_OF_4 if version.startswith("4.") else _SETTINGS_OF_5
         agent = f"/bin/sh {self._agent.path}"
@@ -176,7 +176,7 @@ class Netlab:
             "OMPI_MCA_osc": "^ucx",
             "OMPI_MCA_btl": f"self,{names['memory']},tcp",
             "OMPI_MCA_btl_tcp_if_include": f"{_data_address(0)}/24",
-            names["binding"]: "none",  # the cores of all hosts are the same
+            names["binding"]: "none",  # all hosts share the same cores
             "GLOO_SOCKET_IFNAME": "eth0",
         }
         if self.ranks >= cores():  # the network and the launcher's daemons need a core as well
@@ -194,14 +194,14 @@ class Netlab:
         }
 
     def take_link_down(self, host: int, seconds: float) -> None:
-        """Set a host's ``eth0`` down, so many seconds from now.
+        """Take a host's ``eth0`` down after some seconds.
 
         Parameters
         ----------
         host : int
             The host's number.
         seconds : float
-            How long it stays up.
+            The delay.
         """
         self._hosts[host].start(["sh", "-c", f"sleep {seconds:f}; ip link set eth0 down"])
 
@@ -222,7 +222,7 @@ class Netlab:
                 host.run(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *self._limit.split()])
 
     def _agent_script(self) -> str:
-        """Write what starts a command on a host, as ``ssh HOST COMMAND`` would."""
+        """Write the script that starts a command on a host, as ``ssh HOST COMMAND`` would."""
         lines = (
             f"{name}|{_data_address(number)}|{_control_address(number)}) pid={host.pid} ;;"
             for number, (name, host) in enumerate(zip(self._names, self._hosts, strict=True))
@@ -236,9 +236,9 @@ def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
     Parameters
     ----------
     text : str
-        What was given.
+        The given text.
     hosts : int
-        How many hosts there are.
+        The number of hosts.
 
     Returns
     -------
@@ -253,12 +253,12 @@ def parse_link_down(text: str, hosts: int) -> tuple[int, float]:
 
 
 def end_leftovers() -> int:
-    """End what is left of netlabs whose own process was killed.
+    """End the processes of netlabs whose own process was killed.
 
     Returns
     -------
     int
-        How many processes that were.
+        The number of processes.
     """
     ended: set[int] = set()
     deadline = time.monotonic() + _SECONDS_TO_END
@@ -313,7 +313,7 @@ class _Namespaces:
         self.run(["ip", "-batch", "-"], lines)
 
     def start(self, command: Sequence[str]) -> None:
-        """Start what ends with the namespaces, of which one has to be for processes."""
+        """Start a command that ends with the namespaces, one of which has to be a PID namespace."""
         inside = self.command(command, f"--pid=/proc/{self.pid}/ns/pid_for_children")
         self._started.append(
             subprocess.Popen(inside, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True)
@@ -324,7 +324,7 @@ class _Namespaces:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe it waits for
+            self._first.communicate(timeout=_SECONDS_TO_END)  # closes the pipe on which it waits
         self._first.kill()
         self._first.wait()
         for process in self._started:
@@ -332,7 +332,7 @@ class _Namespaces:
 
 
 class _MemoryFile:
-    """A file that has no name in a folder, and that ends with this process."""
+    """A file without a name in any folder, which disappears with this process."""
 
     def __init__(self, text: str) -> None:
         self._descriptor = os.memfd_create("netlab")
@@ -347,7 +347,7 @@ class _MemoryFile:
 
 
 def _check_machine() -> None:
-    """Refuse a machine on which no host can be made."""
+    """Refuse a machine on which no hosts can be created."""
     if os.geteuid() != 0:
         raise NetlabError("only root can make hosts: run this command with sudo or as root")
     for name, package in _PROGRAMS.items():
@@ -356,13 +356,13 @@ def _check_machine() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Add to the PATH where the programs lie; as root without a login shell it may lack them."""
+    """Add the folders of the programs to the PATH, which may lack them for root without a login shell."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     return {**os.environ, "PATH": path}
 
 
 def _limit(rate: str) -> str | None:
-    """Write the limit of a link as ``tc ... tbf`` takes it."""
+    """Write the limit of a link for ``tc ... tbf``."""
     if rate == "none":
         return None
     match = _RATE.fullmatch(rate)
@@ -381,7 +381,7 @@ def _control_address(number: int) -> str:
 
 
 def _mark(pid: int) -> str:
-    """Name a process so that no later one has the same name; empty where there is none."""
+    """Identify a process, unlike any later one of the same number; empty if it does not exist."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -390,7 +390,7 @@ def _mark(pid: int) -> str:
 
 
 def _leftovers() -> Iterable[int]:
-    """List the processes whose netlab is gone."""
+    """List the processes whose netlab has ended."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue

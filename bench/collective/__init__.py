@@ -1,1 +1,1 @@
-"""Collectives, each beside those of other libraries."""
+"""Collectives, compared with those of other libraries."""

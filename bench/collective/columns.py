@@ -1,4 +1,4 @@
-"""What a result of a collective holds, and its table."""
+"""The result of a collective, and the table of results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Result:
     Attributes
     ----------
     collective, algorithm, memory : str
-        What was measured.
+        The contestant.
     launch_us : float or None
-        On a device, how long a call keeps the host, which does not wait for the device; the median of the slowest rank.
+        On a device, how long a call occupies the host, without waiting for the device; the median of the slowest rank.
     """
 
     backend: str
@@ -59,7 +59,7 @@ class Result:
 def summarise(
     case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> Result:
-    """Turn one contestant's times, which are ignored where it was wrong, into its result."""
+    """Make the result of a contestant from its times, which are ignored if it was wrong."""
     timed = None if wrong else times
     return Result(
         collective=case.collective,

@@ -1,4 +1,4 @@
-"""``gradientflow bench allreduce`` and the others: each with the options that mean something for it."""
+"""``gradientflow bench allreduce`` and the other collectives, each with the options that apply to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .session import CollectiveSession
 
 
 def _options(name: str) -> list[Any]:
-    """Give the options of a collective; a barrier has fewer."""
+    """Give the options of a collective; barrier has fewer."""
     peers = list(dict.fromkeys((*PEERS_OF["cpu"], *PEERS_OF["cuda"])))
     if name != "allreduce":
         peers.remove(LIMIT)

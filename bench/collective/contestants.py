@@ -1,4 +1,4 @@
-"""Ours: each collective on each kind of memory, with each algorithm and wire."""
+"""Our contestants: each collective on each kind of memory, with each algorithm and wire."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def our_contestant(
     Parameters
     ----------
     comm : Communicator
-        All ranks of it have to call this together.
+        Its ranks; the call is collective.
     case : Case
-        What to run.
+        The case.
     algorithm : str
-        Which algorithm.
+        The algorithm.
     memory : str
         "pool" for node memory, "array" for ordinary memory.
     wire : str
-        What values are rounded to on their way between nodes; the element type: to nothing.
+        The dtype of messages between nodes; the element type for no rounding.
     device : int, optional
-        The CUDA device that memory is on; memory of the host by default.
+        The CUDA device of the memory; host memory by default.
 
     Returns
     -------
     Contestant
         With fresh buffers.
     """
-    largest = replace(case, rank=ROOT)  # node memory is allocated by all ranks alike
+    largest = replace(case, rank=ROOT)  # all ranks allocate the same node memory
 
     def allocate(count: int, count_on_root: int) -> Any:
         if device is not None:
@@ -68,7 +68,7 @@ def our_contestant(
 def _our_call(
     comm: Communicator, case: Case, algorithm: str, wire: str, source: Any, result: Any
 ) -> Callable[[], object]:
-    """Bind a collective of ours to its arrays."""
+    """Bind our collective to its arrays."""
     call: Callable[[], object]
     if case.collective == "allreduce":
         rounding = {"wire": wire} if wire != case.dtype else {}
@@ -93,7 +93,7 @@ def _our_call(
 
 
 class PreparedPeer:
-    """Our own calls, prepared once, on ordinary memory: as a contestant beside the ordinary ones.
+    """Our prepared calls, on ordinary memory, as a peer of the ordinary ones.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class PreparedPeer:
         self._comm = comm
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Prepare a call; on a given source or one of its own."""
+        """Prepare a call, on a given source or its own."""
         source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         ordinary: Any = _our_call(self._comm, case, "auto", case.dtype, source, result)

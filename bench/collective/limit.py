@@ -1,8 +1,8 @@
-"""The limit: the traffic of an allreduce in node memory, with no word between the ranks.
+"""The limit: the memory traffic of an allreduce in node memory, without synchronisation between the ranks.
 
 Every rank reads its slice of all ranks' tensors and writes the result to all of them, with the kernel that ours uses.
-Where ranks outnumber cores, so many of them as there are cores have a slice: the others would only take turns.
-Nobody waits for anybody, so results are right only between barriers, and no allreduce of this kind can be faster.
+If ranks outnumber cores, only as many ranks as there are cores have a slice: the others would only take turns.
+No rank waits for another, so results are right only between barriers, and no allreduce of this kind can be faster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LimitPeer:
-    """What the memory of the node allows, as a contestant.
+    """The limit set by the memory of the node, as a contestant.
 
     Parameters
     ----------
@@ -38,12 +38,12 @@ class LimitPeer:
         self._limit: Any = load_core().limit
 
     def round_trip(self) -> float | None:
-        """Measure how long a cache line takes from rank 0 to rank 1 and back, in seconds; all ranks together.
+        """Measure the round trip of a cache line from rank 0 to rank 1 and back, in seconds. Collective.
 
         Returns
         -------
         float or None
-            The median; None where there are no two ranks of one node.
+            The median; None without two ranks on one node.
         """
         comm, seconds = self._comm, None
         if comm.nodes == 1 and comm.size > 1:
@@ -55,7 +55,7 @@ class LimitPeer:
         return seconds
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make it ready to run an allreduce; on node memory of its own."""
+        """Make a contestant for an allreduce, on its own node memory."""
         comm = self._comm
         if case.collective != "allreduce" or comm.nodes > 1 or source is not None:
             raise NotServedError("the limit is that of an allreduce in the memory of one node")
@@ -67,4 +67,4 @@ class LimitPeer:
         return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, settles=False)
 
     def close(self) -> None:
-        """Nothing to give back: memory goes with its last user."""
+        """Release nothing: memory is freed with its last user."""

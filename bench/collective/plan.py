@@ -1,4 +1,4 @@
-"""What to measure: the options of a bench of one collective as one checked value."""
+"""The options of a bench of one collective as one checked value."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OPS = ("sum", "mean", "max", "min", "prod")
 MEMORIES = ("pool", "array")
 ALGORITHMS = ("auto", "ring", "hierarchical", "hierarchical_lanes", "recursive_doubling", "shared", "mpi")
 ALGORITHMS_OF = {"cpu": ALGORITHMS, "cuda": (*ALGORITHMS, "nccl")}
-LIMIT = "limit"  # what memory allows: not a library
-PREPARED = "prepared"  # our prepared calls, beside the ordinary ones
+LIMIT = "limit"  # the limit set by memory: not a library
+PREPARED = "prepared"  # our prepared calls, compared with the ordinary ones
 PEERS_OF = {"cpu": (*PEERS, LIMIT, PREPARED), "cuda": (*PEERS, "nccl")}
 DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
@@ -44,17 +44,17 @@ class CollectivePlan(Plan):
     sizes : tuple of int
         Bytes, as nccl-tests counts them for the collective.
     memories, algorithms, peers : tuple of str
-        Our variants (each memory with each algorithm) and whom to compare them with.
+        Our variants (each memory with each algorithm) and the peers.
     dtype, op : str
         Element type and reduction.
     wires : tuple of str
-        What ours rounds values to where they travel between nodes, each a variant; empty: the element type only.
+        Dtypes of our messages between nodes, each a variant; empty: the element type only.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
         The time to spend on each size, roughly.
     device : str
-        Where the arrays are: "cpu", or "cuda" for a device of each rank.
+        The place of the arrays: "cpu", or "cuda" for a device of each rank.
     """
 
     collective: str
@@ -94,12 +94,12 @@ class CollectivePlan(Plan):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """What is measured together: all contestants at one size."""
+        """The sizes; all contestants at one size are measured together."""
         return self.sizes
 
     @property
     def variants(self) -> list[tuple[str, str, str]]:
-        """Ours: every memory with every algorithm and wire. A barrier touches no memory, so one is enough."""
+        """Our variants: every memory with every algorithm and wire. A barrier touches no memory, so one is enough."""
         memories = self.memories if self.collective != "barrier" else ("array",)
         return list(product(memories, self.algorithms, self.wires or (self.dtype,)))
 

@@ -12,13 +12,13 @@ from ..core.plot import OTHER_COLOUR, OUR_COLOURS, PEER_COLOURS, plain_numbers
 from .columns import Result
 
 # A colour for each algorithm and memory of ours, a line style for each wire.
-_OUR_MARKERS = ("o", "^", "D", "v")  # the next one where the colours begin again
+_OUR_MARKERS = ("o", "^", "D", "v")  # the next one each time the colours repeat
 _WIRE_STYLES = {"float16": "-.", "bfloat16": ":"}
 _LEGEND_COLUMNS = 3
 
 
 def draw(figure: Any, results: Sequence[Result]) -> str:
-    """Draw all contestants of a collective over size: the call alone, and with writing the values beside it."""
+    """Draw all contestants of a collective over size: the call alone, and next to it with writing the values."""
     right = [result for result in results if result.median_us]
     collective = right[0].collective if right else ""
     keys = dict.fromkeys(result.key for result in right)
@@ -53,7 +53,7 @@ def draw(figure: Any, results: Sequence[Result]) -> str:
 
 
 def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[str, Any]]:
-    """Choose the name and the look of the line that a result is on."""
+    """Choose the name and the style of a result's line."""
     if result.backend != OURS:
         colour = PEER_COLOURS.get(result.backend, OTHER_COLOUR)
         return result.backend, {"color": colour, "marker": "s", "linestyle": "--"}
@@ -68,6 +68,6 @@ def _appearance(result: Result, ours: list[tuple[str, str]]) -> tuple[str, dict[
 
 
 def _steps(results: Sequence[Result]) -> tuple[int, ...]:
-    """Choose the labels within a decade: more of them where the figures span few decades."""
+    """Choose the labels within a decade: more if the figures span few decades."""
     rates = [result.bytes / result.median_us for result in results if result.median_us]
     return (1, 2, 5) if rates and max(rates) < 1e3 * min(rates) else (1,)

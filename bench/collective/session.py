@@ -69,7 +69,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
         super().measure(block, peers)
 
     def contestants(self, block: int, case: Case, peers: Sequence[Peer]) -> Iterator[Contestant]:
-        """Make our variants, and what the peers have."""
+        """Make our variants, and the contestants of the peers."""
         for memory, algorithm, wire in self.plan.variants:
             yield our_contestant(self.comm, case, algorithm, memory, wire, self._device)
         for peer in peers:
@@ -79,7 +79,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
                 yield staged(case, contestant) if self._device is not None and on_host else contestant
 
     def open_peer(self, name: str) -> Any:
-        """Make a peer ready; with the limit the round trip of a cache line is measured, on which small calls depend."""
+        """Open a peer; for the limit also measure the round trip of a cache line, on which small calls depend."""
         if name == PREPARED:
             return PreparedPeer(self.comm)
         if name != LIMIT:
@@ -89,13 +89,13 @@ class CollectiveSession(Session[int, Contestant, Result]):
         return self._limit
 
     def check_again(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
-        """Count what is wrong after a series, but for contestants whose results want a barrier."""
+        """Count wrong elements after a series, except for contestants whose results need a barrier."""
         settled = [entry for entry in contestants if entry.settles]
         wrong = iter(super().check_again(case, source, settled))
         return [next(wrong) if entry.settles else 0 for entry in contestants]
 
     def end(self) -> None:
-        """Say how long a cache line took at both ends of the run."""
+        """Report the round trip of a cache line before and after the run."""
         again = None if self._limit is None else self._limit.round_trip()
         if self._round_trip is not None and again is not None:
             trips = [self._round_trip, again]
@@ -106,12 +106,12 @@ class CollectiveSession(Session[int, Contestant, Result]):
             )
 
     def result(self, block: int, case: Case, contestant: Contestant, wrong: int, times: Times | None) -> Result:
-        """Summarise."""
+        """Make the result of a contestant."""
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
         return summarise(case, contestant, self.comm.nodes, wrong, times, link_seconds)
 
     def courses(self, case: Case, contestants: list[Contestant]) -> tuple[Course, Course | None]:
-        """Write on the device what is there, and take the time of calls that nobody waits for as well."""
+        """Write values on the device for arrays there, and add the series of calls without a wait for the device."""
         if self._device is None:
             return super().courses(case, contestants)
         barrier, on_device = self.comm.barrier, DeviceFreshValues(case, alphabet(case), self.next_seed())
@@ -123,7 +123,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
 
 
 def _steps_on_device(fresh: DeviceFreshValues, mirror: Mirror, launch: Callable[[], object]) -> Steps:
-    """Write on the device; a call ends when the device is done."""
+    """Make the steps of a contestant on a device: values are written there, and a call ends when the device is done."""
     write = fresh.writer(mirror)
 
     def refill(start: int) -> None:

@@ -1,4 +1,4 @@
-"""What a result of ``gradientflow bench fusion`` holds, and its table."""
+"""The result of ``gradientflow bench fusion``, and the table of results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class FusionResult:
     Attributes
     ----------
     method, model : str
-        What was measured.
+        The contestant, and the model.
     tensors, parameters : int
-        On how many gradients.
+        Their numbers in the model.
     memory : str
-        Where the tensors lie.
+        The memory of the tensors.
     threshold_bytes : int or str or None
-        Of a pool, which may be ``"inf"``, or the size of the buffer of copy fusion.
+        The threshold of a pool, possibly ``"inf"``, or the buffer size of copy fusion.
     calls : int
         Allreduces in a step.
     bytes_copied : int
-        Into and out of buffers for fusion in a step, by each rank.
+        Bytes that each rank copies into and out of fusion buffers in a step.
     """
 
     backend: str
@@ -72,7 +72,7 @@ def summarise_step(
     times: Times | None,
     link_seconds: float | None,
 ) -> FusionResult:
-    """Turn one contestant's times, which are ignored where it was wrong, into its result."""
+    """Make the result of a contestant from its times, which are ignored if it was wrong."""
     return FusionResult(
         method=contestant.method,
         model=model.name,

@@ -1,12 +1,12 @@
 """The contestants of ``gradientflow bench fusion``: ways to average all gradients of a model over the ranks.
 
-Each has tensors of its own, in the order in which backpropagation produces them. It is told of each as soon as that is
-written, and waited for at the end of the step:
+Each has its own tensors, in the order of backpropagation. Each tensor is marked as ready as soon as it is written, and
+the step ends with a wait:
 
-- *per tensor*: one allreduce a tensor;
+- *per tensor*: one allreduce for each tensor;
 - *copy fusion*: tensors are copied into a buffer until it is full, one allreduce runs over the buffer, and its parts
   are copied back, as Horovod does it;
-- *pool fusion*: `GradientPool`, whose tensors lie side by side, so that one allreduce takes many without a copy.
+- *pool fusion*: `GradientPool`, whose tensors lie side by side, so that one allreduce reduces many without a copy.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class FusionContestant:
     Attributes
     ----------
     method, backend, memory, wire : str
-        What it is, as results name it.
+        Its names in results.
     threshold : float, str or None
-        In bytes, of a pool, or of the buffer of copy fusion.
+        The threshold of a pool, or the buffer size of copy fusion, in bytes.
     tensors : sequence of array
-        The gradients, flat, in the order of backpropagation; their means are there after a step.
+        The gradients, flat, in the order of backpropagation; after a step their means.
     calls : int
-        How many allreduces a step has.
+        The number of allreduces in a step.
     ready : callable
-        Told the index of a tensor once that is written.
+        Takes the index of a tensor once it is written.
     wait : callable
         Returns when all tensors are averaged.
     copied : callable
-        How many bytes have been copied into and out of buffers so far.
+        Gives the bytes copied into and out of buffers so far.
     close : callable
-        Gives back what it holds; all ranks together.
+        Releases its resources. Collective.
     """
 
     method: str
@@ -79,7 +79,7 @@ class FusionContestant:
 
     @property
     def key(self) -> Key:
-        """What tells this contestant from the others."""
+        """The identity of this contestant among the others."""
         return self.method, self.backend, self.memory, self.threshold, self.wire
 
     @property
@@ -95,29 +95,29 @@ class FusionContestant:
 
     @property
     def inputs(self) -> Sequence[Values]:
-        """Where values are written to."""
+        """The arrays for input values."""
         return self.tensors
 
     @property
     def results(self) -> Sequence[Values]:
-        """Where the means are."""
+        """The arrays with the means."""
         return self.tensors
 
     def push(self) -> None:
-        """Nothing to do: values are where they are averaged."""
+        """Do nothing: values are averaged in place."""
 
     def pull(self) -> None:
-        """Nothing to do, likewise."""
+        """Do nothing: means are in place."""
 
     def call(self) -> None:
-        """Average tensors that are written already."""
+        """Average tensors that are already written."""
         ready = self.ready
         for index in range(len(self.tensors)):
             ready(index)
         self.wait()
 
     def steps(self, block_length: int) -> Steps:
-        """Say how it is timed: backpropagation writes the tensors one by one, each a block over and over."""
+        """Give the steps to time: backpropagation writes the tensors one by one, each with a repeated block."""
         writers = [writer(tensor, block_length) for tensor in self.tensors]
         numbered = list(enumerate(writers))
         ready = self.ready
@@ -141,11 +141,11 @@ class Reducer:
     Attributes
     ----------
     backend, wire : str
-        Whose it is, and what values are rounded to on their way.
+        The library, and the dtype of its messages.
     bind : callable
         Makes the function that reduces an array in place.
     divisor : int
-        What the result has to be divided by to be a mean.
+        The divisor that turns the result into a mean.
     """
 
     backend: str
@@ -160,19 +160,19 @@ class Reducer:
 
 
 class CopyFusion:
-    """Copies tensors into a buffer until that is full, reduces the buffer, and copies its parts back.
+    """Copies tensors into a buffer until it is full, reduces the buffer, and copies its parts back.
 
-    A tensor that has the buffer for itself, or is larger, is reduced where it is. A division that makes the sum a mean
-    costs no pass of its own: it is done while copying back.
+    A tensor that would be alone in the buffer, or is larger, is reduced in place. The division that turns a sum into a
+    mean needs no additional pass: it is part of copying back.
 
     Parameters
     ----------
     tensors : sequence of array
-        In the order in which they will be ready.
+        In the order in which they become ready.
     buffer_bytes : int
         The size of the buffer.
     reducer : Reducer
-        Whose allreduce it is.
+        The allreduce.
     """
 
     def __init__(self, tensors: Sequence[Values], buffer_bytes: int, reducer: Reducer) -> None:
@@ -193,11 +193,11 @@ class CopyFusion:
         self.calls = len(self._groups)
 
     def copied_bytes(self) -> int:
-        """Give how many bytes have been copied so far."""
+        """Give the bytes copied so far."""
         return self._copied
 
     def ready(self, index: int) -> None:
-        """Reduce what is fused with this tensor, if it is the last of them."""
+        """Reduce the group of this tensor, if it is the last of the group."""
         group = self._groups.get(index)
         if group is None:
             return
@@ -224,7 +224,7 @@ class _Group:
 
 
 def fused_groups(tensors: Sequence[Values], buffer_bytes: int) -> list[list[int]]:
-    """Choose the tensors that are fused with each other: as many in a row as the buffer holds."""
+    """Group consecutive tensors: as many as the buffer holds."""
     groups: list[list[int]] = []
     room = -1
     for index, tensor in enumerate(tensors):
@@ -248,9 +248,9 @@ def fusion_contestants(
     case : Case
         The allreduce of all gradients, for element type and ranks.
     model : Model
-        Whose gradients are exchanged.
+        The model of the gradients.
     plan : FusionPlan
-        Which variants there are.
+        The variants.
     peers : sequence of Peer
         The other libraries.
 

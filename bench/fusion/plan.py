@@ -1,4 +1,4 @@
-"""What to measure: the options of ``gradientflow bench fusion`` as one checked value."""
+"""The options of ``gradientflow bench fusion`` as one checked value."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class FusionPlan(Plan):
     Attributes
     ----------
     models : tuple of str
-        Keys of `MODELS`: whose gradients are exchanged.
+        Keys of `MODELS`: the models of the gradients.
     thresholds : tuple of float or str
-        Of the pools, in bytes: 0 for one range a tensor, infinity for one range.
+        Thresholds of the pools in bytes: 0 for one range for each tensor, infinity for one range.
     buffer_bytes : int
         Size of the buffer of copy fusion.
     peers : tuple of str
-        Whom to compare with.
+        The peers.
     wires : tuple of str
-        What ours rounds values to where they travel between nodes, each a variant.
+        Dtypes of our messages between nodes, each a variant.
     iterations : int or None
         Timed steps of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -65,11 +65,11 @@ class FusionPlan(Plan):
 
     @property
     def blocks(self) -> list[Model]:
-        """What is measured together: all contestants on one model."""
+        """The models; all contestants on one model are measured together."""
         return [MODELS[name] for name in self.models]
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what needs too much memory."""
+        """Refuse options that need too much memory."""
         contestants = len(self.wires) * (3 + len(self.thresholds)) + 2 * len(self.peers)
         largest = max(self.blocks, key=lambda model: model.parameters)
         buffers = (len(self.wires) + len(self.peers)) * self.buffer_bytes

@@ -25,7 +25,7 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
         return block.title
 
     def title(self, block: Model) -> str:
-        """Name a model where progress is shown."""
+        """Name a model for showing progress."""
         return f"fusion {block.title}"
 
     def case(self, block: Model) -> Case:
@@ -47,7 +47,7 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
     def check(
         self, block: Model, case: Case, contestants: list[FusionContestant]
     ) -> tuple[list[FusionContestant], list[int]]:
-        """Note what each has copied in its first step as well."""
+        """Check, and record the bytes that each contestant copies in its first step."""
         found = super().check(block, case, contestants)
         self._copied = {contestant.key: contestant.copied() for contestant in contestants}
         return found
@@ -55,7 +55,7 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
     def result(
         self, block: Model, case: Case, contestant: FusionContestant, wrong: int, times: Times | None
     ) -> FusionResult:
-        """Summarise."""
+        """Make the result of a contestant."""
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
         copied = self._copied[contestant.key]
         return summarise_step(case, block, contestant, self.comm.nodes, copied, wrong, times, link_seconds)

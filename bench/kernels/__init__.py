@@ -1,1 +1,1 @@
-"""The compute kernels, each beside a plain copy."""
+"""The compute kernels, each compared with a plain copy."""

@@ -1,4 +1,4 @@
-"""Whether a compute kernel gives what it has to: fresh values for its arrays, and the comparison afterwards."""
+"""Checking compute kernels: fresh values for their arrays, and the comparison with the right results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from ..core.data import Values
 from .contestants import Kernel, stored
 
-_BLOCK = 1_000_003  # random values that are repeated; a prime, so that what is misplaced shows
+_BLOCK = 1_000_003  # random values that are repeated; a prime, so that misplaced values are noticed
 
 
 class Trial:
-    """Fresh random values for the arrays of one kernel, and what they have to become.
+    """Fresh random values for the arrays of one kernel, and the right results.
 
     Parameters
     ----------
     kernel : Kernel
-        What will be run.
+        The kernel.
     count : int
         Elements of each of its arrays.
     """
@@ -32,14 +32,14 @@ class Trial:
         self._after = {name: stored(values, kernel.arrays[name]) for name, values in expected.arrays.items()}
 
     def fill(self, name: str, target: Values) -> None:
-        """Write the values that an array has to have before the kernel runs."""
+        """Write the input values of an array."""
         block = self._before[name]
         for begin in range(0, len(target), len(block)):
             part = target[begin : begin + len(block)]
             part[...] = block[: len(part)]
 
     def differing(self, name: str, found: Values) -> int:
-        """Count the elements of an array whose bits are not what they have to be afterwards."""
+        """Count the elements of an array whose bits are wrong afterwards."""
         block = self._after.get(name, self._before[name])
         bits = np.dtype(f"u{block.itemsize}")
         count = 0
@@ -49,7 +49,7 @@ class Trial:
         return count
 
     def is_wrong(self, number: float | None) -> bool:
-        """Tell whether what the kernel has added up is something else than it has to be."""
+        """Tell whether the kernel's sum is wrong."""
         if self._addends is None:
             return False
         addends = self._addends.astype(np.float64)

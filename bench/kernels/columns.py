@@ -1,4 +1,4 @@
-"""What a result of ``gradientflow bench kernels`` holds, and its table."""
+"""The result of ``gradientflow bench kernels``, and the table of results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from .selection import Selection
 
 @dataclass(frozen=True)
 class KernelResult:
-    """A kernel's figures, and those of a plain copy of as many bytes; scripts rely on the names.
+    """The figures of a kernel, and of a plain copy of as many bytes; scripts rely on the names.
 
     Attributes
     ----------
     kernel, dtype, device, simd : str
-        What was measured, on gradients of which element type, where, and with which vector instructions ("none" on a
-        device).
+        The kernel, the element type of the gradients, the device, and the vector instructions ("none" on a device).
     bytes, elements : int
-        The size as it was asked for, and the number of gradients.
+        The requested size, and the number of gradients.
     bytes_moved : int
         Read and written by a call.
     iterations : int
-        Timed calls, or timed series of calls where one is short.
+        Timed calls, or timed series of calls if a call is short.
     median_us, min_us, p95_us : float or None
-        Of a call; None, like all figures, where the result was wrong.
+        Of a call; None, like all figures, if the result was wrong.
     copy_median_us : float or None
         Of a copy that reads and writes as many bytes together.
     bandwidth_GBps, copy_GBps : float or None
@@ -62,22 +61,22 @@ class KernelResult:
 def summarise_kernel(
     kernel: Kernel | Selection, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
 ) -> KernelResult:
-    """Turn the times of one kernel into its result.
+    """Make the result of a kernel from its times.
 
     Parameters
     ----------
     kernel : Kernel or Selection
-        What was run.
+        The kernel.
     simd : str
-        With which vector instructions; "none" on a device.
+        The vector instructions; "none" on a device.
     size, count : int
-        The size as it was asked for, and the number of gradients.
+        The requested size, and the number of gradients.
     wrong : int
         Wrong elements and sums found.
     times : array
-        Nanoseconds of each call and of each copy, in two rows; ignored where the result was wrong.
+        Nanoseconds of each call and of each copy, in two rows; ignored if the result was wrong.
     device : str
-        Where it was run.
+        Its device.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""The compute kernels as ``gradientflow bench kernels`` measures them: what each reads, writes and has to give.
+"""The compute kernels of ``gradientflow bench kernels``: the arrays that each reads and writes, and the right results.
 
 All values are small integers, and all factors powers of two, so that every result is exact in every element type and
 in every order of addition. Kernels work element by element, so results over a buffer that repeats a block of random
-values repeat too; and what a kernel adds up is a multiple of the sum over the block, and a rest.
+values repeat too; and the sum of a kernel is a multiple of the sum over the block, plus a remainder.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _RATES = {"gradient_scale": 0.5, "weight_decay": 0.25, "factor": 0.5, "inner_rat
 
 @dataclass(frozen=True)
 class Expected:
-    """What a kernel has to give.
+    """The right results of a kernel.
 
     Attributes
     ----------
     arrays : mapping
-        By the names of the arrays that it writes, their values as float32.
+        The values of the arrays that it writes, as float32, by name.
     addends : array or None
-        What the number that it returns adds up; None where it returns none.
+        The terms of the sum that it returns; None if it returns none.
     """
 
     arrays: Mapping[str, Values]
@@ -48,14 +48,14 @@ class Expected:
 
 
 class Launch(Protocol):
-    """A kernel, or a copy, on a CUDA device with all that it needs there."""
+    """A kernel, or a copy, prepared for launching on a CUDA device."""
 
     def run(self) -> Sequence[float]:
-        """Launch it, and wait for the number that it works out, if there is one."""
+        """Launch it, and wait for the number that it computes, if there is one."""
         ...
 
     def microseconds(self, repeats: int) -> float:
-        """Launch it so many times in a row, and give the time of one by the clock of the device."""
+        """Launch it `repeats` times in a row, and give the time of one launch by the device's clock."""
         ...
 
 
@@ -66,17 +66,17 @@ class Kernel:
     Attributes
     ----------
     name, dtype : str
-        Which.
+        The name of the kernel, and the element type of the gradients.
     arrays : mapping
         The element types of its arrays by name, in the order of their addresses in `call`.
     reads, writes : sequence of str
-        Which arrays go from and to memory.
+        The arrays that are read from and written to memory.
     call : callable
-        Told the SIMD level, the addresses of the arrays and the number of elements; gives what the kernel returns.
+        Takes the SIMD level, the addresses of the arrays and the number of elements; gives the kernel's result.
     prepare : callable
-        Told the addresses, on a device, and the number of elements; gives its twin, ready to be launched there.
+        Takes the addresses on a device and the number of elements; gives the prepared kernel of the device.
     expect : callable
-        The reference: told the values of all arrays as float32.
+        The reference: takes the values of all arrays as float32.
     spoils : bool
         Whether its input has infinities and NaN.
     """
@@ -97,7 +97,7 @@ class Kernel:
         return sum(item_size(self.arrays[name]) for name in chain(self.reads, self.writes))
 
     def fresh(self, length: int, seed: int) -> dict[str, Values]:
-        """Draw values for all arrays, as float32; what is only written holds what is no result."""
+        """Draw values for all arrays, as float32; arrays that are only written get values that are no results."""
         random = np.random.default_rng(seed)
         blocks = {name: random.choice(_VALUES, length) for name in self.arrays}
         for name in set(self.arrays) - set(self.reads):
@@ -115,7 +115,7 @@ def item_size(dtype: str) -> int:
 
 
 def stored(values: Values, dtype: str) -> Values:
-    """Write float32 values, which have to be exact in an element type, as it stores them."""
+    """Convert float32 values, which have to be exact in an element type, to its storage."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(_STORAGE[dtype], copy=False)
@@ -127,7 +127,7 @@ def active_level() -> str:
 
 
 def plain_copy(level: str, destination: int, source: int, size: int) -> None:
-    """Copy memory with memcpy, which kernels are compared with."""
+    """Copy memory with memcpy, with which kernels are compared."""
     _compute().copy(level, destination, source, size)
 
 
@@ -337,7 +337,7 @@ KERNELS = (
     *(_dc_step(dtype) for dtype in GRADIENTS),
 )
 
-# A device has no streaming stores to choose. It reduces what several ranks have put into its memory.
+# A device has no choice of streaming stores. It reduces the data of several ranks in its memory.
 DEVICE_KERNELS = (
     *(_reduce(dtype, number) for number in (2, 4, 8) for dtype in GRADIENTS),
     *(_cast(source, target) for target in GRADIENTS for source in GRADIENTS if source != target),

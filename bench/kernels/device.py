@@ -16,17 +16,17 @@ from .columns import KernelResult, summarise_kernel
 from .contestants import Kernel, Launch, stored
 from .plan import KernelsPlan, count_of
 
-_SHORTEST_US = 4000.0  # that a timed series of launches should take: the first of it waits for the host
+_SHORTEST_US = 4000.0  # least time of a series of launches, of which the first waits for the host
 _WARM_UP = 3
 
 
 class DeviceKernelBench:
-    """The memory of one size on the current device, and measuring kernels in it.
+    """Measures kernels of one size, in its memory on the current device.
 
     Parameters
     ----------
     plan : KernelsPlan
-        Says what the memory has to be enough for.
+        The plan, which determines the size of the memory.
     size : int
         The size.
     """
@@ -40,12 +40,12 @@ class DeviceKernelBench:
         self._copies = self._cuda.Memory(half), self._cuda.Memory(half)
 
     def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it beside a copy, on the device, of as many bytes.
+        """Check a kernel on fresh random data, then time it interleaved with a device copy of as many bytes.
 
         Parameters
         ----------
         kernel : Kernel
-            What to run.
+            The kernel.
         seconds : float
             The time to spend, roughly.
 
@@ -63,7 +63,7 @@ class DeviceKernelBench:
         return summarise_kernel(kernel, "none", self.size, self._count, wrong, times, "cuda")
 
     def _check(self, kernel: Kernel, addresses: Sequence[int], launch: Launch) -> int:
-        """Run a kernel on fresh values and count what is wrong afterwards; the host has one array at a time."""
+        """Run a kernel on fresh values and count wrong elements; the host holds one array at a time."""
         trial = Trial(kernel, self._count)
         for (name, dtype), place in zip(kernel.arrays.items(), addresses, strict=True):
             host = self._host_array(dtype)
@@ -86,15 +86,15 @@ class DeviceKernelBench:
 
 
 def take_device_times(launches: Sequence[Launch], seconds: float) -> Samples:
-    """Time launches side by side by the device's clock, in an order that changes from one iteration to the next.
+    """Time launches by the device's clock, interleaved, in an order that changes with each iteration.
 
-    A sample is the mean of a series, long enough to hide how the first launch of it comes to the device. What the
-    others wait for the host shows where they are shorter than that.
+    A sample is the mean of a series that is long enough to hide the latency of its first launch. If launches are
+    shorter than the host needs to submit them, the samples include that wait.
 
     Parameters
     ----------
     launches : sequence of Launch
-        What to time.
+        The launches.
     seconds : float
         The time to spend, roughly.
 

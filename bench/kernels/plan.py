@@ -1,4 +1,4 @@
-"""What ``gradientflow bench kernels`` measures: its options as one checked value."""
+"""The options of ``gradientflow bench kernels`` as one checked value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NAMES_OF = {device: tuple(dict.fromkeys(kernel.name for kernel in kernels)) for 
 NAMES = NAMES_OF["cpu"]
 NAMES_OF["cpu"] = (*NAMES, GROUP)
 
-# In a cache near the core, in one shared, and in memory; and where a launch takes longer than the work, in the second
-# level cache, and in memory.
+# On the CPU: in a cache near the core, in a shared cache, and in memory. On a device: shorter than a launch, in the
+# second-level cache, and in memory.
 DEFAULT_SIZES = {"cpu": "1M,24M,256M", "cuda": "64K,4M,256M"}
 
 _ITEM = 4  # bytes of a float32
@@ -31,9 +31,9 @@ class KernelsPlan(Plan):
     sizes : tuple of int
         Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
     names : tuple of str, optional
-        The kernels to measure; all of the device by default, but for the selections.
+        The kernels to measure; all of the device by default, except the selections.
     device : str
-        Where they run.
+        Their device.
     seconds : float
         The time to spend on each size, roughly.
     """
@@ -54,17 +54,17 @@ class KernelsPlan(Plan):
         for size in self.sizes:
             if size % _ITEM:
                 raise PlanError(f"{size} bytes is not a whole number of float32 elements ({_ITEM} bytes each)")
-        # Of a device's memory nobody knows how much is free before it is asked for; the host has one array at a time.
+        # The free memory of a device is not known in advance; the host holds one array at a time.
         needed = self.buffer_bytes(max(self.sizes)) if self.device == "cpu" else max(self.sizes)
         check_memory(needed, f"{format_size(max(self.sizes))} of gradients need", "smaller --sizes", " of buffers")
 
     @property
     def blocks(self) -> list[tuple[int, Kernel | Selection]]:
-        """What is measured together: a kernel and a copy at one size."""
+        """The blocks: a kernel at one size, interleaved with a copy."""
         return [(size, kernel) for size in self.sizes for kernel in self.kernels]
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse a device that is not there, and kernels that cannot be compiled."""
+        """Refuse a missing device, and kernels that cannot be compiled."""
         check_device(self.device)
         load_kernels(self.device)
 
@@ -76,7 +76,7 @@ class KernelsPlan(Plan):
         return [*chosen, *(SELECTIONS if GROUP in (self.names or ()) else ())]
 
     def buffer_bytes(self, size: int) -> int:
-        """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy beside it."""
+        """Give the bytes of memory that a size needs: for the arrays of a kernel, and for the copy."""
         arrays = max(len(kernel.arrays) for kernel in self.kernels) * size
         return arrays + max(kernel.moved for kernel in self.kernels) * count_of(size)
 

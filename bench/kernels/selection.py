@@ -1,7 +1,7 @@
-"""Selection of the largest entries as ``gradientflow bench kernels`` measures it, beside what others offer for it.
+"""Selection of the largest entries for ``gradientflow bench kernels``, compared with NumPy and PyTorch.
 
-NumPy and PyTorch are given the magnitudes and give the indices of the largest. The kernel adds gradient and residual,
-finds the largest, and leaves a message with them, the next residual, and a gradient of zeros.
+NumPy and PyTorch take the magnitudes and return the indices of the largest. The kernel adds gradient and residual,
+finds the largest, and writes a message with them, the next residual, and zeros to the gradient.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .contestants import item_size
 
 GROUP = "selection"
 _SHARES = {"0.1 %": 0.001, "1 %": 0.01}
-_LEAST_SENT = 0.8  # of the share, by a sample
+_LEAST_SENT = 0.8  # of k, with a sampled threshold
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A way to find the largest of float32 values.
+    """A method of finding the largest float32 values.
 
     Attributes
     ----------
     name : str
-        Which, and how many are found.
+        The method, and the number of values to find.
     share : float
-        How many, of all.
+        The share of values to find.
     arrays : tuple of str
         Its arrays, in the order of their addresses in `call`.
     moved : int
         Bytes read and written for each element.
     call : callable
-        Told the SIMD level, the addresses of the arrays and the number of elements; gives indices, or how many there
-        are.
+        Takes the SIMD level, the addresses of the arrays and the number of elements; gives the indices, or their
+        number.
     is_exact : bool
         Whether all of the largest have to be found.
     """
@@ -55,7 +55,7 @@ class Selection:
     dtype: str = "float32"
 
     def check(self, views: Mapping[str, Values], run: Callable[[], Any]) -> int:
-        """Run it on fresh random values and count what is wrong afterwards."""
+        """Run it on fresh random values and count wrong results."""
         random = np.random.default_rng(secrets.randbits(48))
         for view in views.values():
             view[...] = random.standard_normal(len(view), np.float32)

@@ -1,4 +1,4 @@
-"""Measuring the compute kernels as planned: for each size and kernel fill, run, check, and time beside a copy."""
+"""Measuring the compute kernels: for each size and kernel fill, run, check, and time interleaved with a copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Block = tuple[int, Kernel | Selection]
 
 _LINE = 64
-_SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter calls are made several times in it
+_SHORTEST = 1e-3  # least seconds of a timed section: it contains several calls if they are shorter
 _WARM_UP = 2
 
 
@@ -46,10 +46,10 @@ class KernelsSession(Session[Block, Any, KernelResult]):
         return f"{format_size(size)} {kernel.name} {kernel.dtype}"
 
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
-        """Measure a kernel, in the same memory as those before it of the same size."""
+        """Measure a kernel, in the same memory as the previous ones of the same size."""
         size, kernel = block
         if self._bench is None or self._bench.size != size:
-            self._bench = None  # gives its memory back
+            self._bench = None  # frees its memory
             on_device = self.plan.device == "cuda"
             self._bench = (
                 DeviceKernelBench(self.plan, size) if on_device else KernelBench(self.plan, size, active_level())
@@ -67,12 +67,12 @@ class KernelsSession(Session[Block, Any, KernelResult]):
 
 
 class KernelBench:
-    """The memory of one size, and measuring kernels in it on one core.
+    """Measures kernels of one size, in its memory, on one core.
 
     Parameters
     ----------
     plan : KernelsPlan
-        Says what the memory has to be enough for.
+        The plan, which determines the size of the memory.
     size : int
         The size.
     level : str
@@ -88,12 +88,12 @@ class KernelBench:
         self._copies = _memory(half), _memory(half)
 
     def measure(self, kernel: Kernel | Selection, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it beside a copy of as many bytes.
+        """Check a kernel on fresh random data, then time it interleaved with a copy of as many bytes.
 
         Parameters
         ----------
         kernel : Kernel or Selection
-            What to run.
+            The kernel.
         seconds : float
             The time to spend, roughly.
 
@@ -119,7 +119,7 @@ class KernelBench:
         return summarise_kernel(kernel, self._level, self.size, self._count, wrong, times)
 
     def _check(self, kernel: Kernel, views: Mapping[str, Values], call: Callable[[], float | None]) -> int:
-        """Run a kernel on fresh values and count what is wrong afterwards."""
+        """Run a kernel on fresh values and count wrong elements."""
         trial = Trial(kernel, self._count)
         for name, view in views.items():
             trial.fill(name, view)
@@ -128,12 +128,12 @@ class KernelBench:
 
 
 def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
-    """Time calls side by side, in an order that changes from one iteration to the next.
+    """Time calls, interleaved, in an order that changes with each iteration.
 
     Parameters
     ----------
     contestants : sequence of callable
-        What to time.
+        The calls.
     seconds : float
         The time to spend, roughly.
 
@@ -170,12 +170,12 @@ def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> S
 
 
 def _storage(kernel: Kernel | Selection) -> dict[str, np.dtype[np.generic]]:
-    """Give how the arrays of a kernel are stored."""
+    """Give the storage dtypes of a kernel's arrays."""
     return {name: stored(np.zeros(1, np.float32), dtype).dtype for name, dtype in kernel.arrays.items()}
 
 
 def _memory(size: int) -> Values:
-    """Make memory that begins at a cache line and has been written to, so that it is there."""
+    """Allocate memory that begins at a cache line, and write to it, so that its pages exist."""
     raw = np.zeros(size + _LINE, np.uint8)
     raw.fill(1)
     start = -address(raw) % _LINE

@@ -1,1 +1,1 @@
-"""The parameter server: gradients pushed and weights pulled, beside the same exchange by other means."""
+"""The parameter server: gradients pushed and weights pulled, compared with the same exchange by other libraries."""

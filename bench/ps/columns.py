@@ -1,4 +1,4 @@
-"""What a result of ``gradientflow bench ps`` holds, and its table."""
+"""The result of ``gradientflow bench ps``, and the table of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServerResult:
     Attributes
     ----------
     workers, servers : int
-        How many push and pull, and how many serve them.
+        The numbers of workers and of servers.
     memory : str
         "array": gradients and weights in arrays of the worker; "in-place": where servers read and write them.
     bytes : int
@@ -29,7 +29,7 @@ class ServerResult:
     algbw_GBps : float or None
         Both together, over the median.
     link_share : float or None
-        The least time that the links need for what has to be sent, over the median.
+        The least time that the links need for the messages, over the median.
     """
 
     backend: str
@@ -62,7 +62,7 @@ def summarise(
     times: Times | None,
     link_seconds: float | None,
 ) -> ServerResult:
-    """Turn one contestant's times, which are ignored where it was wrong, into its result."""
+    """Make the result of a contestant from its times, which are ignored if it was wrong."""
     found = shared(case, contestant.backend, contestant.wire, nodes, wrong, times, link_seconds)
     del found["busbw_GBps"]
     median = found["median_us"]

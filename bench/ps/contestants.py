@@ -1,7 +1,7 @@
-"""The contestants of ``gradientflow bench ps``: each worker hands in a gradient, and gets the new weights.
+"""The contestants of ``gradientflow bench ps``: each worker pushes a gradient, and pulls the new weights.
 
-The rule of the servers is ``w = w - (mean of the gradients + w)``, so that the right weights are known of each exchange
-by itself: the mean with the other sign.
+The servers apply ``w = w - (mean of the gradients + w)``, so that the right weights of an exchange depend on that
+exchange alone: the negative mean.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class ServerContestant:
     Attributes
     ----------
     backend, memory, wire : str
-        What it is, as results name it.
+        Its names in results.
     gradient : array
-        This worker's; in place another one after each call, in turn.
+        This worker's gradient; in place, buffers alternate with each call.
     weights : array
-        What it gets; in place another one with each call.
+        The pulled weights; in place, another array with each call.
     mean : array
-        The weights with the other sign, after `pull`.
+        The negative weights, after `pull`.
     call : callable
         The exchange.
     close : callable
-        Gives back what it holds; all ranks together.
+        Releases its resources. Collective.
     """
 
     backend: str
@@ -68,24 +68,24 @@ class ServerContestant:
 
     @property
     def inputs(self) -> list[Values]:
-        """Where values are written to."""
+        """The arrays for input values."""
         return [self.gradient]
 
     @property
     def results(self) -> list[Values]:
-        """Where the means are."""
+        """The arrays with the means."""
         return [self.mean]
 
     def push(self) -> None:
-        """Nothing to bring anywhere."""
+        """Do nothing: the gradient is in place."""
 
     def pull(self) -> None:
-        """Turn the weights into the mean."""
+        """Compute the mean from the weights."""
         np.negative(self.weights, out=self.mean)
 
 
 class ServerPeer(Protocol):
-    """Another means to make the same exchange, ready for use by all ranks."""
+    """Another library for the same exchange, ready for use by all ranks."""
 
     def contestant(self, case: Case, servers: int) -> ServerContestant:
         """Make it ready, with so many servers."""
@@ -97,12 +97,12 @@ class ServerPeer(Protocol):
 
 
 def owner(server: int, servers: int, ranks: int) -> int:
-    """Return the rank that a server is in."""
+    """Return the rank of a server."""
     return server * ranks // servers
 
 
 def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> ServerContestant:
-    """Make ours, with values rounded to a dtype on their way."""
+    """Make our contestant on ordinary arrays, with a wire dtype."""
     gradient, weights, mean = (np.zeros(case.count, case.dtype) for _ in range(3))
     server = gf.ParameterServer(comm, [weights], policy="bsp", optimizer="sgd", servers=servers, wire=wire)
 
@@ -114,7 +114,7 @@ def our_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> S
 
 
 def in_place_contestant(comm: Communicator, case: Case, servers: int, wire: str) -> ServerContestant:
-    """Make ours with gradients written where servers read them, and weights read where servers write them."""
+    """Make our contestant with gradients written where servers read them, and weights read where servers write them."""
     if wire == "bfloat16" and importlib.util.find_spec("ml_dtypes") is None:
         raise NotServedError("NumPy arrays of bfloat16 in place need the package ml_dtypes")
     weights, mean = np.zeros(case.count, case.dtype), np.zeros(case.count, case.dtype)
@@ -131,7 +131,7 @@ def in_place_contestant(comm: Communicator, case: Case, servers: int, wire: str)
 
 
 class MpiServers:
-    """The exchange as one writes it with MPI: every message is started at once, and added as it comes.
+    """The exchange written with MPI: every message is started at once, and gradients are added as they arrive.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What to measure: the options of ``gradientflow bench ps`` as one checked value."""
+"""The options of ``gradientflow bench ps`` as one checked value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PEERS = ("mpi", "rpc")
 ARRAY, IN_PLACE = "array", "in-place"
 MEMORIES = (ARRAY, IN_PLACE)
 
-AS_MANY = (0,)  # servers as there are workers
+AS_MANY = (0,)  # as many servers as workers
 
 _ITEM = 4
 _LEAST_SHARD = 128  # bytes of a server
@@ -29,14 +29,14 @@ class ServerPlan(Plan):
     sizes : tuple of int
         Bytes of the gradients that each worker pushes, and of the weights that it pulls.
     servers : tuple of int
-        How many servers there are, in the ranks of workers; `AS_MANY` by default.
+        The numbers of servers, in the ranks of workers; `AS_MANY` by default.
     wires : tuple of str
-        What ours rounds values to on their way, each a variant.
+        The wire dtypes of ours, each a variant.
     memories : tuple of str
-        Where gradients and weights of ours lie, each a variant: "array", in arrays of the worker, which are copied;
-        "in-place", where the servers read and write them.
+        The memory of our gradients and weights, each a variant: "array", arrays of the worker, which are copied;
+        "in-place", memory that the servers read and write.
     peers : tuple of str
-        What to compare with: "mpi", the exchange written with MPI_Isend and MPI_Irecv; "rpc", torch.distributed.rpc.
+        The peers: "mpi", the exchange written with MPI_Isend and MPI_Irecv; "rpc", torch.distributed.rpc.
     iterations : int or None
         Timed exchanges of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -69,11 +69,11 @@ class ServerPlan(Plan):
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """What is measured together: each size with each number of servers."""
+        """The blocks: each size with each number of servers."""
         return list(product(self.sizes, self.servers))
 
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
-        """Refuse also more servers than there are ranks to be in."""
+        """Refuse also more servers than ranks."""
         super().check_job(ranks, on_this_machine=on_this_machine)
         most = ranks if self.servers == AS_MANY else max(self.servers)
         if min(self.sizes) < _LEAST_SHARD * most:
@@ -84,7 +84,7 @@ class ServerPlan(Plan):
             raise PlanError(f"--servers {most} is more than the {ranks} ranks, which they are in")
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what needs too much memory."""
+        """Refuse options that need too much memory."""
         largest, contestants = max(self.sizes), len(self.wires) * len(self.memories) + len(self.peers)
         check_memory(
             7 * ranks * contestants * largest,  # gradient, weights, two slots, and a worker's part of the servers

@@ -26,7 +26,7 @@ _SECONDS = 300.0
 
 
 class _Shard:
-    """A server's part of the weights, and what has come in for the next ones."""
+    """A server's part of the weights, and the gradients received for the next round."""
 
     def __init__(self, elements: int, workers: int) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class _Shard:
         self._answer: Any = torch.futures.Future()
 
     def add(self, gradient: Any) -> Any:
-        """Add a gradient; what is returned becomes the new weights once all have come."""
+        """Add a gradient; the returned future becomes the new weights once all gradients have arrived."""
         with self._lock:
             answer = self._answer
             self._total += gradient
@@ -55,7 +55,7 @@ _shards: dict[tuple[int, int], _Shard] = {}  # by contestant and server
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator,unused-ignore]
 def exchange(key: tuple[int, int], gradient: Any) -> Any:
-    """Give a shard a gradient for weights."""
+    """Send a gradient to a shard, and get its new weights."""
     return _shards[key].add(gradient)
 
 
@@ -82,7 +82,7 @@ class RpcServers:
         server = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False) if rank == ROOT else None
         port = comm.bcast(server.port if server is not None else None, ROOT)
         self._server = server
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 has the store already
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # rank 0 already has the store
         options = rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=2 * size, rpc_timeout=_SECONDS, init_method=f"tcp://{address}:{port}"
         )

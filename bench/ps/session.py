@@ -32,7 +32,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         self._places: list[str] = comm.mpi.allgather(socket.gethostname())
 
     def open_peer(self, name: str) -> ServerPeer:
-        """Make other means ready."""
+        """Open a peer. Collective."""
         if name == "rpc":
             from .rpc import RpcServers  # imports PyTorch, which takes a second or two
 
@@ -45,15 +45,15 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         return f"{format_size(block[0])}, {servers} server{'s' if servers > 1 else ''}"
 
     def title(self, block: Block) -> str:
-        """Name the bench as well."""
+        """Name the bench, the size and the number of servers."""
         return f"ps {self.place(block)}"
 
     def case(self, block: Block) -> Case:
-        """Give the mean, which the weights show."""
+        """Give the allreduce with op mean, whose result is the negative weights."""
         return Case("allreduce", block[0], DTYPE, "mean", self.comm.size, self.comm.rank, self.plan.wires)
 
     def contestants(self, block: Block, case: Case, peers: Sequence[Any]) -> Iterator[ServerContestant]:
-        """Make our variants, and the same exchange by other means."""
+        """Make our variants, and the contestants of the peers."""
         servers = self._servers(block)
         make = {ARRAY: our_contestant, IN_PLACE: in_place_contestant}
         for memory, wire in product(self.plan.memories, self.plan.wires):
@@ -63,7 +63,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
             yield peer.contestant(case, servers)
 
     def steps(self, case: Case, contestant: ServerContestant, block_length: int) -> Steps:
-        """Write to the gradient of the turn."""
+        """Give the steps, which write to the present gradient buffer."""
         writers: dict[int, Callable[[Any], None]] = {}
 
         def refill(values: Any) -> None:
@@ -77,7 +77,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
     def result(
         self, block: Block, case: Case, contestant: ServerContestant, wrong: int, times: Times | None
     ) -> ServerResult:
-        """Summarise."""
+        """Make the result of a contestant."""
         servers = self._servers(block)
         link_seconds = self._link_seconds(case.count, servers, contestant.wire)
         return summarise(case, contestant, servers, self.comm.nodes, wrong, times, link_seconds)

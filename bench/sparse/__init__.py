@@ -1,1 +1,1 @@
-"""Sparse communication: all gradients of a model, dense and by important chunks."""
+"""Sparse communication: the gradients of a model, dense and by important chunks."""

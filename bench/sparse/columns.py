@@ -1,4 +1,4 @@
-"""What a result of ``gradientflow bench sparse`` holds, and its table."""
+"""The result of ``gradientflow bench sparse``, and the table of results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .contestants import CSC, DENSE, SparseContestant
 
 @dataclass(frozen=True)
 class Traced:
-    """What was measured of a contestant.
+    """The measurements of a contestant.
 
     Attributes
     ----------
     times : Times or None
         None where it was not timed.
     bytes_sent : int or None
-        By a rank in a step, as the network interface counts them; None where that is not known.
+        By a rank in a step, as the network interface counts them; None if unknown.
     bookkeeping_seconds : float or None
-        What the slowest rank spent with chunks in a step; None where nothing is sparse.
+        The slowest rank's bookkeeping of chunks in a step; None for dense contestants.
     link_seconds : float or None
-        The least time that the links between the hosts need for the gradients that are sent, where that is known.
+        The least time that the links between the hosts need for the sent gradients; None if unknown.
     """
 
     times: Times | None
@@ -44,25 +44,25 @@ class SparseResult:
     Attributes
     ----------
     method, model : str
-        What was measured; the method is "dense" or "csc".
+        The method, "dense" or "csc", and the model.
     tensors, parameters : int
-        On how many gradients.
+        Their numbers in the model.
     chunk_size : int
-        Elements of a chunk; of dense contestants that of the sparse ones beside which they were measured.
+        Elements of a chunk; for dense contestants that of the run.
     density : float or None
-        The share of the chunks that is sent; None where it is dense.
+        The share of the chunks that is sent; None for dense contestants.
     sent_share : float
         The same in whole chunks.
     bookkeeping_us : float or None
-        What the slowest rank spends with chunks in a step: gathering, updating residuals, scattering, choosing.
+        The slowest rank's bookkeeping in a step: gathering and scattering chunks, updating residuals, selecting.
     bytes_sent : int or None
         By a rank in a step, as the network interface counts them.
     bytes_reported : int or None
-        The same in messages to other nodes, as the library itself says, norms included.
+        The same in messages to other nodes, as the library counts them, norms included.
     link_share : float or None
         The least time that the links between the hosts need for the gradients that are sent, over the median.
     wrong : int
-        Wrong elements, norms and choices, summed over ranks and checks.
+        Wrong elements, norms and selections, summed over ranks and checks.
     """
 
     backend: str
@@ -93,7 +93,7 @@ class SparseResult:
 
     @property
     def bookkeeping_share(self) -> float | None:
-        """Bookkeeping over the step that writes the gradients as well."""
+        """Bookkeeping over the step with writing the gradients."""
         if self.bookkeeping_us is None or self.refill_median_us is None:
             return None
         return self.bookkeeping_us / self.refill_median_us
@@ -102,12 +102,12 @@ class SparseResult:
 def summarise_sparse(
     case: Case, model: Model, chunk_size: int, contestant: SparseContestant, nodes: int, wrong: int, traced: Traced
 ) -> SparseResult:
-    """Turn what was measured of one contestant, whose times are ignored where it was wrong, into its result."""
+    """Make the result of a contestant from its measurements; times are ignored if it was wrong."""
     times = None if wrong else traced.times
     bookkeeping = traced.bookkeeping_seconds
     exchange = contestant.exchange
     found = shared(case, exchange.backend, exchange.wire, nodes, wrong, times, traced.link_seconds)
-    del found["algbw_GBps"], found["busbw_GBps"]  # of what is not sent
+    del found["algbw_GBps"], found["busbw_GBps"]  # they would count gradients that are not sent
     return SparseResult(
         method=exchange.method,
         model=model.name,
@@ -127,7 +127,7 @@ def summarise_sparse(
 def _columns(results: Sequence[SparseResult], with_cpu: bool) -> list[Column]:
     def compared(backend: str) -> Column:
         def find(result: SparseResult) -> SparseResult | None:
-            """Find the dense one beside a result of ours; of ours what travels is rounded alike."""
+            """Find the dense counterpart of a result; if it is ours, with the same wire."""
             place = result.model, result.chunk_size, DENSE, backend
             for other in results if result.backend == OURS else ():
                 alike = backend != OURS or other.wire == result.wire

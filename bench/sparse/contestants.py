@@ -1,7 +1,7 @@
-"""The contestants of ``gradientflow bench sparse``: all gradients of a model, dense and by important chunks.
+"""The contestants of ``gradientflow bench sparse``: the gradients of a model, dense and by important chunks.
 
-Dense are a `GradientPool`, and one allreduce over everything by each peer; sparse is a `SparseGradientPool` with each
-density. Each has tensors of its own, and is told of each as soon as that is written.
+The dense contestants are a `GradientPool`, and one allreduce of all gradients by each peer; the sparse ones are a
+`SparseGradientPool` with each density. Each has its own tensors, which are marked as ready as soon as they are written.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class SparseContestant:
     Attributes
     ----------
     exchange : FusionContestant
-        What it does; `method` is "dense" or "csc".
+        The exchange; its `method` is "dense" or "csc".
     pool : GradientPool, SparseGradientPool or None
-        What does it; None for a peer.
+        The pool of the exchange; None for a peer.
     density : float or None
-        The share of the chunks that is sent; None where it is dense.
+        The share of the chunks that is sent; None for dense contestants.
     bookkeeping : list of float
-        A sparse pool's own account of each step: seconds that this rank spent with chunks, apart from communication.
+        Of a sparse pool, for each step: seconds of this rank's work on chunks, without communication.
     """
 
     exchange: FusionContestant
@@ -61,11 +61,11 @@ class SparseContestant:
 
     @property
     def share(self) -> float:
-        """What of the gradients is sent."""
+        """The share of the gradients that is sent."""
         return 1.0 if self.density is None else float(np.count_nonzero(self.pool.important)) / self.pool.chunks
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that the library says this rank sent in the last step; None where it does not say."""
+        """Give the bytes that this rank sent in the last step, as the library counts them; None for peers."""
         if self.pool is None:
             return None
         sent = [report.bytes_sent for report in self.pool.reports]
@@ -73,26 +73,26 @@ class SparseContestant:
 
     @property
     def inputs(self) -> Sequence[Values]:
-        """Where gradients are written to."""
+        """The arrays for gradients."""
         return self.exchange.tensors
 
     @property
     def results(self) -> Sequence[Values]:
-        """Where the update is."""
+        """The arrays with the gradients of the step."""
         return self.exchange.tensors
 
     def push(self) -> None:
-        """Nothing to do: gradients are where they are exchanged."""
+        """Do nothing: gradients are exchanged in place."""
 
     def pull(self) -> None:
-        """Nothing to do, likewise."""
+        """Do nothing: results are in place."""
 
     def call(self) -> None:
-        """Exchange gradients that are written already."""
+        """Exchange gradients that are already written."""
         self.exchange.call()
 
     def close(self) -> None:
-        """Give back what it holds; all ranks together."""
+        """Release its resources. Collective."""
         self.exchange.close()
 
 
@@ -108,11 +108,11 @@ def sparse_contestants(
     case : Case
         The allreduce of all gradients, for element type and ranks.
     model : Model
-        Whose gradients are exchanged.
+        The model of the gradients.
     chunk_size : int
         Elements of a chunk.
     plan : SparsePlan
-        Which variants there are.
+        The variants.
     peers : sequence of Peer
         The other libraries.
 
@@ -161,7 +161,7 @@ def _accounting_wait(pool: Any, accounts: list[float]) -> Callable[[], object]:
 
 
 def _from_peer(name: str, peer: Peer, case: Case, model: Model) -> FusionContestant:
-    """Let a peer reduce everything at once when all is written, which is the best it can do without overlap."""
+    """Make a peer's contestant: one allreduce of all gradients once they are written, the best without overlap."""
     gradients = np.empty(model.parameters, case.dtype)
     ends = np.cumsum([int(np.prod(shape)) for shape in model.gradients])
     tensors: list[Values] = np.split(gradients, ends[:-1])

@@ -1,4 +1,4 @@
-"""What to measure: the options of ``gradientflow bench sparse`` as one checked value."""
+"""The options of ``gradientflow bench sparse`` as one checked value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_CHUNKS = "4K,32K"
 
 DTYPE = "float32"
 _ITEM = 4
-_TENSORS = 16  # of a model that is only a number of elements
+_TENSORS = 16  # of a model given as a number of elements
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SparsePlan(Plan):
     Attributes
     ----------
     models : tuple of Model
-        Whose gradients are exchanged.
+        The models of the gradients.
     densities : tuple of float
         The shares of the chunks that are sent.
     chunk_sizes : tuple of int
@@ -43,9 +43,9 @@ class SparsePlan(Plan):
     momentum : float
         The residuals are multiplied by it.
     wires : tuple of str
-        What ours rounds values to where they travel between nodes, each a variant.
+        Dtypes of our messages between nodes, each a variant.
     peers : tuple of str
-        Whose allreduce of all gradients to compare with.
+        The libraries whose allreduce of all gradients is compared.
     iterations : int or None
         Timed steps of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -76,14 +76,14 @@ class SparsePlan(Plan):
 
     @property
     def blocks(self) -> list[tuple[Model, int]]:
-        """What is measured together: each model with each chunk size."""
+        """The blocks: each model with each chunk size."""
         return [(model, chunk_size) for model in self.models for chunk_size in self.chunk_sizes]
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what needs too much memory, and kernels that cannot be compiled."""
+        """Refuse options that need too much memory, and kernels that cannot be compiled."""
         load_kernels("cpu")
         largest = max(self.models, key=lambda model: model.parameters)
-        # Gradients, twice the residuals, and the buffer of the first iteration, which is dense; and for the check.
+        # Gradients, residuals twice, the send buffer, as large as the gradients, and memory for the check.
         copies = len(self.wires) * (1 + 4 * len(self.densities)) + len(self.peers) + 6
         check_memory(
             ranks * copies * largest.parameters * _ITEM,
@@ -93,7 +93,7 @@ class SparsePlan(Plan):
 
 
 def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:
-    """Read what to exchange: models by name, or in their place numbers of elements.
+    """Read the models: by name, or instead as numbers of elements.
 
     Parameters
     ----------
@@ -115,12 +115,12 @@ def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:
 
 
 def chunks_sent(density: float, chunks: int) -> int:
-    """Give how many of so many chunks are sent."""
+    """Give the number of chunks that are sent."""
     return math.ceil(density * chunks - 1e-9)
 
 
 def _model_of(elements: int) -> Model:
-    """Divide so many elements among tensors of equal size, and a shorter one at the end of backpropagation."""
+    """Divide `elements` among tensors of equal size, with a shorter one at the end of backpropagation."""
     length = -(-elements // _TENSORS)
     whole, rest = divmod(elements, length)
     shapes = ((rest,),) * (rest > 0) + ((length,),) * whole

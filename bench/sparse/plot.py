@@ -13,7 +13,7 @@ from .contestants import CSC
 
 
 def draw(figure: Any, results: Sequence[SparseResult]) -> str:
-    """Draw, for each model, the time of a step and the bytes that a rank sends, against density; dense is level."""
+    """Draw, for each model, step time and bytes sent by a rank against density; dense ones as horizontal lines."""
     right = [result for result in results if result.median_us]
     models = list(dict.fromkeys(result.model for result in right))
     figure.set_size_inches(12, 4 * max(len(models), 1) + 0.5)

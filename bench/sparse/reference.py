@@ -1,6 +1,6 @@
-"""Coarse-grained sparse communication in NumPy, straight from its definition, to compare the pool with.
+"""Coarse-grained sparse communication in NumPy, straight from its definition: the reference for the pool.
 
-The reference of a rank needs no communication: every rank can produce the gradients of all. It covers a range of whole
+The reference needs no communication: every rank can generate the gradients of all ranks. It covers a range of whole
 chunks, so that the ranks can divide the work.
 """
 
@@ -23,14 +23,14 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the gradients lie in memory.
+    """The layout of the gradients in memory.
 
     Attributes
     ----------
     places : sequence of (int, int)
-        Where each tensor begins and ends, in elements; what lies between them is zero.
+        The first element of each tensor, and the one after its last; padding between tensors is zero.
     elements : int
-        All of them, with what lies between the tensors.
+        The number of elements, with the padding between tensors.
     chunk_size : int
         Elements of a chunk; the last one may be shorter.
     """
@@ -41,11 +41,11 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return -(-self.elements // self.chunk_size)
 
     def range_of(self, chunks: range) -> tuple[int, int]:
-        """Give the elements of chunks that follow each other."""
+        """Give the range of elements of consecutive chunks."""
         begin, end = (min(chunk * self.chunk_size, self.elements) for chunk in (chunks.start, chunks.stop))
         return begin, end
 
@@ -56,9 +56,9 @@ class PaddedSource:
     Parameters
     ----------
     source : Source
-        Gives all other values.
+        The values of the tensors.
     layout : Layout
-        Where the tensors lie.
+        The layout of the tensors.
     """
 
     def __init__(self, source: Source, layout: Layout) -> None:
@@ -78,16 +78,16 @@ class PaddedSource:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration is to do with the chunks of a reference.
+    """The right outcome of an iteration on the chunks of a reference.
 
     Attributes
     ----------
     mean : array
-        The gradient that the update uses: the means of what is sent, zeros elsewhere.
+        The gradient of the step: the means in chunks that are sent, zeros elsewhere.
     magnitude : array
-        The means of the absolute values of what is added up for it, which bound its rounding.
+        The means of the absolute values of its summands, which bound its rounding error.
     norms : array
-        By chunk: the L1 norms, summed over the ranks; those of chunks that are sent are of the mean.
+        By chunk: the L1 norms, summed over the ranks; for chunks that are sent, from the mean.
     """
 
     mean: Doubles
@@ -96,18 +96,18 @@ class Iteration:
 
 
 class Reference:
-    """The iterations of some ranks on some of the chunks.
+    """The iterations of some ranks on some chunks.
 
     Parameters
     ----------
     layout : Layout
         The chunks.
     chunks : range
-        Which of them.
+        The chunks that are covered.
     ranks : sequence of int
-        Whose gradients; all of them where means are asked for.
+        The ranks whose gradients are used; all ranks if means are needed.
     momentum : float
-        The residuals are multiplied by it.
+        The factor on residuals in each iteration.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Reference:
         self.residuals: dict[int, Floats] = {rank: np.zeros(self._end - self._begin, np.float32) for rank in ranks}
 
     def iterate(self, source: Source, important: Flags) -> Iteration:
-        """Make an iteration that sends the important ones of all chunks."""
+        """Make an iteration that sends the important chunks."""
         own = important[self._chunks.start : self._chunks.stop]
         sent = np.repeat(own, self._size)[: self._end - self._begin]
         total, magnitude = np.zeros((2, self._end - self._begin), np.float64)
@@ -145,7 +145,7 @@ class Reference:
 
 
 def choose(norms: Doubles, density: float) -> Flags:
-    """Choose the next important chunks: those with the largest norms, and of equal ones the first."""
+    """Choose the next important chunks: those with the largest norms; of equal ones the first."""
     important = np.zeros(len(norms), bool)
     important[np.argsort(-norms, kind="stable")[: chunks_sent(density, len(norms))]] = True
     return important

@@ -34,7 +34,7 @@ _COUNTED_STEPS = 3  # in which bytes are counted
 _CHECKED_STEPS = 3  # dense; the first sparse one; and one that sends earlier residuals
 _KERNELS = ("update_residual", "gather", "scatter")
 _KERNEL_SECONDS = 0.5  # for each
-_LARGEST = 15  # of the values of a check, over the number of ranks: norms are exact, too
+_LARGEST = 15  # largest value of a check over the number of ranks: small enough for exact norms
 
 
 class SparseSession(Session[Block, SparseContestant, SparseResult]):
@@ -68,11 +68,11 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return [replace(case, size=tensor.nbytes) for tensor in contestant.inputs]
 
     def steps(self, case: Case, contestant: SparseContestant, block_length: int) -> Steps:
-        """Write tensors one by one."""
+        """Give the steps, which write tensors one by one."""
         return contestant.exchange.steps(block_length)
 
     def end(self) -> None:
-        """Measure on rank 0, while the others wait, what works on chunks, on as many gradients as each model has."""
+        """Measure the kernels that work on chunks, on the sizes of the models, on rank 0 while the others wait."""
         self.observe("chunk kernels")
         found: list[KernelResult] = []
         if self.comm.rank == 0:
@@ -91,13 +91,13 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
     def check(
         self, block: Block, case: Case, contestants: list[SparseContestant]
     ) -> tuple[list[SparseContestant], list[int]]:
-        """Compare the dense ones with the mean, and the sparse ones for some steps with the reference."""
+        """Compare dense contestants with the mean, and sparse ones for some steps with the reference."""
         served, wrong = super().check(block, case, [one for one in contestants if one.density is None])
         sparse = [one for one in contestants if one.density is not None]
         return [*served, *sparse], [*wrong, *(self._check_sparse(case, one) for one in sparse)]
 
     def check_again(self, case: Case, source: Source, contestants: list[SparseContestant]) -> list[int]:
-        """Compare the dense ones with the mean; of the sparse ones, all ranks have the same, and nothing else."""
+        """Compare dense contestants with the mean; sparse ones must be the same on all ranks, and zero if not sent."""
         dense = iter(super().check_again(case, source, [one for one in contestants if one.density is None]))
         return [
             next(dense) if one.density is None else self._count_strays(one) + self._count_left(one)
@@ -105,7 +105,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         ]
 
     def _check_sparse(self, case: Case, contestant: SparseContestant) -> int:
-        """Compare with the reference: the ranks share the chunks for the means, and each sees to its residuals."""
+        """Compare with the reference: the ranks divide the chunks of the means; each checks its own residuals."""
         comm, pool, plan = self.comm, contestant.pool, self.plan
         layout = _layout(pool)
         bounds = np.linspace(0, layout.chunks, comm.size + 1).astype(int)
@@ -125,7 +125,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
             own.iterate(source, important)
             wrong += _count_wrong_residuals(pool, layout, own.residuals[comm.rank])
             wrong += not np.array_equal(pool.sent, np.flatnonzero(important))
-            # Where there was a residual, it need not be an integer.
+            # With earlier residuals values need not be integers.
             if step < _CHECKED_STEPS - 1:
                 wrong += int(np.count_nonzero(gradients[begin:end] != expected.mean))
                 norms = np.concatenate(comm.mpi.allgather(expected.norms))
@@ -138,7 +138,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return sum_over_ranks(comm, [wrong])[0] + self._count_strays(contestant)
 
     def _count_strays(self, contestant: SparseContestant) -> int:
-        """Count the ranks that ended with gradients of their own."""
+        """Count the ranks whose final gradients differ from those of rank 0."""
         digests = self.comm.mpi.allgather(hashlib.sha256(contestant.pool.memory).hexdigest())
         return sum(digest != digests[0] for digest in digests)
 
@@ -147,7 +147,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
     def result(
         self, block: Block, case: Case, contestant: SparseContestant, wrong: int, times: Times | None
     ) -> SparseResult:
-        """Summarise, with what else is known of its steps."""
+        """Make the result of a contestant, with its bookkeeping and bytes sent."""
         sent = replace(case, size=round(case.size * contestant.share))
         traced = Traced(None, None, None, self.outcome.hosts.link_seconds(sent, contestant.exchange.wire))
         if times is not None:
@@ -159,14 +159,14 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
         return summarise_sparse(case, *block, contestant, self.comm.nodes, wrong, traced)
 
     def _count_left(self, contestant: SparseContestant) -> int:
-        """Count the elements that are not zero where nothing was sent, over all ranks."""
+        """Count nonzero elements in chunks that were not sent, over all ranks."""
         gradients = contestant.pool.memory.view(np.float32)
         count = int(np.count_nonzero(gradients))
         count -= sum(int(np.count_nonzero(gradients[begin:end])) for begin, end in contestant.pool.spans)
         return sum_over_ranks(self.comm, [count])[0]
 
     def _bytes_sent(self, contestant: SparseContestant) -> int | None:
-        """Count what a rank sends in a step, by the interface that leads to the other hosts."""
+        """Count the bytes that a rank sends in a step, by the interface that leads to the other hosts."""
         comm = self.comm
         if not self._traffic.is_known:
             return None
@@ -189,7 +189,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
 
 
 def _layout(pool: Any) -> Layout:
-    """Describe how the gradients lie in a sparse pool."""
+    """Give the layout of the gradients in a sparse pool."""
     begins = [offset // np.dtype(DTYPE).itemsize for offset in pool.offsets]
     places = [(begin, begin + view.size) for begin, view in zip(begins, pool.views, strict=True)]
     return Layout(places, len(pool.memory.view(DTYPE)), pool.chunk_size)

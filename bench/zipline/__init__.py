@@ -1,1 +1,1 @@
-"""The searches for the next barrier of ElasticBSP, beside each other."""
+"""The searches for the next barrier of ElasticBSP, compared with each other."""

@@ -1,4 +1,4 @@
-"""What a result of ``gradientflow bench zipline`` holds, and its table."""
+"""The result of ``gradientflow bench zipline``, and the table of results."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ _MICROSECONDS = {
 
 @dataclass(frozen=True)
 class ZiplineResult:
-    """An algorithm's figures on one size; scripts rely on the names.
+    """The figures of a search at one size; scripts rely on the names.
 
     Attributes
     ----------
     algorithm : str
-        Which search.
+        The search.
     workers, lookahead : int
         The size.
     draws : int
-        Random instances that it has seen.
+        Random instances that it has solved.
     median_us, min_us, p95_us : float or None
         Of a search; None where it was wrong.
     spread_ms : float or None
-        That it has found, the mean.
+        The mean spread that it has found.
     optimal_share : float
-        The share of instances of which it has found the smallest spread.
+        The share of instances for which it has found the smallest spread.
     thesis_us, thesis_spread_ms : float or None
-        The same in the thesis, on its machine and instances, where it has this size.
+        The same in the thesis, on its machine and instances; None for other sizes.
     wrong : int
         Instances on which it was wrong.
     """
@@ -76,7 +76,7 @@ class ZiplineResult:
 
 
 def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Trials) -> ZiplineResult:
-    """Turn what an algorithm has done into its result.
+    """Make the result of a search from its trials.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Trial
     workers, lookahead : int
         The size.
     trials : Trials
-        What it has done.
+        Its trials.
 
     Returns
     -------

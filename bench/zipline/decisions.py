@@ -1,4 +1,4 @@
-"""What a policy's decisions cost the server."""
+"""The cost of a policy's decisions on the server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class DecisionResult:
     policy : str
         In words.
     workers, pushes : int
-        How many, and how often all of them have pushed.
+        The number of workers, and the number of pushes of each.
     mean_us, p99_us, most_us : float
         Of a decision, with the checks of its answer.
     share_percent : float
-        Those of an iteration of all workers, of 10 ms.
+        The decisions of an iteration of all workers, in per cent of 10 ms.
     wrong : int
-        0: whatever cannot be is refused while it is timed.
+        0: invalid answers raise an error while they are timed.
     """
 
     policy: str
@@ -46,14 +46,14 @@ class DecisionResult:
 
 
 def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult:
-    """Time the decisions about workers with intervals like the thesis', which vary by a tenth.
+    """Time the decisions about workers with intervals as in the thesis, which vary by a tenth.
 
     Parameters
     ----------
     policy : Policy
-        Which decides.
+        The policy.
     workers : int
-        How many.
+        The number of workers.
     seed : int
         Of their intervals.
     """
@@ -64,7 +64,7 @@ def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult
     who, when = [event.worker for event in pushes], [event.seconds for event in pushes]
     decide = load_core().time_decisions  # in nanoseconds, each
     runs = [decide(policy.start(workers), who, when) for _ in range(_REPEATS)]
-    taken = np.min(runs, axis=0) / 1e3  # what others on the machine do to one of them is not the policy's
+    taken = np.min(runs, axis=0) / 1e3  # the minimum, without disturbances by other programs
     return DecisionResult(
         policy=repr(policy),
         workers=workers,

@@ -1,4 +1,4 @@
-"""What ``gradientflow bench zipline`` measures: its options as one checked value."""
+"""The options of ``gradientflow bench zipline`` as one checked value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.plan import Plan, PlanError, check_choices, check_memory, check_time
 EXACT = ("zipline", "zipline_opt", "zipline_opt_bs", "smallest_window")
 ALGORITHMS = ("grid_scan", "full_grid_scan", *EXACT)
 
-_BYTES = 100  # for a predicted push, in all
+_BYTES = 100  # memory for a predicted push, of all arrays
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class ZiplinePlan(Plan):
     Attributes
     ----------
     workers, lookahead : tuple of int
-        How many workers, and how many pushes of each are predicted; each with each.
+        The numbers of workers, and of predicted pushes of each; all combinations.
     algorithms : tuple of str
         Of `ALGORITHMS`.
     policies : tuple of Policy
-        Whose decisions are timed.
+        The policies whose decisions are timed.
     deciding : int
-        How many workers these decide about.
+        The number of workers about which they decide.
     draws : int
-        Random instances of each size; an algorithm that takes long sees fewer of them.
+        Random instances of each size; a slow algorithm solves fewer.
     seconds : float
         The time to spend on each algorithm and size, roughly.
     """
@@ -61,5 +61,5 @@ class ZiplinePlan(Plan):
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """What is measured together: all algorithms on so many workers and pushes of each."""
+        """The sizes, workers and lookahead; all algorithms at one size are measured together."""
         return [(workers, lookahead) for lookahead in self.lookahead for workers in self.workers]

@@ -1,4 +1,4 @@
-"""How long the searches take, over the number of workers: the form of the thesis' Figure 6.9."""
+"""The times of the searches over the number of workers, in the form of the thesis' Figure 6.9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring the searches as planned: on the same random instances, each compared with an independent search."""
+"""Measuring the searches: on the same random instances, each compared with an independent search."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 Block = tuple[int, int]
 Times = NDArray[np.float64]  # milliseconds, [worker, push], ascending
 
-_INTERVALS = 1000.0, 1500.0  # milliseconds between the pushes of a worker, the least and the most
-_SHORTEST = 1e-3  # seconds that a timed stretch should take: shorter searches are made several times in it
+_INTERVALS = 1000.0, 1500.0  # minimum and maximum milliseconds between the pushes of a worker
+_SHORTEST = 1e-3  # least seconds of a timed section: it contains several searches if they are shorter
 _WARM_UP = 1
 
 
 @dataclass
 class Trials:
-    """What one algorithm has done with the instances that it has seen.
+    """The searches of one algorithm on the instances that it has solved.
 
     Attributes
     ----------
     nanoseconds : list of int
         Of a search, for each instance.
     spreads : list of float
-        That it has found, in milliseconds.
+        The spreads found, in milliseconds.
     optimal : int
-        Instances of which it has found the smallest spread.
+        Instances for which it has found the smallest spread.
     wrong : int
-        Instances on which it was wrong: exact ones if they differ from the reference, others if what they have found is
-        no solution.
+        Instances with a wrong result: of an exact search if it differs from the reference, of others if it is no
+        solution.
     """
 
     nanoseconds: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
         return "{} workers, {} pushes each".format(*block)
 
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
-        """Give every algorithm the same instances, as many as it has time for."""
+        """Run every algorithm on the same instances, as many as fit in its time."""
         trials = {algorithm: Trials() for algorithm in self.plan.algorithms}
         for _ in range(self.plan.draws):
             times = draw_times(*block, np.random.default_rng(self.next_seed()))
@@ -80,7 +80,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
         self.done += 1
 
     def end(self) -> None:
-        """Time the decisions of policies."""
+        """Time the decisions of the policies."""
         plan = self.plan
         if plan.policies:
             self.outcome.others["decisions"] = [
@@ -112,14 +112,14 @@ def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Tim
     Parameters
     ----------
     workers, lookahead : int
-        How many workers, and how many pushes of each.
+        The number of workers, and of pushes of each.
     random : numpy.random.Generator
-        What it is drawn from.
+        The random generator.
 
     Returns
     -------
     array
-        Milliseconds, [worker, push]. Each worker has an interval of its own, and is somewhere in it at the beginning.
+        Milliseconds, [worker, push]. Each worker has its own interval, and begins at a random time within it.
     """
     intervals = random.uniform(*_INTERVALS, workers)
     last = -random.uniform(size=workers) * intervals
@@ -128,7 +128,7 @@ def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Tim
 
 
 def smallest_spread(times: Times) -> tuple[float, float]:
-    """Find the smallest spread and its earliest barrier, by a heap: the reference.
+    """Find the smallest spread and its earliest barrier, with a heap: the reference.
 
     Parameters
     ----------
