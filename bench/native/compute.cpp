@@ -1,5 +1,5 @@
-// The kernels of the processor on raw addresses, at a chosen SIMD level, for their benchmark and for tests. Whoever
-// calls them keeps the memory alive and the addresses right.
+// The CPU kernels on raw addresses, at a chosen SIMD level, for their benchmark and for tests. The caller keeps the
+// memory alive, and is responsible for valid addresses.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -218,7 +218,7 @@ void round_step(const std::string& level, std::uintptr_t weight, std::uintptr_t 
                                                           .weight_decay = weight_decay});
 }
 
-// The number of entries sent, the threshold, and the number of infinite and NaN elements.
+// Returns the number of entries sent, the threshold, and the number of infinite and NaN elements.
 std::tuple<std::size_t, float, std::size_t> select(const std::string& level, const SelectFields& fields) {
   const compute::Selected selected = compute::select_at(compute::simd_from_name(level), select_call(fields));
   return {selected.sent, selected.threshold, selected.nonfinite};

@@ -1,5 +1,5 @@
-// The CUDA kernels on raw addresses of the device, for their benchmark and for tests. All work is put into the default
-// stream of the thread's current device; whoever calls them keeps the memory alive and the addresses right.
+// The CUDA kernels on raw device addresses, for their benchmark and for tests. All work is queued in the default stream
+// of the thread's current device. The caller keeps the memory alive, and is responsible for valid addresses.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -38,7 +38,7 @@ float* floats(Address address) { return static_cast<float*>(pointer(address)); }
 
 // ---- kernels, ready to be started -----------------------------------------------------------------------------------
 
-// A copy on the device.
+// A copy of values on the device.
 template <class T>
 class OnDevice {
  public:
@@ -82,12 +82,12 @@ class Uploaded {
   cuda::CallList<Call> list_;
 };
 
-// A kernel with all that it needs on the device, to be started again and again.
+// A kernel with its arguments on the device, prepared for repeated launches.
 class Launch {
  public:
   using Numbers = std::vector<double>;
 
-  // `start` puts the kernel into the stream, `read` waits for the numbers that it works out.
+  // `start` queues the kernel in the stream, `read` waits for the numbers that it computes.
   explicit Launch(std::function<void()> start, std::function<Numbers()> read = {})
       : start_(std::move(start)), read_(std::move(read)) {}
 
@@ -100,7 +100,7 @@ class Launch {
     return {};
   }
 
-  // Of one of so many in a row, by the clock of the device.
+  // The mean time of `repeats` consecutive launches, by the device's clock.
   [[nodiscard]] double microseconds(std::size_t repeats) const {
     const cuda::OwnedEvent begin(cuda::EventKind::time);
     const cuda::OwnedEvent end(cuda::EventKind::time);
@@ -118,7 +118,7 @@ class Launch {
   std::function<Numbers()> read_;
 };
 
-// A kernel that gives a number for each call.
+// A kernel that computes one number for each call.
 template <class Call>
 Launch with_numbers(void (cuda::Runtime::*kernel)(const cuda::CallList<Call>&, double*, void*, cuda::Stream) const,
                     const std::vector<Call>& calls, const std::string& dtype, std::size_t skipped) {
@@ -361,7 +361,7 @@ Launch count_nonfinite(Address source, const std::string& dtype, std::size_t cou
                 [found] { return Launch::Numbers{static_cast<double>(found->read().front())}; });
 }
 
-// Gives the number of entries sent, the threshold, and the number of infinite and NaN elements.
+// Computes the number of entries sent, the threshold, and the number of infinite and NaN elements.
 Launch select(const SelectFields& fields) {
   const compute::Select call = select_call(fields);
   const auto scratch = std::make_shared<const DeviceMemory>(cuda::runtime().scratch_bytes(call));
@@ -374,7 +374,7 @@ Launch select(const SelectFields& fields) {
                 });
 }
 
-// Gives the number of elements written, and 1 + the number of the first block that is not one.
+// Computes the number of elements written, and 1 + the number of the first invalid block.
 Launch combine(Address gradient, const std::string& dtype, float scale, const compute::Block& block,
                const std::vector<Address>& addresses) {
   const auto blocks = std::make_shared<const std::vector<const std::byte*>>(blocks_at(addresses));
@@ -441,13 +441,13 @@ void bind_kernels(py::module_& module) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// Under a type of its own: arrays of the package's own have the other one.
+// A type of its own for pybind11: the package binds DeviceMemory for its arrays.
 class RawMemory : public DeviceMemory {
  public:
   using DeviceMemory::DeviceMemory;
 };
 
-// The bytes of a contiguous buffer of the caller's, which has as many as the memory.
+// The address of a contiguous buffer of the caller, which must have the size of the memory.
 void* bytes_of(const py::buffer_info& buffer, const DeviceMemory& memory) {
   const auto bytes = static_cast<std::size_t>(buffer.size * buffer.itemsize);
   if (bytes != memory.bytes()) {

@@ -1,5 +1,4 @@
-// What the modules of native code share: they are compiled where they are used, against the installed headers and
-// library.
+// Shared by the native modules, which are compiled when they are first used, against the installed headers and library.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,8 +10,8 @@ namespace gradientflow::native {
 
 inline const pybind11::call_guard<pybind11::gil_scoped_release> without_gil;
 
-// Errors of the core become the exceptions of gradientflow.errors in what is called of this module, too: the core's own
-// translation reaches it only where both were compiled with the same version of pybind11.
+// Translates errors of the core to the exceptions of gradientflow.errors in this module: the core's own translation
+// applies here only if both were compiled with the same version of pybind11.
 inline void translate_errors() {
   static const auto raise = reinterpret_cast<void (*)(const Error&)>(
       pybind11::module_::import("gradientflow._core").attr("raise_error").cast<pybind11::capsule>().get_pointer());

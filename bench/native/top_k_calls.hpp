@@ -1,4 +1,4 @@
-// The calls of kernels/compute/top_k.hpp from what Python gives: the same for the CPU and for devices.
+// Builds the calls of kernels/compute/top_k.hpp from Python's arguments, for the CPU and for devices alike.
 #pragma once
 
 #include <cstddef>

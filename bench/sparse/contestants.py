@@ -65,7 +65,7 @@ class SparseContestant:
         return 1.0 if self.density is None else float(np.count_nonzero(self.pool.important)) / self.pool.chunks
 
     def bytes_reported(self) -> int | None:
-        """Give the bytes that this rank sent in the last step, as the library counts them; None for peers."""
+        """Give the bytes that this rank sent in the last step, as the library counts them; None if it does not."""
         if self.pool is None:
             return None
         sent = [report.bytes_sent for report in self.pool.reports]

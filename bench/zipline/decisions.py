@@ -26,7 +26,7 @@ class DecisionResult:
     policy : str
         In words.
     workers, pushes : int
-        The number of workers, and the number of pushes of each.
+        The number of workers, and of the pushes of all of them.
     mean_us, p99_us, most_us : float
         Of a decision, with the checks of its answer.
     share_percent : float
