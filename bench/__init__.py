@@ -1,4 +1,4 @@
-"""Measuring GradientFlow beside the libraries it could be replaced with.
+"""Measuring GradientFlow side by side with other libraries.
 
 Installed as ``gradientflow.bench``. Every measurement here follows these rules:
 

@@ -98,7 +98,7 @@ class PreparedPeer:
     Parameters
     ----------
     comm : Communicator
-        All ranks of it have to make it together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -121,4 +121,4 @@ class PreparedPeer:
         return Contestant(PREPARED, "auto", "array", case.dtype, source, result, call)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no resources."""

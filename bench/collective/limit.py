@@ -29,7 +29,7 @@ class LimitPeer:
     Parameters
     ----------
     comm : Communicator
-        All ranks of it have to make it together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: Communicator) -> None:

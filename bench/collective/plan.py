@@ -70,7 +70,7 @@ class CollectivePlan(Plan):
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("collective", (self.collective,), tuple(COLLECTIVES))
         check_choices("--dtype", (self.dtype,), DTYPES)
         check_choices("--op", (self.op,), OPS)
@@ -110,7 +110,7 @@ class CollectivePlan(Plan):
         super().check_job(ranks, on_this_machine=on_this_machine)
 
     def check_machine(self, ranks: int) -> None:
-        """Refuse what needs too much memory, and a device that is not there."""
+        """Refuse options that need too much memory, and a missing device."""
         case = self._largest(ranks)
         contestants = len(self.variants) + len(self.peers)
         buffers = 1 if COLLECTIVES[self.collective].in_place else 2

@@ -131,7 +131,7 @@ def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
     Parameters
     ----------
     case : Case
-        What was run.
+        The case.
     source : Source
         Its inputs.
     results : list of array

@@ -42,7 +42,7 @@ class GlooPeer:
     Parameters
     ----------
     comm : mpi4py communicator
-        Whose ranks take part; all have to call this together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -70,7 +70,7 @@ class GlooPeer:
             shutil.rmtree(folder, ignore_errors=True)  # all ranks are connected
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make it ready to run a case."""
+        """Make a contestant for a case."""
         source = np.empty(case.input_count, case.dtype) if source is None else source
         result = source if COLLECTIVES[case.collective].in_place else np.empty(case.result_count, case.dtype)
         sent, received = torch.from_numpy(source), torch.from_numpy(result)

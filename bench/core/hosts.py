@@ -53,7 +53,7 @@ class Hosts:
         Parameters
         ----------
         case : Case
-            What is run.
+            The case.
         wire : str
             The dtype of the messages.
 

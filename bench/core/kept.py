@@ -58,7 +58,7 @@ class Kept:
         name : str
             The name of the part.
         measure : callable
-            Measures the part, and returns it as JSON data; all ranks together.
+            Measures the part, and returns it as JSON data. Collective.
         """
         if name not in self:
             self._parts[name] = measure()

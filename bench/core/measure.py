@@ -163,7 +163,7 @@ class Course:
     barrier: Callable[[], object]
 
     def run(self, iterations: int, *, with_refill: bool, clock: Clock = time.perf_counter_ns) -> Samples:
-        """Take one series; all ranks together.
+        """Take one series. Collective.
 
         Parameters
         ----------
@@ -260,7 +260,7 @@ def take_series(
     warm_up: int = 3,
     launches: Course | None = None,
 ) -> list[Times]:
-    """Take all series of a course; all ranks together.
+    """Take all series of a course. Collective.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class NcclPeer:
     Parameters
     ----------
     comm : mpi4py communicator
-        Whose ranks take part; all have to call this together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -67,7 +67,7 @@ class NcclPeer:
             )
 
     def contestant(self, case: Case, source: Values | None = None) -> Contestant:
-        """Make it ready to run a case on the device."""
+        """Make a contestant for a case on the device."""
         if self._trouble is not None:
             raise NotServedError(f"nccl was not measured: {self._trouble}")
         if source is not None:
@@ -84,7 +84,7 @@ class NcclPeer:
         return Contestant("nccl", "nccl", "array", case.dtype, mirror.source_image, mirror.result_image, call, mirror)
 
     def close(self) -> None:
-        """Destroy the communicator; all ranks together."""
+        """Destroy the communicator. Collective."""
         if self._handle:
             self._nccl.ncclCommDestroy(self._handle)
 

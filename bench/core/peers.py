@@ -73,7 +73,7 @@ class Contestant:
         return [self.result]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there are no resources."""
 
     def push(self) -> None:
         """Bring what was written to `source` to the device."""
@@ -175,7 +175,7 @@ class MpiPeer:
     Parameters
     ----------
     comm : mpi4py communicator
-        Whose ranks take part.
+        The ranks.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -220,7 +220,7 @@ class MpiPeer:
         return Contestant("mpi", "mpi", "array", case.dtype, source, result, call)
 
     def close(self) -> None:
-        """Nothing to give back: the communicator is the caller's."""
+        """Do nothing: the communicator belongs to the caller."""
 
 
 def then_divide(call: Callable[[], object], result: Values, ranks: int) -> Callable[[], object]:

@@ -43,7 +43,7 @@ def shared(
     Parameters
     ----------
     case : Case
-        What was run.
+        The case.
     backend, wire : str
         The library, and the dtype of its messages.
     nodes : int
@@ -71,7 +71,7 @@ def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict
     Parameters
     ----------
     case : Case
-        What was run.
+        The case.
     times : Times or None
         The times of one contestant; None where it was not timed, or was wrong.
     link_seconds : float or None
@@ -114,7 +114,7 @@ def write_json(
 
 
 def write_csv(path: str, results: Sequence[Any]) -> None:
-    """Write a line of names, and one for each result; what is no number or text is written as JSON."""
+    """Write a line of names, and one for each result; other values than numbers and text are written as JSON."""
     rows = [dict(result.row()) if hasattr(result, "row") else record(result) for result in results]
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))

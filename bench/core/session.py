@@ -155,7 +155,7 @@ class Session(ABC, Generic[Block, C, R]):
         self._seed: int = comm.mpi.bcast(secrets.randbits(48), 0)
         self._refusals: dict[str, list[str]] = {}  # the blocks of each reason
 
-    # ---- what a bench says of itself ---------------------------------------------------------------------------------
+    # ---- defined by each bench ---------------------------------------------------------------------------------------
 
     @property
     def wires(self) -> Sequence[str]:
@@ -176,7 +176,7 @@ class Session(ABC, Generic[Block, C, R]):
         raise NotImplementedError
 
     def contestants(self, block: Block, case: Case, peers: Sequence[Peer]) -> Iterable[C]:
-        """Make the contestants of a block; all ranks together."""
+        """Make the contestants of a block. Collective."""
         raise NotImplementedError
 
     def result(self, block: Block, case: Case, contestant: C, wrong: int, times: Times | None) -> R:
@@ -208,7 +208,7 @@ class Session(ABC, Generic[Block, C, R]):
             return GlooPeer(self.comm.mpi)
         return MpiPeer(self.comm.mpi)
 
-    # ---- what all have in common -------------------------------------------------------------------------------------
+    # ---- common to all benches ---------------------------------------------------------------------------------------
 
     def run(self) -> Outcome[R]:
         """Measure every block of the plan; after an exception the ranks are no longer in step."""

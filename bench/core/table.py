@@ -120,7 +120,7 @@ class Layout:
             Whether to show processor times.
         """
         table = self.table(results, with_cpu=with_cpu)
-        least = _MIN_PLAIN_WIDTH  # nobody can widen a pipe
+        least = _MIN_PLAIN_WIDTH  # a pipe has no width
         if console.is_terminal:
             least = console.width
             for count in range(len(self.dispensable) + 1):

@@ -239,7 +239,7 @@ def fused_groups(tensors: Sequence[Values], buffer_bytes: int) -> list[list[int]
 def fusion_contestants(
     comm: Communicator, case: Case, model: Model, plan: FusionPlan, peers: Sequence[Peer]
 ) -> Iterator[FusionContestant]:
-    """Make all contestants for a model; all ranks together.
+    """Make all contestants for a model. Collective.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``gradientflow bench kernels``: measure the compute kernels beside plain copies."""
+"""``gradientflow bench kernels``: measure the compute kernels, compared with plain copies."""
 
 from __future__ import annotations
 

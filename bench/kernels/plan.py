@@ -44,7 +44,7 @@ class KernelsPlan(Plan):
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--device", (self.device,), DEVICES)
         if self.names is not None:
             check_choices("--kernels", self.names, NAMES_OF[self.device])

@@ -14,7 +14,7 @@ _COPY_COLOUR = "#d1495b"
 
 
 def draw(figure: Any, results: Sequence[KernelResult]) -> str:
-    """Draw the bandwidth of each kernel, and of the copy beside it, for each size."""
+    """Draw the bandwidth of each kernel, and of the copy, for each size."""
     right = [result for result in results if result.bandwidth_GBps]
     sizes = list(dict.fromkeys(result.bytes for result in right))
     kernels = list(dict.fromkeys((result.kernel, result.dtype) for result in right))

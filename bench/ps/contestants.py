@@ -88,11 +88,11 @@ class ServerPeer(Protocol):
     """Another library for the same exchange, ready for use by all ranks."""
 
     def contestant(self, case: Case, servers: int) -> ServerContestant:
-        """Make it ready, with so many servers."""
+        """Make a contestant with this number of servers."""
         ...
 
     def close(self) -> None:
-        """Give back what it holds; all ranks together."""
+        """Release its resources. Collective."""
         ...
 
 
@@ -136,14 +136,14 @@ class MpiServers:
     Parameters
     ----------
     comm : mpi4py communicator
-        Whose ranks take part.
+        The ranks.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
 
     def contestant(self, case: Case, servers: int) -> ServerContestant:
-        """Make it ready, with so many servers."""
+        """Make a contestant with this number of servers."""
         from mpi4py import MPI
 
         comm, ranks = self._comm, case.ranks
@@ -173,4 +173,4 @@ class MpiServers:
         return ServerContestant("mpi", ARRAY, case.dtype, gradient, weights, mean, call)
 
     def close(self) -> None:
-        """Nothing to give back: the communicator is the caller's."""
+        """Do nothing: the communicator belongs to the caller."""

@@ -52,7 +52,7 @@ class ServerPlan(Plan):
     seconds: float = 3.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--wire", self.wires, WIRES)
         check_choices("--memory", self.memories, MEMORIES)
         check_choices("--compare", self.peers, PEERS, may_be_empty=True)

@@ -65,7 +65,7 @@ class RpcServers:
     Parameters
     ----------
     comm : mpi4py communicator
-        Whose ranks take part; all have to call this together.
+        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -90,7 +90,7 @@ class RpcServers:
         rpc.init_rpc(str(rank), rank=rank, world_size=size, rpc_backend_options=options)
 
     def contestant(self, case: Case, servers: int) -> ServerContestant:
-        """Make it ready, with so many servers."""
+        """Make a contestant with this number of servers."""
         self._made += 1
         number = self._made
         gradient, weights, mean = (np.zeros(case.count, case.dtype) for _ in range(3))
@@ -113,6 +113,6 @@ class RpcServers:
         return ServerContestant("rpc", ARRAY, case.dtype, gradient, weights, mean, call)
 
     def close(self) -> None:
-        """End it, once nobody calls any more."""
+        """End it, once no rank makes calls any more."""
         rpc.shutdown()
         _shards.clear()

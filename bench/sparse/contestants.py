@@ -99,7 +99,7 @@ class SparseContestant:
 def sparse_contestants(
     comm: Communicator, case: Case, model: Model, chunk_size: int, plan: SparsePlan, peers: Sequence[Peer]
 ) -> Iterator[SparseContestant]:
-    """Make all contestants for a model and a chunk size; all ranks together.
+    """Make all contestants for a model and a chunk size. Collective.
 
     Parameters
     ----------

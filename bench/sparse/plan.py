@@ -62,7 +62,7 @@ class SparsePlan(Plan):
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--wire", self.wires, WIRES)
         check_choices("--compare", self.peers, PEERS, may_be_empty=True)
         if not self.models:

@@ -42,7 +42,7 @@ class Contestant:
     seed : int
         Determines the initial parameters.
     optimizer : Optimizer
-        What makes the steps.
+        The optimizer that makes the steps.
     comm : Communicator
         The ranks; creating one is collective. DDP needs PyTorch's default process group.
 
@@ -55,7 +55,7 @@ class Contestant:
     module : callable
         Called in the forward pass: the model, or DDP around it.
     optimizer : object
-        What makes the step.
+        The optimizer that makes the step.
     """
 
     def __init__(self, entry: Entry, task: Task, seed: int, optimizer: Optimizer, comm: Communicator) -> None:
@@ -138,7 +138,7 @@ class MpiOptimizer:
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        What makes the step.
+        The optimizer that makes the step.
     model : torch.nn.Module
         The model that it trains.
     comm : Communicator

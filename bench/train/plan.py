@@ -261,7 +261,7 @@ class TrainPlan(Plan):
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--model", self.models, MODELS)
         check_choices("--contestants", self.contestants, CONTESTANTS, may_be_empty=True)
         check_choices("--wire", self.wires, WIRES, may_be_empty=True)

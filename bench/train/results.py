@@ -30,7 +30,7 @@ class Turn:
     steps : int
         All steps, with those that were not timed.
     seconds : float
-        What all steps took.
+        The time of all steps.
     sent : int
         Bytes sent in the timed steps, by this rank's counter.
     reported : float or None
@@ -64,7 +64,7 @@ class JointTurn:
     steps : int
         All steps, with those that were not timed.
     seconds : float
-        What all steps took.
+        The time of all steps.
     sent : float
         Bytes that a rank sent in a step.
     reported : float or None
@@ -204,7 +204,7 @@ class Figures:
     steps : int
         Timed steps.
     step_median_ms, step_p95_ms : float
-        A step on the slowest rank; where steps repeat with a period, the mean of so many in a row.
+        A step on the slowest rank; with a period, the mean of as many consecutive steps.
     forward_median_ms, backward_median_ms : float
         Its passes; the backward pass may include communication.
     samples_per_second : float

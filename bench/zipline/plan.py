@@ -43,7 +43,7 @@ class ZiplinePlan(Plan):
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured, in one sentence that names what to change."""
+        """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--algorithms", self.algorithms, ALGORITHMS)
         check_time(None, self.seconds)
         for option, numbers in (
