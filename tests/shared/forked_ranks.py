@@ -141,6 +141,7 @@ def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: s
     """Be what python would be that had been started with these arguments, under this environment."""
     import ctypes
     import types
+    from importlib.machinery import SourceFileLoader  # which keeps what it has compiled
 
     # /proc shows the environment that a process was started with, in its memory: there stands the tag.
     libc = ctypes.CDLL(None)
@@ -160,9 +161,7 @@ def become_rank(arguments: list[str], environment: dict[bytes, bytes], folder: s
     main = types.ModuleType("__main__")
     main.__file__ = arguments[0]
     sys.modules["__main__"] = main
-    with open(arguments[0], encoding="utf-8") as text:
-        code = compile(text.read(), arguments[0], "exec")
-    exec(code, main.__dict__)
+    exec(SourceFileLoader("__main__", arguments[0]).get_code("__main__"), main.__dict__)
 
 
 def main() -> None:
@@ -175,9 +174,13 @@ def main() -> None:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = True
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # a program that needs it says so itself
+            importlib.import_module(name)
+    import gradientflow
     from gradientflow._location import load_core
 
+    for name in gradientflow.__all__:  # each of which is imported when it is first used
+        getattr(gradientflow, name)
     load_core()
     gc.collect()
     gc.freeze()  # their pages stay shared, and collections of the forks stay short

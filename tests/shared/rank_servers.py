@@ -19,9 +19,8 @@ _READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MAL
 
 _BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
 
-_MODULES = ("numpy", "gradientflow")
-_TORCH_MODULES = (*_MODULES, "torch", "torch.distributed", "gradientflow.torch")
-_TAKES_TORCH = re.compile(r"^(import|from) (torch|gradientflow\.torch)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)(?: import ([\w, ]+))?", re.MULTILINE)
+_TAKES_TORCH = re.compile(r"^\s*(import|from) (torch|gradientflow\.(torch|bench\.train))\b", re.MULTILINE)
 
 
 class RankServers:
@@ -29,7 +28,7 @@ class RankServers:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gradientflow-ranks-", dir="/tmp")  # sockets: short
-        self._servers: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+        self._servers: dict[bool, subprocess.Popen[bytes]] = {}
 
     def command(self, program: str, env: Mapping[str, str]) -> list[str]:
         """Write what runs tests/programs/<program>.py as a rank, in place of Python."""
@@ -37,8 +36,8 @@ class RankServers:
         own = {name for name, value in env.items() if os.environ.get(name) != value}
         if program in _BY_THEMSELVES or any(map(_READ_AT_LOAD.fullmatch, own)):
             return python_command(program)
-        modules = _TORCH_MODULES if _TAKES_TORCH.search(file.read_text(encoding="utf-8")) else _MODULES
-        return [sys.executable, "-I", "-S", FORKED_RANKS, self._socket(modules), str(file)]
+        takes_torch = _takes_torch(file)
+        return [sys.executable, "-I", "-S", FORKED_RANKS, self._socket(takes_torch), str(file)]
 
     def close(self) -> None:
         """End the servers, and the ranks that are left."""
@@ -49,17 +48,33 @@ class RankServers:
             server.wait()
         self._folder.cleanup()
 
-    def _socket(self, modules: tuple[str, ...]) -> str:
-        path = Path(self._folder.name, str(len(modules)))
-        if modules not in self._servers:
+    def _socket(self, takes_torch: bool) -> str:
+        path = Path(self._folder.name, "torch" if takes_torch else "numpy")
+        if takes_torch not in self._servers:
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(str(path))
                 listening.listen(256)
-                self._servers[modules] = subprocess.Popen(
-                    [sys.executable, FORKED_RANKS, str(listening.fileno()), *modules],
+                self._servers[takes_torch] = subprocess.Popen(
+                    [sys.executable, FORKED_RANKS, str(listening.fileno()), *_imported(takes_torch)],
                     stdin=subprocess.PIPE,
                     pass_fds=[listening.fileno()],
                     env={**outside_environment(), TAG: UNTAGGED},
                     start_new_session=True,
                 )
         return str(path)
+
+
+def _takes_torch(program: Path) -> bool:
+    return _TAKES_TORCH.search(program.read_text(encoding="utf-8")) is not None
+
+
+def _imported(takes_torch: bool) -> list[str]:
+    """List what the programs with PyTorch, or those without it, import at their beginning, and names that may be it."""
+    own = {file.stem for folder in (PROGRAMS, Path(__file__).parent) for file in folder.glob("*.py")}
+    found = {"torch._dynamo"} if takes_torch else set()  # it takes a second of an optimizer's first step
+    for program in PROGRAMS.glob("*.py"):
+        if _takes_torch(program) == takes_torch:
+            for module, names in _IMPORTS.findall(program.read_text(encoding="utf-8")):
+                if module.partition(".")[0] not in own:
+                    found |= {module, *(f"{module}.{name.strip()}" for name in names.split(",") if name.strip())}
+    return sorted(found)
