@@ -142,6 +142,9 @@ py::tuple find_barrier(const py::buffer& times, const std::string& algorithm) {
     throw Error(ErrorKind::value, "there is no search '" + algorithm + "'");
   }
   const py::buffer_info view = times.request();
+  if (!view.item_type_is_equivalent_to<double>() || PyBuffer_IsContiguous(view.view(), 'C') == 0) {
+    throw Error(ErrorKind::type, "times have to be a contiguous array of float64");
+  }
   const std::span<const double> all(static_cast<const double*>(view.ptr), static_cast<std::size_t>(view.size));
   const std::size_t workers = view.ndim == 2 ? static_cast<std::size_t>(view.shape[0]) : 0;
   policy::Barrier barrier{};

@@ -299,6 +299,13 @@ def check_not_finite(comm: gf.Communicator) -> None:
             assert np.array_equal(flat_residuals(pool), before)
             assert np.array_equal(pool.important, important)
             assert all(np.array_equal(a, b) for a, b in zip(weights, copies, strict=True))
+        pool.skip_nonfinite = True
+        write(pool, draw(pool, [5]))
+        pool.views[3][11] = bad
+        pool.ready()
+        pool.wait()
+        assert pool.overflowed
+        assert pool.nonfinite_tensors is None  # nobody has looked for it
     pool = gf.SparseGradientPool(comm, [64], "float16", density=1.0)
     if SIZE > 1:  # finite everywhere, and too large to be stored as a mean of what was added up
         pool.views[0][...] = 60000

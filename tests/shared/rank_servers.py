@@ -17,7 +17,7 @@ from jobs import PROGRAMS, outside_environment, python_command
 # Read by Python and the loader before a program begins: with other values than the server's it cannot be forked.
 _READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+")
 
-_BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
+_BY_THEMSELVES = {"lifetime", "process_group_life"}  # about how interpreters begin and end
 
 _IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)(?: import ([\w, ]+))?", re.MULTILINE)
 _TAKES_TORCH = re.compile(r"^\s*(import|from) (torch|gradientflow\.(torch|bench\.train))\b", re.MULTILINE)

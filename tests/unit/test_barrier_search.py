@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gradientflow import _core
 from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT
 from gradientflow.bench.zipline.session import draw_times, smallest_spread
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 find: Any = _core.find_barrier
 
@@ -86,3 +86,10 @@ def test_the_reference_of_the_benchmark_is_right(times: Any) -> None:
 def test_what_is_no_prediction_is_refused(algorithm: str, times: Any) -> None:
     with pytest.raises(ArgumentError, match="predicted times"):
         find(np.array(times), algorithm)
+
+
+def test_times_of_another_type_or_order_are_refused() -> None:
+    times = np.arange(6.0).reshape(2, 3)
+    for wrong in (times.astype(np.float32), times.T):
+        with pytest.raises(ArgumentTypeError, match="contiguous array of float64"):
+            find(wrong, EXACT[0])

@@ -452,6 +452,7 @@ std::optional<Error> SparsePool::conclude(std::size_t next, Stream stream) {
     failure = different_loss_scales();
   } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
     dropped_ = true;
+    nonfinite_.reset();
     drop_gradients(stream);
     if (!skip_nonfinite_) {
       failure = find_nonfinite(norms);
