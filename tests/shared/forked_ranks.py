@@ -49,7 +49,8 @@ def stand_in(path: str, arguments: list[str]) -> None:
         ending = connection.recv(64)
     status = int(ending or b"1")
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -status != signal.SIGKILL:  # of which there is no other handling
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
