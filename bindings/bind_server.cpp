@@ -1,4 +1,4 @@
-// gradientflow._core.ParameterServer. See gradientflow/parameter_server.py.
+// gradientflow._core.ParameterServer. See gradientflow/server/parameter_server.py.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -65,7 +65,7 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
   return std::make_shared<TopKPool>(communicator, counts, type, options);
 }
 
-// The fields of gradientflow.top_k_pool.LayerReport.
+// The fields of gradientflow.pools.top_k.LayerReport.
 py::list layer_reports(const TopKPool& pool) {
   constexpr std::array<const char*, 3> formats = {"words", "offsets", "bitmap"};
   py::list found;

@@ -33,21 +33,21 @@ if not use_installed_package():
         from .config import Config
         from .handle import Handle
         from .job import init
-        from .parameter_server import ParameterServer
-        from .pool import GradientPool
+        from .pools.chunk import SparseGradientPool
+        from .pools.gradient import GradientPool
+        from .pools.top_k import TopKGradientPool
         from .request import Request
-        from .sparse_pool import SparseGradientPool
-        from .top_k_pool import TopKGradientPool
+        from .server.parameter_server import ParameterServer
     else:
         _MODULES = {
             "Communicator": "communicator",
             "Config": "config",
-            "GradientPool": "pool",
+            "GradientPool": "pools.gradient",
             "Handle": "handle",
-            "ParameterServer": "parameter_server",
+            "ParameterServer": "server.parameter_server",
             "Request": "request",
-            "SparseGradientPool": "sparse_pool",
-            "TopKGradientPool": "top_k_pool",
+            "SparseGradientPool": "pools.chunk",
+            "TopKGradientPool": "pools.top_k",
             "init": "job",
         }
 

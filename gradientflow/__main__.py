@@ -1,6 +1,6 @@
 """``python -m gradientflow``: the command line, where its console script is not on the PATH."""
 
-from gradientflow.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -147,7 +147,7 @@ def load_core() -> ModuleType:
     gradientflow.errors.MPILibraryError
         If mpi4py or its MPI library is missing, or is not the one that the core was built against.
     """
-    from gradientflow.errors import MPILibraryError
+    from .errors import MPILibraryError
 
     built = MPILibrary(**build_info()["mpi"])
     loaded = _load_mpi(built)
@@ -167,8 +167,8 @@ def load_core() -> ModuleType:
 
 def _load_mpi(built: MPILibrary) -> MPILibrary:
     """Import ``mpi4py.MPI`` and return the library that it loaded."""
-    from gradientflow.errors import MPILibraryError
-    from gradientflow.mpi_start import prepare_start
+    from .errors import MPILibraryError
+    from .mpi_start import prepare_start
 
     if built.name == "Open MPI":
         prepare_start()

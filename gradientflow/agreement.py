@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError, GradientFlowError, MismatchError
+from .communicator import Communicator
+from .errors import ArgumentError, GradientFlowError, MismatchError
 
 
 def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:

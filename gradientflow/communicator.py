@@ -15,8 +15,8 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from ._fast_paths import has_fast_path, take_fast_paths
 from ._location import load_core
-from ._short_ways import has_short_way, take_short_ways
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
@@ -54,7 +54,7 @@ class Communicator:
         This rank's node, and the number of nodes.
     mpi : mpi4py.MPI.Comm
         The MPI communicator that this one was made from.
-    server_ranks : gradientflow.server_rank.ServerRanks or None
+    server_ranks : gradientflow.server.ServerRanks or None
         The ranks that only serve as parameter servers, if there are any; they end when all workers have closed.
     """
 
@@ -76,7 +76,7 @@ class Communicator:
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self.mpi = mpi
-        take_short_ways(Communicator, core.Communicator)
+        take_fast_paths(Communicator, core.Communicator)
         self._config = settings(config)
         self._native: Any = core.Communicator(MPI._addressof(mpi), self._config, within and within._native)
         self.rank: int = self._native.rank
@@ -184,7 +184,7 @@ class Communicator:
 
     # ---- collectives ---------------------------------------------------------------------------------------------
 
-    @has_short_way
+    @has_fast_path
     def allreduce(
         self,
         x: Any,
@@ -257,7 +257,7 @@ class Communicator:
         """Prepare `allreduce`, see `Request`."""
         return Request(self._native.allreduce_init(x, op, wire, algorithm, label, out, x if out is None else out))
 
-    @has_short_way
+    @has_fast_path
     def broadcast(self, x: Any, root: int = 0, algorithm: str = "auto", *, label: str | None = None) -> Any:
         """Copy the root's `x` to all ranks, in place.
 
@@ -607,7 +607,7 @@ class Communicator:
         out = self._received_block(x, root, out)
         return Request(self._native.scatter_init(x, root, algorithm, label, out, out))
 
-    @has_short_way
+    @has_fast_path
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._native.barrier()

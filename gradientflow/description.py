@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
+from .errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
 # One item: up to a semicolon outside parentheses and quotes.
 _ITEM = re.compile(r"""(?:[^;"'(]|"[^"]*"|'[^']*'|\((?:[^)"']|"[^"]*"|'[^']*')*\)|\()+""")

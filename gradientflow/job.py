@@ -12,7 +12,7 @@ from ._location import load_core
 from .communicator import Communicator
 from .errors import ArgumentError, MPILibraryError
 from .launch import SERVERS
-from .server_rank import ServerRanks, serve
+from .server import ServerRanks, serve
 
 
 def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communicator:

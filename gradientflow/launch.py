@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradientflow.arguments import instance, sequence, whole
-from gradientflow.errors import ArgumentError
-from gradientflow.mpi_start import start_variables
+from .arguments import instance, sequence, whole
+from .errors import ArgumentError
+from .mpi_start import start_variables
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._fast_paths import has_fast_path, take_fast_paths
 from ._location import load_core
-from ._short_ways import has_short_way, take_short_ways
 from .errors import ArgumentTypeError
 
 
@@ -27,10 +27,10 @@ class Request:
         if not isinstance(native, core.PreparedCall):
             message = f"a Request is what allreduce_init returns; it is not made of {type(native).__name__}"
             raise ArgumentTypeError(message)
-        take_short_ways(Request, core.PreparedCall)
+        take_fast_paths(Request, core.PreparedCall)
         self._native = native
 
-    @has_short_way
+    @has_fast_path
     def start(self) -> None:
         """Make the call, without waiting for the other ranks.
 
@@ -46,7 +46,7 @@ class Request:
         """
         self._native.start()
 
-    @has_short_way
+    @has_fast_path
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the call has ended. Afterwards it may be started again.
 

@@ -19,7 +19,7 @@ from gradientflow.launch import cores
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
-    from gradientflow.load import Load
+    from gradientflow.machine_load import Load
 
     from .hosts import Hosts
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradientflow.load import this_machine
+from gradientflow.machine_load import this_machine
 
 from .case import COLLECTIVES, Case
 

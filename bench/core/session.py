@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from gradientflow.errors import CommunicationError
-from gradientflow.load import Load, LoadMeter
+from gradientflow.machine_load import Load, LoadMeter
 
 from .case import Case
 from .data import RandomSource, Source, Values, alphabet, count_wrong, fill

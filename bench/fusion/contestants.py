@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradientflow.pool import GradientPool
+from gradientflow.pools.gradient import GradientPool
 
 from ..core.case import Case
 from ..core.data import Values

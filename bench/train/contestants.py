@@ -22,7 +22,7 @@ from .tasks import Task
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
-    from gradientflow.parameter_server import ParameterServer
+    from gradientflow.server.parameter_server import ParameterServer
     from gradientflow.strategies import Synchronizer
 
 dist: Any = torch.distributed

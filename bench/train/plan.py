@@ -13,7 +13,7 @@ from typing import Any
 
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import SSGD, Dense, Strategy, parse_strategies
-from gradientflow.strategies.words import BY_NAME
+from gradientflow.strategies.parsing import BY_NAME
 
 from ..core.plan import AUTO, WIRES, Plan, PlanError, Threshold, check_choices, parse_list
 from .rates import OwnRates, check_rate

@@ -9,12 +9,12 @@ import numpy as np
 
 from gradientflow._location import load_core
 from gradientflow.arguments import mapping, nonnegative, sequence
-from gradientflow.base_pool import BasePool, stream_number
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-from gradientflow.pool import GradientPool
-from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.pools.base import BasePool, stream_number
+from gradientflow.pools.chunk import SparseGradientPool
+from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import ArrayLoop, LossScale

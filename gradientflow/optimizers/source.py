@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from gradientflow.errors import ArgumentError
-from gradientflow.pool import GradientPool
-from gradientflow.sparse_pool import SparseGradientPool
+from gradientflow.pools.chunk import SparseGradientPool
+from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies import Settings
 from gradientflow.strategies.update import Kind
 from gradientflow.training import ArrayLoop, LossScale, consolidated

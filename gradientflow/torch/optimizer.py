@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gradientflow.base_pool import RangeReport
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError, GradientFlowError, NonFiniteError
 from gradientflow.job import init
+from gradientflow.pools.base import RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Settings, Strategy, Synchronizer, as_strategy
 from gradientflow.training import Loop, LossScale, require_same
 

@@ -20,7 +20,7 @@ from gradientflow.errors import (
     NonFiniteError,
 )
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
-from gradientflow.strategies.staged import bind
+from gradientflow.strategies.exchange.staged import bind
 
 from .consolidation import consolidated
 from .loss_scale import LossScale

@@ -36,7 +36,7 @@ from gradientflow.bench.core.results import write_json
 from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
-from gradientflow.load import Load
+from gradientflow.machine_load import Load
 
 RESULT_FIELDS = [
     *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),

@@ -55,7 +55,7 @@ from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import CSC, Dense, DiLoCo, parse_strategies
-from gradientflow.strategies.words import BY_NAME
+from gradientflow.strategies.parsing import BY_NAME
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SIGN = f"{EXAMPLES / 'sign_sgd.py'}:SignSGD(scale=0.01)"

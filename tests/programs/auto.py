@@ -16,7 +16,10 @@ import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.optimizers import SGD
-from gradientflow.strategies import Auto, Dense, auto, link, parse_strategy, periodic, sparsity, speed_model
+from gradientflow.strategies import Auto, Dense, parse_strategy
+from gradientflow.strategies.exchange import periodic
+from gradientflow.strategies.methods import auto
+from gradientflow.strategies.predict import link, sparsity, speed_model
 from gradientflow.training import ArrayLoop
 
 torch.set_num_threads(1)

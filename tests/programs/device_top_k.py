@@ -16,7 +16,7 @@ import gradientflow as gf
 from gradientflow import _core, device
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, MismatchError, NonFiniteError
 from gradientflow.strategies import Layout, parse_strategy
-from gradientflow.strategies.link import Link
+from gradientflow.strategies.predict.link import Link
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("float32", {"ratios": 9, "selection": "exact", "extra": 2, "threshold_reuse": 1}),

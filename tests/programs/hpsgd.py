@@ -15,7 +15,8 @@ from support import RANK, SIZE, raises, run_checks
 import gradientflow as gf
 from gradientflow.errors import ArgumentError
 from gradientflow.optimizers import SGD
-from gradientflow.strategies import hpsgd, link
+from gradientflow.strategies.methods import hpsgd
+from gradientflow.strategies.predict import link
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (300,)]

@@ -18,8 +18,9 @@ from topk_reference import Reference
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, MismatchError, NonFiniteError
 from gradientflow.optimizers import SGD
-from gradientflow.strategies import LayerMonitor, link, parse_strategy, sparsity
-from gradientflow.strategies.link import Link
+from gradientflow.strategies import LayerMonitor, parse_strategy
+from gradientflow.strategies.predict import link, sparsity
+from gradientflow.strategies.predict.link import Link
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]

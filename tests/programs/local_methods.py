@@ -15,8 +15,10 @@ from support import RANK, SIZE, raises, require_same_state, run_checks
 import gradientflow as gf
 from gradientflow.errors import MismatchError
 from gradientflow.optimizers import SGD
-from gradientflow.strategies import link, parse_strategy, periodic
-from gradientflow.strategies.sparse_loco import decode, encode
+from gradientflow.strategies import parse_strategy
+from gradientflow.strategies.exchange import periodic
+from gradientflow.strategies.methods.sparse_loco import decode, encode
+from gradientflow.strategies.predict import link
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (30, 20), (1,), (5000,)]

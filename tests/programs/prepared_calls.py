@@ -301,7 +301,7 @@ def check_leaving_after_an_exception(_: gf.Communicator) -> None:
     comm.close()
 
 
-def check_short_ways(comm: gf.Communicator) -> None:
+def check_fast_paths(comm: gf.Communicator) -> None:
     """They stand before the methods, and look like them; methods of classes of one's own come first."""
     pairs = {
         gf.Communicator: ("allreduce", "broadcast", "barrier"),
@@ -342,4 +342,4 @@ def check_short_ways(comm: gf.Communicator) -> None:
 
 
 if __name__ == "__main__":
-    run_checks([{}, {"inline_bytes": 0}], once=[check_short_ways, check_errors])
+    run_checks([{}, {"inline_bytes": 0}], once=[check_fast_paths, check_errors])

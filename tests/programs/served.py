@@ -17,7 +17,8 @@ from workers_reference import Floats, Servers, gradient_of, ssd_sgd, ssgd
 import gradientflow as gf
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.optimizers import LARS, SGD, LossScale
-from gradientflow.strategies import link, parse_strategy, speed_model
+from gradientflow.strategies import parse_strategy
+from gradientflow.strategies.predict import link, speed_model
 from gradientflow.training import ArrayLoop
 
 SHAPES = [(40,), (0,), (3, 7), (1,), (2, 300), (5,)]

@@ -14,7 +14,7 @@ from support import RANK, SIZE, raises, run, scaled
 
 import gradientflow as gf
 from gradientflow.errors import ArgumentError, GradientFlowError, PeerError
-from gradientflow.server_rank import ServerRanks, serve
+from gradientflow.server import ServerRanks, serve
 from gradientflow.strategies import Settings
 
 SERVERS = int(sys.argv[1])

@@ -25,7 +25,7 @@ from gradientflow.errors import (
     NonFiniteError,
 )
 from gradientflow.strategies import CSC
-from gradientflow.strategies.link import median_seconds_of
+from gradientflow.strategies.predict.link import median_seconds_of
 
 SHAPES: list[Any] = [(3, 5), (7,), (0,), (40,), (2, 30)]
 FINE = {"float32": 64, "float16": 4, "bfloat16": 1}  # so large that some of them, added up over all ranks, are exact

@@ -19,12 +19,12 @@ import torch
 
 import gradientflow.device
 from gradientflow._location import load_core
-from gradientflow.base_pool import BasePool
-from gradientflow.pool import GradientPool
-from gradientflow.sparse_pool import SparseGradientPool
-from gradientflow.strategies import link, sparsity
-from gradientflow.strategies.staged import StagedSynchronizer
-from gradientflow.top_k_pool import TopKGradientPool
+from gradientflow.pools.base import BasePool
+from gradientflow.pools.chunk import SparseGradientPool
+from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.top_k import TopKGradientPool
+from gradientflow.strategies.exchange.staged import StagedSynchronizer
+from gradientflow.strategies.predict import link, sparsity
 from gradientflow.torch import devices
 from gradientflow.torch.fused_step import FusedStep, _Weights
 from gradientflow.torch.parameters import is_lazy

@@ -17,7 +17,7 @@ from workers_reference import Floats, Servers, ssd_sgd
 import gradientflow as gf
 import gradientflow.torch as gft
 from gradientflow.errors import ArgumentError
-from gradientflow.strategies.staged import StagedSynchronizer
+from gradientflow.strategies.exchange.staged import StagedSynchronizer
 
 torch.set_num_threads(1)
 

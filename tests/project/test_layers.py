@@ -10,7 +10,7 @@ from textwrap import indent
 
 import pytest
 
-from gradientflow.strategies.words import BY_NAME
+from gradientflow.strategies.parsing import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,10 +105,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.description": {"gradientflow.errors"},
     "gradientflow.mpi_start": set(),
     "gradientflow._location": {"gradientflow.errors", "gradientflow.mpi_start"},
-    "gradientflow._short_ways": set(),
+    "gradientflow._fast_paths": set(),
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location"},
-    "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._short_ways"},
+    "gradientflow.request": {"gradientflow.errors", "gradientflow._location", "gradientflow._fast_paths"},
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.launch": {
         "gradientflow.errors",
@@ -128,64 +128,46 @@ PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.arguments",
     "gradientflow.description",
 }
-PYTHON_LAYERS["gradientflow.server_optimizers"] = {
-    "gradientflow.arguments",
-    "gradientflow.description",
-    "gradientflow.errors",
-}
-PYTHON_LAYERS["gradientflow.server_rank"] = {
-    "gradientflow.errors",
-    "gradientflow._location",
-    "gradientflow.communicator",
-    "gradientflow.mailbox",
-}
-PYTHON_LAYERS["gradientflow.job"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
-    "gradientflow.launch",
-    "gradientflow.server_rank",
-}
-PYTHON_LAYERS["gradientflow.parameter_server"] = PYTHON_LAYERS["gradientflow.server_rank"] | {
+PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.machine_load"] = {"gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.pools"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.agreement",
-    "gradientflow.arguments",
-    "gradientflow.arrays",
-    "gradientflow.base_pool",
-    "gradientflow.description",
-    "gradientflow.memory",
+    "gradientflow.mailbox",
     "gradientflow.policies",
-    "gradientflow.server_optimizers",
-    "gradientflow.server_rank",
+    "gradientflow.pools",
     "gradientflow.whole_file",
 }
-PYTHON_LAYERS["gradientflow.mailbox"] = {"gradientflow._location", "gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.load"] = {"gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.base_pool"] = PYTHON_LAYERS["gradientflow.communicator"] | {"gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.pool"] = PYTHON_LAYERS["gradientflow.base_pool"] | {"gradientflow.base_pool"}
-PYTHON_LAYERS["gradientflow.residual_pool"] = PYTHON_LAYERS["gradientflow.pool"]
-PYTHON_LAYERS["gradientflow.sparse_pool"] = PYTHON_LAYERS["gradientflow.pool"] | {"gradientflow.residual_pool"}
-PYTHON_LAYERS["gradientflow.top_k_pool"] = PYTHON_LAYERS["gradientflow.sparse_pool"]
-PYTHON_LAYERS["gradientflow.strategies"] = PYTHON_LAYERS["gradientflow.sparse_pool"] | {
-    "gradientflow.load",
-    "gradientflow.parameter_server",
-    "gradientflow.policies",
-    "gradientflow.pool",
-    "gradientflow.sparse_pool",
-    "gradientflow.top_k_pool",
-    "gradientflow.server_optimizers",
+PYTHON_LAYERS["gradientflow.job"] = {
+    "gradientflow._location",
+    "gradientflow.communicator",
+    "gradientflow.errors",
+    "gradientflow.launch",
+    "gradientflow.server",
 }
-PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS["gradientflow.strategies"] | {
-    "gradientflow.agreement",
-    "gradientflow.strategies",
+# The rooms of the strategies, from below.
+STRATEGIES = "gradientflow.strategies"
+PYTHON_LAYERS[f"{STRATEGIES}.update"] = set()
+PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
+PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | {
+    "gradientflow.machine_load",
+    "gradientflow.server",
+    f"{STRATEGIES}.layout",
+    f"{STRATEGIES}.update",
 }
+PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {f"{STRATEGIES}.predict"}
+PYTHON_LAYERS[f"{STRATEGIES}.exchange"] = PYTHON_LAYERS[f"{STRATEGIES}.contract"] | {f"{STRATEGIES}.contract"}
+PYTHON_LAYERS[f"{STRATEGIES}.methods"] = PYTHON_LAYERS[f"{STRATEGIES}.exchange"] | {f"{STRATEGIES}.exchange"}
+PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {"gradientflow.description", f"{STRATEGIES}.contract", f"{STRATEGIES}.methods"}
+PYTHON_LAYERS[STRATEGIES] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {f"{STRATEGIES}.methods", f"{STRATEGIES}.parsing"}
+PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS[STRATEGIES] | {STRATEGIES}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
 PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
     "gradientflow.optimizers",
     "gradientflow.job",
     "gradientflow.mailbox",
 }
-PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {
-    "gradientflow.parameter_server",
-    "gradientflow.policies",
-    "gradientflow.server_rank",
-}
+PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"]
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.
@@ -368,7 +350,7 @@ def questions_of_kind(root: Path) -> list[str]:
     """Name every place outside of the strategies where code asks which one it has."""
     found = []
     for module, path in python_modules(root).items():
-        if python_layer(module) in ("gradientflow.strategies", "gradientflow.sparse_pool", "gradientflow.top_k_pool"):
+        if python_layer(module).startswith((STRATEGIES, "gradientflow.pools")):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             asks = False
@@ -451,10 +433,10 @@ GOOD_PYTHON = {
     "gradientflow/errors.py": "",
     "gradientflow/_location.py": "def f():\n    from gradientflow import _core\n    from .errors import E\n",
     "gradientflow/communicator.py": (
-        "from typing import TYPE_CHECKING\nfrom .errors import E\nif TYPE_CHECKING:\n    from .pool import P\n"
+        "from typing import TYPE_CHECKING\nfrom .errors import E\nif TYPE_CHECKING:\n    from .pools import P\n"
     ),
-    "gradientflow/pool.py": "import numpy\nfrom .communicator import Communicator\n",
-    "gradientflow/torch/optimizer.py": "import torch\nfrom ..pool import P\n",
+    "gradientflow/pools/base.py": "import numpy\nfrom gradientflow.communicator import Communicator\n",
+    "gradientflow/torch/optimizer.py": "import torch\nfrom ..pools import P\n",
     "bench/__init__.py": "",
     "bench/core/gloo.py": "import torch.distributed as dist\n",
     "bench/fusion/plan.py": "from ..core.gloo import GlooPeer\n",
@@ -473,10 +455,10 @@ def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
     [
         ("gradientflow/errors.py", "from . import _location", "gradientflow._location"),
         ("gradientflow/handle.py", "from .communicator import C", "gradientflow.communicator"),
-        ("gradientflow/memory.py", "def f():\n    import gradientflow.pool", "gradientflow.pool"),
-        ("gradientflow/pool.py", "from gradientflow.bench.core import gloo", "gradientflow.bench.core.gloo"),
-        ("gradientflow/pool.py", "import torch", "torch"),
-        ("gradientflow/pool.py", "try:\n    import jax.numpy\nexcept ImportError: pass", "jax.numpy"),
+        ("gradientflow/memory.py", "def f():\n    import gradientflow.pools.base", "gradientflow.pools.base"),
+        ("gradientflow/pools/base.py", "from gradientflow.bench.core import gloo", "gradientflow.bench.core.gloo"),
+        ("gradientflow/pools/base.py", "import torch", "torch"),
+        ("gradientflow/pools/base.py", "try:\n    import jax.numpy\nexcept ImportError: pass", "jax.numpy"),
         ("bench/plan.py", "from cupy import array", "cupy"),
         ("bench/plan.py", "from gradientflow.cli import main", "gradientflow.cli"),
         ("bench/core/plan.py", "from gradientflow.bench.fusion import plan", "gradientflow.bench.fusion.plan"),
@@ -484,8 +466,8 @@ def test_the_checker_accepts_good_modules(tmp_path: Path) -> None:
         ("gradientflow/config.py", "import gradientflow as gf", "gradientflow"),
         (
             "gradientflow/communicator.py",
-            "if TYPE_CHECKING:\n    pass\nelse:\n    from .pool import P",
-            "gradientflow.pool",
+            "if TYPE_CHECKING:\n    pass\nelse:\n    from .pools import P",
+            "gradientflow.pools",
         ),
     ],
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies import parse_strategy
-from gradientflow.strategies.periodic import _fragments
-from gradientflow.strategies.sparse_loco import BLOCK_BYTES, decode, encode
+from gradientflow.strategies.exchange.periodic import _fragments
+from gradientflow.strategies.methods.sparse_loco import BLOCK_BYTES, decode, encode
 
 
 @pytest.mark.checks("local_methods")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topk_reference import Reference, largest
 
-from gradientflow.strategies.adaptive import Stage, adaptive_ratio, stages_of
-from gradientflow.strategies.link import Link
+from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
+from gradientflow.strategies.predict.link import Link
 
 DENSE, SPARSE = Link(1.0, 0.01), Link(1.0, 0.1)  # seconds, and seconds for each element
 

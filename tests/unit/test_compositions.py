@@ -9,7 +9,7 @@ import pytest
 
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies import parse_strategy
-from gradientflow.strategies.words import BY_NAME
+from gradientflow.strategies.parsing import BY_NAME
 
 SERVED = ("asgd", "dssp", "elastic_bsp", "ssd_sgd", "ssgd", "ssp")
 REASONS = {

@@ -1,0 +1,125 @@
+"""How busy other programs kept the machine during a measurement.
+
+A library that waits by spinning suffers far more from a shared processor than one that yields, so that on a busy
+machine even ratios between libraries say little. A remark beside the figures has to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .communicator import Communicator
+
+_NOISE = 0.15  # processors that are always busy with something small
+_IDLE_FIELDS = (3, 4)  # of the "cpu" line of /proc/stat: idle, waiting for a disk
+_INTERRUPT_FIELDS = (5, 6)  # hardware interrupts, and softirqs, such as the kernel's work for the network
+_STOLEN_FIELD = 7
+_FIELDS = 8  # the two after these, guest times, are contained in the first two
+
+
+@dataclass(frozen=True)
+class Load:
+    """How the processors of rank 0's machine were used, as numbers of processors kept busy on average.
+
+    Attributes
+    ----------
+    others : float
+        By other programs.
+    stolen : float
+        By the hypervisor for other virtual machines.
+    processors : int
+        How many there are.
+    """
+
+    others: float
+    stolen: float
+    processors: int
+
+    def remark(self, ranks: int) -> str:
+        """Warn of figures taken on a busy machine; empty where all ranks had the room they need.
+
+        Parameters
+        ----------
+        ranks : int
+            How many ranks ran there.
+        """
+        taken = self.others + self.stolen
+        if taken < _NOISE or taken + min(ranks, self.processors) <= self.processors + _NOISE:
+            return ""
+        return (
+            f"Others kept {taken:.1f} of {self.processors} processors busy meanwhile: these figures are too slow, and "
+            "most so for whoever waits by spinning, so the ratios are off as well. Measure again on a quiet machine."
+        )
+
+
+class LoadMeter:
+    """Compares the processor time of the machine with that of the ranks, from its creation to `stop`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks; all of them make one and stop it together.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._start = time.monotonic()
+        self._own = time.process_time()
+        self._busy, self._stolen = _processor_seconds()
+
+    def stop(self) -> Load:
+        """Give the load of this rank's machine since the start."""
+        return self._loads()[self._comm.rank][0]
+
+    def remark(self) -> str:
+        """Stop, and give the first remark on a machine of the job, the same on all ranks; empty where there is none."""
+        return next(filter(None, (load.remark(ranks) for load, ranks in self._loads())), "")
+
+    def _loads(self) -> list[tuple[Load, int]]:
+        """Give, for each rank, the load of its machine, and how many ranks are there."""
+        elapsed = max(time.monotonic() - self._start, 1e-6)
+        own = time.process_time() - self._own
+        busy, stolen = _processor_seconds()
+        processors = os.cpu_count() or 1
+        # The kernel counts whole ticks: each processor may seem to have been busy for one tick more than it was.
+        of_others = busy - self._busy - processors / os.sysconf("SC_CLK_TCK")
+        machine = zlib.crc32(this_machine().encode())
+        mine = np.array([machine, own, of_others, stolen - self._stolen, processors, elapsed])
+        rows = np.stack(self._comm.allgather(mine))
+        loads = []
+        for there, _, taken, stolen_there, count, seconds in rows.tolist():
+            here = rows[rows[:, 0] == there]
+            others = max(taken - float(here[:, 1].sum()), 0.0)
+            loads.append((Load(round(others / seconds, 2), round(stolen_there / seconds, 2), int(count)), len(here)))
+        return loads
+
+
+def this_machine() -> str:
+    """Name this machine; network and process namespaces on it have the same name."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Give the seconds that all processors together have been busy for programs, and those that were stolen."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+    except (OSError, IndexError):
+        return 0.0, 0.0
+    ticks = [int(field) for field in line.split()[1 : 1 + _FIELDS]]
+    stolen = ticks[_STOLEN_FIELD] if len(ticks) == _FIELDS else 0
+    not_for_programs = sum(ticks[field] for field in (*_IDLE_FIELDS, *_INTERRUPT_FIELDS) if field < len(ticks))
+    rate = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - not_for_programs - stolen) / rate, stolen / rate
+
+
+__all__ = ["Load", "LoadMeter", "this_machine"]

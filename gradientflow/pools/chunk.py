@@ -1,0 +1,266 @@
+"""A gradient pool that sends the important chunks, and keeps the rest: coarse-grained sparse communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import number as _number
+from gradientflow.arguments import whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+
+from .base import RangeReport, native_communicator, native_threshold, stream_number, threshold_from
+from .residual import ResidualPool, array_of, as_float32
+
+Density = float | Callable[[int], float]
+
+
+class SparseGradientPool(ResidualPool):
+    """Gradients of which only the most important chunks are averaged over the ranks; the rest waits in residuals.
+
+    The memory is cut into chunks of `chunk_size` elements. In each iteration the chunks that all ranks have agreed on
+    are averaged, as in a `GradientPool`: in the background, as soon as they are complete, neighbours together. The
+    gradients of other chunks are added to this rank's residuals, which are multiplied by `momentum` and added to the
+    gradients of the next iteration. After `wait` the views have the mean gradients where they were sent and zeros
+    elsewhere, the same on all ranks: this is what a step uses. Then the chunks with the largest L1 norms, summed over
+    the ranks, are chosen for the next iteration; among equal norms the first chunks. The first iteration sends
+    everything, since there are no norms yet. (GradientFlow paper, section 3.2 and algorithm 1.)
+
+    Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    shapes : sequence of int or of sequences of int
+        The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
+        which backpropagation produces them. A chunk may span tensors, and the padding between them.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of all tensors. Residuals are float32.
+    density : float or callable, default 0.1
+        The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration, 0, 1, ..., that
+        gives it. The same on all ranks.
+    momentum : float, default 0.9
+        The factor of the residuals in every iteration: the momentum of the optimiser. With 1 nothing is lost; with 0
+        gradients that are not sent are dropped.
+    chunk_size : int, default 32768
+        Elements of a chunk; the last one may have fewer.
+    extra : int, default 0
+        How many float64 numbers, in the array `extra`, are averaged with the gradients.
+    fusion_threshold, wire, algorithm
+        As in `GradientPool`; they apply to the chunks that are sent. Between nodes "auto" is 512 KiB.
+    skip_nonfinite : bool, default False
+        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        an error.
+    first_iteration : int, default 0
+        Number of the first iteration.
+    device : str or int, default "cpu"
+        As in `GradientPool`. All memory of the pool is there, residuals too, and the results have the same bits
+        as on the host.
+
+    Attributes
+    ----------
+    memory, device, offsets, nbytes, dtype, wire, fusion_threshold
+        As in `GradientPool`.
+    extra : numpy.ndarray
+        Numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
+    chunk_size : int
+        Elements of a chunk.
+    chunks : int
+        Number of chunks.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If density, momentum or chunk_size is out of range.
+    gradientflow.errors.ArgumentTypeError
+        If the dtype is not one of these three.
+    gradientflow.errors.MismatchError
+        If the ranks make different pools.
+
+    Examples
+    --------
+    >>> import gradientflow as gf
+    >>> with gf.init() as comm:
+    ...     pool = gf.SparseGradientPool(comm, [(784, 2048), (2048,)], density=0.1)
+    ...     weights = [np.zeros((784, 2048), np.float32), np.zeros(2048, np.float32)]
+    ...     optimizer = gf.optimizers.SGD(pool, weights, lr=0.1, momentum=0.9)
+    ...     for index, view in enumerate(pool.views):
+    ...         view[...] = 1.0
+    ...         pool.ready(index)
+    ...     pool.wait()
+    ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        density: Density = 0.1,
+        momentum: float = 0.9,
+        chunk_size: int = 32768,
+        *,
+        extra: int = 0,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        algorithm: str = "auto",
+        skip_nonfinite: bool = False,
+        first_iteration: int = 0,
+        device: str | int = "cpu",
+    ) -> None:
+        native = native_communicator(comm)
+        counts = self._prepare(shapes, dtype, device)
+        self.wire = wire
+        momentum = _number("momentum", momentum)
+        self._density = density
+        self._comm = comm
+        chunk_size = whole("chunk_size", chunk_size, 1)
+        extra = whole("extra", extra, 0)
+        first_iteration = whole("first_iteration", first_iteration, 0)
+        self.density_at(first_iteration + 1)  # before anything is made
+        self._adopt(
+            load_core().SparsePool(
+                native,
+                counts,
+                self.dtype,
+                chunk_size,
+                momentum,
+                extra,
+                bool(skip_nonfinite),
+                first_iteration,
+                native_threshold(fusion_threshold),
+                wire,
+                algorithm,
+                self.device,
+            )
+        )
+        self.fusion_threshold: int | float = threshold_from(self._native.fusion_threshold)
+        self.chunk_size: int = self._native.chunk_size
+        self.chunks: int = self._native.chunks
+
+    corrects_momentum = True  # residuals carry the momentum of what is not sent
+    _kind = "sparse gradient pool"
+
+    @property
+    def momentum(self) -> float:
+        """The residuals are multiplied by it in every iteration. It can be changed between iterations."""
+        return float(self._native.momentum)
+
+    @momentum.setter
+    def momentum(self, momentum: float) -> None:
+        self._native.momentum = _number("momentum", momentum)
+
+    def density_at(self, iteration: int) -> float:
+        """Return the density of an iteration.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If it is not above 0 and at most 1.
+        """
+        density = _number("density", self._density(iteration) if callable(self._density) else self._density)
+        load_core().important_count(density, 1)  # which checks it
+        return density
+
+    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+        """Wait until the views have the mean gradients where they were sent, and start the next iteration.
+
+        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        CUDA device the host waits, too: it needs the norms to choose chunks.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; by default as long as the calls themselves may take.
+        stream : optional
+            As in `ready`: where the gradients are used next.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if no rank has made any tensor ready in this iteration: residuals are as before.
+        gradientflow.errors.NonFiniteError
+            On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`. The gradients are zero then, and
+            residuals are as before.
+        gradientflow.errors.MismatchError
+            On every rank, if the ranks want different densities for the next iteration.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+        """
+        self._native.wait(timeout, self.density_at(self.iteration + 1), stream_number(stream))
+
+    def update(self, everywhere: bool = False) -> Any:
+        """Return the input of a step of the core's optimizers: what was sent, or all, with zeros for what was not.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
+        """
+        return self._native.update(everywhere)
+
+    def take_back(self, stream: Any = None) -> None:
+        """Return to the residuals what the last iteration sent, an equal part on each rank, and zero the gradients.
+
+        So nothing is lost if no step follows. `stream` is as in `ready`.
+        """
+        memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
+        gradients = as_float32(memory, self.dtype)
+        residual = self._native.residuals
+        for begin, end in self.spans:
+            residual[begin:end] += gradients[begin:end] / np.float32(self.loss_scale)
+        self._native.set_residuals(residual, stream_number(stream))
+
+    @property
+    def important(self) -> npt.NDArray[np.bool_]:
+        """For each chunk, whether this iteration sends it."""
+        return np.asarray(self._native.important, np.bool_)
+
+    @property
+    def sent(self) -> npt.NDArray[np.intp]:
+        """Indices of the chunks that the last iteration has sent, in their order; all, before the first."""
+        return np.asarray(self._native.sent, np.intp)
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """The elements of the memory that a step uses: rows of the first and one past the last, in order."""
+        return np.asarray(self._native.spans, np.int64)
+
+    @property
+    def norms(self) -> npt.NDArray[np.float64]:
+        """L1 norms of the chunks in the last iteration, summed over the ranks; zeros before the first."""
+        return np.asarray(self._native.norms, np.float64)
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """A report on each range of chunks in the last iteration; the last report is that of the norms."""
+        return tuple(RangeReport(*report) for report in self._native.reports)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"chunk_size": self.chunk_size, "important": self.important}
+
+    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+        important = array_of("important", state["important"])
+        if important.ndim != 1 or not np.isin(important, (0, 1)).all():
+            message = f"important is a row of True and False, not {state['important']!r}"
+            raise ArgumentError(message)
+        whole("chunk_size", state["chunk_size"], 1)
+
+    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Load a checked state; if its chunks differ from the pool's, the next iteration sends everything."""
+        important = np.asarray(state["important"]).astype(np.uint8)
+        is_same = state["chunk_size"] == self.chunk_size and len(important) == self.chunks
+        self._native.restore(kept[0], important.tolist() if is_same else [], int(state["iteration"]))
+
+
+__all__ = ["Density", "SparseGradientPool"]

@@ -1,0 +1,331 @@
+"""A gradient pool that sends the largest entries of each layer, and keeps the rest: top-k sparsification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import number, sequence, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+
+from .base import native_communicator, native_threshold, stream_number, threshold_from
+from .residual import ResidualPool, array_of
+
+Ratios = float | Sequence[float]
+
+
+class LayerReport(NamedTuple):
+    """Report on one layer in the last iteration.
+
+    Attributes
+    ----------
+    first_tensor, tensors : int
+        Its first tensor, and how many it has.
+    elements : int
+        Elements of the layer.
+    k : int
+        How many entries a rank sends at most.
+    ratio : float
+        The compression ratio that gives `k`.
+    dense : bool
+        Whether the whole layer was averaged, because that takes fewer bytes.
+    indices : str
+        How indices travel: "words" (32 bits each), "offsets" (16 bits each) or "bitmap" (a bit for each element).
+    sent : int
+        Entries that this rank has sent.
+    union : int
+        Entries that at least one rank has sent.
+    threshold : float
+        The smallest magnitude that this rank has sent.
+    select_seconds : float
+        How long this rank took to select them.
+    message : int
+        Index in `TopKGradientPool.reports` of the message in which the layer travelled.
+    ready : float or None
+        When the last of its gradients was final, on the device or the host, in seconds on the clock of
+        `time.monotonic`; None if some were never marked as ready.
+    """
+
+    first_tensor: int
+    tensors: int
+    elements: int
+    k: int
+    ratio: float
+    dense: bool
+    indices: str
+    sent: int
+    union: int
+    threshold: float
+    select_seconds: float
+    message: int
+    ready: float | None
+
+
+class TopKGradientPool(ResidualPool):
+    """Gradients of which each rank sends the entries of largest magnitude, layer by layer; the rest stays in residuals.
+
+    Once the tensors of a layer are ready, the thread that calls `ready` (on a CUDA device another one) adds this rank's
+    residual and selects ``k = ceil(n / ratio)`` of the n entries. These travel in the background, as values with their
+    indices, while later layers are computed; the rest is the next residual. After `wait` the views have the sum of what
+    all ranks have sent, divided by the number of ranks, and zeros elsewhere, the same bits on all ranks. The entries
+    sent and the new residual add up to the gradient and the old residual, bit for bit; what rounding to `wire` takes
+    off stays in the residual, too. (LAGS-SGD paper, algorithm 1.)
+
+    Layers travel in their order, in messages of at least `merge_bytes`. A layer that takes fewer bytes as a whole than
+    as entries is averaged as it is, with its residual. On a single rank entries are selected, too.
+
+    Collective: all ranks make the pool with the same arguments. It is closed with `comm`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    shapes : sequence of int or of sequences of int
+        The shape of each tensor. They lie in memory in this order, each at a multiple of 64 bytes; best is the order in
+        which backpropagation produces them.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of all tensors. Residuals are float32.
+    ratios : float or sequence of float, default 1000
+        The compression ratio of each layer, or one for all: 1 or more. The same on all ranks.
+    layers : sequence of int, optional
+        How many consecutive tensors each layer has; by default a tensor is a layer. ``[len(shapes)]`` selects from all
+        tensors together.
+    selection : {"sampled", "exact", "random"}
+        "exact" selects the k largest, among equal ones the first. "sampled" estimates a threshold from a sample of the
+        entries, and sends up to k entries, close to k. "random" draws k entries, the same on all ranks.
+    threshold_reuse : int, default 0
+        For how many iterations after one that samples the threshold of the previous iteration is used instead.
+    momentum : float, optional
+        Momentum correction: velocities, ``momentum * velocity + gradient``, take the place of gradients, from 0 to
+        below 1. The optimizer then has no momentum of its own. (DGC paper, section 3.1.)
+    masking : bool, default True
+        Whether velocities become zero at entries that were sent.
+    clip : float, optional
+        The gradients of each layer are scaled down to a norm of ``clip * sqrt(ranks)`` before they are added to
+        anything: the mean of that many independent gradients has a norm of ``clip``. (DGC paper, appendix C, where
+        gradients are divided by the number of ranks first: to ``clip / sqrt(ranks)``.)
+    wire : {"float32", "float16", "bfloat16"}, optional
+        The dtype in which values travel: by default float32, or bfloat16 for gradients of bfloat16.
+    algorithm : str, default "auto"
+        As in `Communicator.allgather`, or in `Communicator.allreduce` for layers that are averaged as they are.
+    merge_bytes : int or str, default "auto"
+        The least bytes of a message, except one that ends with the last layer. "auto" is 16 KiB between nodes; inside a
+        node, where ranks read entries in place, all layers travel together.
+    overlap : bool, default True
+        Whether entries of a layer are selected and sent as soon as it is ready; else in `wait`.
+    seed : int, default 0
+        Seed of samples and of random selections.
+    extra : int, default 0
+        How many float64 numbers, in the array `extra`, are averaged with the gradients.
+    skip_nonfinite : bool, default False
+        Whether an iteration with gradients that are not finite is dropped on all ranks, for a loss scale, instead of
+        an error.
+    device : str or int, default "cpu"
+        Where gradients and residuals lie, and entries are selected: memory of the host, or "cuda", or the number of a
+        CUDA device.
+
+    Attributes
+    ----------
+    memory, offsets, nbytes, dtype
+        As in `GradientPool`.
+    extra : numpy.ndarray
+        Numbers that are averaged with the gradients; for `ready` they are tensor ``len(shapes)``.
+    merge_bytes : int or float
+        In bytes.
+    wire : str or None
+        The wire dtype, as given.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range.
+    gradientflow.errors.ArgumentTypeError
+        If the dtype is not one of these three.
+    gradientflow.errors.MismatchError
+        If the ranks make different pools.
+
+    Examples
+    --------
+    >>> import gradientflow as gf
+    >>> with gf.init() as comm:
+    ...     pool = gf.TopKGradientPool(comm, [(784, 2048), (2048,)], ratios=250)
+    ...     weights = [np.zeros((784, 2048), np.float32), np.zeros(2048, np.float32)]
+    ...     optimizer = gf.optimizers.SGD(pool, weights, lr=0.1)
+    ...     for index, view in enumerate(pool.views):
+    ...         view[...] = 1.0
+    ...         pool.ready(index)
+    ...     pool.wait()
+    ...     optimizer.step()
+    """
+
+    corrects_momentum = False  # the pool itself does so: the optimizer uses the means as they are
+    _kind = "top-k gradient pool"
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        ratios: Ratios = 1000.0,
+        *,
+        layers: Sequence[int] | None = None,
+        selection: str = "sampled",
+        threshold_reuse: int = 0,
+        momentum: float | None = None,
+        masking: bool = True,
+        clip: float | None = None,
+        wire: str | None = None,
+        algorithm: str = "auto",
+        merge_bytes: float | str = "auto",
+        overlap: bool = True,
+        seed: int = 0,
+        extra: int = 0,
+        skip_nonfinite: bool = False,
+        device: str | int = "cpu",
+    ) -> None:
+        native = native_communicator(comm)
+        counts = self._prepare(shapes, dtype, device)
+        self.wire = wire
+        self._comm = comm
+        together = (
+            [] if layers is None else [whole("layers", each, 1) for each in sequence("layers", layers, "numbers")]
+        )
+        self._adopt(
+            load_core().TopKPool(
+                native,
+                counts,
+                self.dtype,
+                _ratios(ratios),
+                together,
+                selection,
+                whole("threshold_reuse", threshold_reuse, 0),
+                None if momentum is None else number("momentum", momentum),
+                bool(masking),
+                None if clip is None else number("clip", clip),
+                wire,
+                algorithm,
+                native_threshold(merge_bytes, "merge_bytes"),
+                bool(overlap),
+                whole("seed", seed, 0),
+                whole("extra", extra, 0),
+                bool(skip_nonfinite),
+                self.device,
+            )
+        )
+        self.merge_bytes: int | float = threshold_from(self._native.merge_bytes)
+        self._kept = ("residuals",) if momentum is None else ("residuals", "velocities")
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The compression ratio of each layer. It can be changed between iterations, to the same on all ranks."""
+        return tuple(self._native.ratios)
+
+    @ratios.setter
+    def ratios(self, ratios: Ratios) -> None:
+        self._native.ratios = _ratios(ratios)
+
+    def wait(self, timeout: float | None = None, stream: Any = None) -> None:
+        """Wait until the views have the mean of what all ranks have sent, and start the next iteration.
+
+        Tensors that are not ready on this rank count as zeros: even all of them, if another rank has a ready one. On a
+        CUDA device the host waits, too: entries pass through its memory.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; by default as long as the calls themselves may take.
+        stream : optional
+            As in `ready`.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if no rank has made any tensor ready in this iteration.
+        gradientflow.errors.NonFiniteError
+            On every rank, if a gradient is infinite or NaN, unless `skip_nonfinite`.
+        gradientflow.errors.MismatchError
+            On every rank, if the ranks have different ratios or loss scales.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first: the iteration goes on, and can be waited for again. Or if ranks are missing.
+        gradientflow.errors.ClosedError
+            If the pool or its communicator is closed.
+
+        Notes
+        -----
+        After the first three errors gradients are zero, and residuals and velocities are as before the iteration.
+        """
+        self._native.wait(timeout, stream_number(stream))
+
+    def update(self, everywhere: bool = True) -> Any:
+        """Return the input of a step of the core's optimizers: all gradients, with zeros for what was not sent.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            Unless the gradients are averaged, that is after `wait` and before the next tensor is ready.
+        """
+        return self._native.update()
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """The elements of the memory that a step uses: one row, of the first and one past the last; or no row."""
+        return np.array([[0, self.nbytes // self._itemsize]] * (not self.overflowed)).reshape(-1, 2)
+
+    def take_back(self, stream: Any = None) -> None:
+        """Undo the last iteration, if no step follows it: residuals and velocities become what they were before.
+
+        Zeroes the gradients. All ranks call it, or none; it does nothing after an iteration that was dropped. `stream`
+        is as in `ready`.
+        """
+        self._native.take_back(stream_number(stream))
+
+    @property
+    def layer_reports(self) -> tuple[LayerReport, ...]:
+        """A report on each layer in the last iteration; empty before the first, and after one that failed."""
+        return tuple(LayerReport(*report) for report in self._native.layer_reports)
+
+    @property
+    def velocities(self) -> tuple[npt.NDArray[np.float32], ...]:
+        """The velocities of this rank, by tensor: copies; none without momentum."""
+        flat = self._native.velocities
+        return () if flat is None else self._by_tensor(flat)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
+
+        As in `SparseGradientPool`. It has no thresholds, which are each rank's own: they are found anew.
+        """
+        return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"thresholds": np.asarray(self._native.thresholds, np.float32)}
+
+    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+        thresholds = array_of("thresholds", state["thresholds"])
+        if thresholds.ndim != 1 or not (np.isfinite(thresholds) & (thresholds >= 0)).all():
+            message = f"thresholds is a row of numbers of 0 or more, not {state['thresholds']!r}"
+            raise ArgumentError(message)
+
+    def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Load a checked state; if its layers differ from the pool's, thresholds are found anew."""
+        thresholds = np.asarray(state["thresholds"], np.float32)
+        if state["rank"] is None or len(thresholds) != len(self.ratios):
+            thresholds = thresholds[:0]
+        velocities = kept[1] if len(kept) > 1 else np.zeros(0, np.float32)
+        self._native.restore(kept[0], velocities, thresholds, int(state["iteration"]))
+
+
+def _ratios(ratios: Any) -> list[float]:
+    if np.ndim(ratios) == 0:
+        return [number("ratios", ratios)]
+    return [number("ratios", each) for each in sequence("ratios", ratios, "numbers")]
+
+
+__all__ = ["LayerReport", "TopKGradientPool"]

@@ -1,0 +1,91 @@
+"""The optimizers of a parameter server, by their words."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gradientflow.arguments import number
+from gradientflow.description import Description, Words
+from gradientflow.errors import ArgumentError
+
+
+class ServerOptimizer(Description):
+    """A description of how servers update weights.
+
+    Attributes
+    ----------
+    arrays : tuple of str
+        Names of the arrays that a server has for each tensor.
+    counts : tuple of str
+        Names of the whole numbers that a server has for all tensors together.
+    """
+
+    arrays: ClassVar[tuple[str, ...]] = ("weights", "momentum")
+    counts: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def native(self) -> tuple[Any, ...]:
+        """The arguments of the core."""
+        return (self.name,)
+
+
+class SGD(ServerOptimizer):
+    """Momentum SGD, with weight decay."""
+
+    name = "sgd"
+
+
+class LARS(ServerOptimizer):
+    """Momentum SGD at a local rate for each tensor whose settings have a trust coefficient."""
+
+    name = "lars"
+
+
+class Adam(ServerOptimizer):
+    """Adam as `torch.optim.Adam` is, with weight decay in the gradient. Settings have no momentum.
+
+    Parameters
+    ----------
+    beta1, beta2 : float
+        Decay rates of the running means of gradients and of their squares, from 0 to below 1.
+    eps : float
+        From 1e-37 to 1e37.
+    """
+
+    name = "adam"
+    arrays = ("weights", "exp_avg", "exp_avg_sq")
+    counts = ("updates",)
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
+        self.beta1, self.beta2, self.eps = number("beta1", beta1), number("beta2", beta2), number("eps", eps)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                message = f"{name} is from 0 to below 1, not {getattr(self, name)}"
+                raise ArgumentError(message)
+        if not 1e-37 <= self.eps <= 1e37:  # well inside of float32
+            message = f"eps is from 1e-37 to 1e37, not {self.eps}"
+            raise ArgumentError(message)
+
+    @property
+    def native(self) -> tuple[Any, ...]:
+        """The arguments of the core."""
+        return (self.name, self.beta1, self.beta2, self.eps)
+
+
+_WORDS: Words[ServerOptimizer] = Words(ServerOptimizer, "optimizer", (Adam, LARS, SGD))
+
+
+def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
+    """Return an optimizer that is given as an object or in words.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the words cannot be parsed.
+    gradientflow.errors.ArgumentTypeError
+        If it is neither words nor an optimizer.
+    """
+    return _WORDS.given(optimizer)
+
+
+__all__ = ["LARS", "SGD", "Adam", "ServerOptimizer", "as_server_optimizer"]

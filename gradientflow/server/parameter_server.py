@@ -1,0 +1,784 @@
+"""The parameter server: servers that hold the weights, workers that push gradients and pull weights."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.agreement import raise_together
+from gradientflow.arguments import instance, mapping, number, sequence, whole
+from gradientflow.communicator import Communicator
+from gradientflow.description import words_of
+from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
+from gradientflow.memory import NodeArray, numpy_dtype
+from gradientflow.policies import Answer, Event, Policy, Trace, as_policy
+from gradientflow.pools.base import native_threshold
+from gradientflow.whole_file import whole_file
+
+from .optimizers import ServerOptimizer, as_server_optimizer
+from .rank import make_native
+
+Array = npt.NDArray[np.float32]
+_Made = TypeVar("_Made")
+
+_FORMAT = 1  # of states
+
+_open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class WorkerStatistics:
+    """Statistics of one worker.
+
+    Attributes
+    ----------
+    pushes : int
+        How many of its pushes have come.
+    waited : float
+        Seconds from its pushes until it could go on, all together.
+    staleness : dict of int to int
+        How often it went on, by its number of pushes ahead of the slowest worker.
+    """
+
+    pushes: int
+    waited: float
+    staleness: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics so far, as server 0 knows them.
+
+    Attributes
+    ----------
+    rounds : int
+        How many rounds have been applied.
+    barriers : int
+        How often all workers could go on at once.
+    ends : int
+        How often all workers have finished.
+    workers : tuple of WorkerStatistics
+        By rank.
+    """
+
+    rounds: int
+    barriers: int
+    ends: int
+    workers: tuple[WorkerStatistics, ...]
+
+
+class Push:
+    """Gradients on their way to the servers.
+
+    Attributes
+    ----------
+    number : int
+        Number of the push, from 1.
+    nonfinite : tuple of two int or None
+        Once `wait` has returned "skipped": the rank, and its tensor whose gradient was not finite, if the rank named
+        one.
+    """
+
+    def __init__(self, native: Any, number: int) -> None:
+        self._native = native
+        self.number = number
+        self.nonfinite: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the policy lets this worker go on."""
+        return bool(self._native.may_go_on(self.number))
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the policy lets this worker go on.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        {"applied", "skipped", "abandoned"}
+            "applied" if the push has changed the weights, "skipped" if a push of its round was to be skipped,
+            "abandoned" if a worker gave the round up.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If more than 1024 later pushes were skipped: the outcome of this one is not known any more.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the push goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        gradientflow.errors.MismatchError
+            If the pushes of a round have different settings.
+        """
+        outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
+        self.nonfinite = (rank, tensor) if tensor >= 0 else None
+        return str(outcome)
+
+
+class Pull:
+    """Weights on their way from the servers. It lasts until the next pull."""
+
+    def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
+        self._native = native
+        self._shapes = shapes
+        self._dtype = dtype
+        self.number = number
+
+    @property
+    def done(self) -> bool:
+        """Whether the weights have come."""
+        return bool(self._native.has_come(self.number))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the weights have come.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the pull goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        """
+        self._native.wait_for_pull(self.number, timeout)
+
+    def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
+        """Copy the weights of tensor `index` as they come.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        weights : array or int
+            float32, of as many elements; or the address of such memory.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or a later pull has replaced this one.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`; the weights that have come are in `weights` then.
+        """
+        tensor = _index(index, len(self._shapes))
+        if isinstance(weights, int):
+            self._native.take_to(self.number, tensor, weights, timeout)
+        else:
+            self._native.take(self.number, tensor, weights, timeout)
+
+    def weights(self, index: int, timeout: float | None = None) -> NodeArray:
+        """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
+
+        The array is in the memory of a server if one in this node has all of the tensor, as a single server has.
+        Otherwise, with servers in other nodes or several in this one, it is in node memory of this worker, where the
+        weights were received or are copied to.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        array
+            Read-only; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact. Its values
+            are valid until the next pull of this worker, `finish` and `push_pull` included, or until the parameter
+            server is closed. Later they are undefined, but reading them does no harm.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or a later pull has replaced this one.
+        gradientflow.errors.ArgumentTypeError
+            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`.
+        """
+        tensor = _index(index, len(self._shapes))
+        if tensor >= len(self._shapes):
+            message = f"there is no tensor {index}: the parameter server has {len(self._shapes)}"
+            raise ArgumentError(message)
+        found: NodeArray = self._native.weights(
+            self.number, tensor, timeout, numpy_dtype(self._dtype), self._shapes[tensor]
+        )
+        return found
+
+    def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
+        """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
+        found = sequence("arrays", arrays, "arrays")
+        if len(found) != len(self._shapes):
+            message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
+            raise ArgumentError(message)
+        for index, each in enumerate(found):
+            self.take(index, each, timeout)
+        self.wait(timeout)
+
+
+class ParameterServer:
+    """Weights on servers: workers push gradients and pull weights.
+
+    Each server holds a part of every tensor and updates it with the gradients that workers push. A server is a thread
+    of a worker, or a rank of its own (``gradientflow run --servers``). A policy decides which pushes are applied
+    together, and which workers may go on. Collective: all ranks make it with the same arguments.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The workers.
+    weights : sequence of array
+        float32, in the order in which backpropagation produces their gradients, last layer first. The servers begin
+        with those of rank 0; of the others only the shapes count.
+    policy : gradientflow.policies.Policy or str, default "bsp"
+        When pushes are applied: a policy, or words for one.
+    optimizer : ServerOptimizer or str, default "sgd"
+        How weights are updated with the mean g of the pushes of a round. "sgd":
+        ``v = momentum * v + rate * (g + weight_decay * w); w = w - v``; the step of a round with momentum 0 does not
+        use v and leaves it as it is, as `torch.optim.SGD` does.
+        "lars": the same, at the local rate ``rate * trust * |w| / (|g| + weight_decay * |w|)`` where a tensor's trust
+        is not 0.
+        "adam(beta1=0.9, beta2=0.999, eps=1e-8)": as `torch.optim.Adam`, with settings that have no momentum.
+    servers : int, optional
+        If no ranks only serve: how many of the workers have a thread that serves; by default all.
+    wire : {"float32", "float16", "bfloat16"}, default "float32"
+        The dtype to which gradients and weights are rounded when they travel, also inside a node. The servers keep
+        float32.
+    fusion_threshold : int, float or str, optional
+        How many bytes travel together, in a piece for each server. By default 4 MiB.
+    names : sequence of str, optional
+        The names of the tensors in error messages.
+
+    Attributes
+    ----------
+    policy : Policy
+        Decides when pushes are applied.
+    optimizer : ServerOptimizer
+        Updates the weights.
+    servers : int
+        Number of servers.
+    shapes : tuple of tuple of int
+        Shapes of the tensors.
+    wire : str
+        Name of the wire dtype.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a server would have no part of the weights, or there are more servers than workers.
+    gradientflow.errors.MismatchError
+        On every rank, if two give different arguments, shapes and names included.
+    gradientflow.errors.NodeMemoryError
+        If there is not enough memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import gradientflow as gf
+    >>> from gradientflow.strategies import Settings
+    >>> with gf.init() as comm:
+    ...     weights = [np.zeros((784, 10), np.float32), np.zeros(10, np.float32)]
+    ...     with gf.ParameterServer(comm, weights) as server:
+    ...         push = server.push(Settings(0.1, momentum=0.9), gradients=[np.ones_like(w) for w in weights])
+    ...         server.pull_into(weights)
+    ...         server.finish(weights)
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        weights: Sequence[Any],
+        policy: Policy | str = "bsp",
+        optimizer: ServerOptimizer | str = "sgd",
+        servers: int | None = None,
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        given = [_weights(i, each) for i, each in enumerate(sequence("weights", weights, "arrays"))]
+        self.policy = as_policy(policy)
+        self.optimizer: ServerOptimizer = as_server_optimizer(optimizer)
+        called = [] if names is None else [instance("a name", each, str) for each in sequence("names", names, "text")]
+        if names is not None and len(called) != len(given):
+            message = f"names are {len(given)}, one for each tensor, not {len(called)}"
+            raise ArgumentError(message)
+        self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
+        self._comm: Communicator = instance("comm", comm, Communicator)
+        self.policy.start(comm.size)  # an error is raised here already, on all ranks
+        arguments = (
+            [each.size for each in given],
+            None if servers is None else whole("servers", servers, 1),
+            None if fusion_threshold is None else native_threshold(fusion_threshold),
+            wire,
+            called,
+            self.shapes,
+            self.policy,
+            self.optimizer.native,
+        )
+        ranks = comm.server_ranks
+        if ranks is None:
+            self._native = make_native(comm, None, arguments)
+        else:
+            if servers not in (None, ranks.count):
+                message = f"servers is {ranks.count}, the number of ranks that serve only, or not given: not {servers}"
+                raise ArgumentError(message)
+            ranks.start(comm, arguments)
+            self._native = make_native(ranks.everyone, comm.size, arguments)
+        _open.add(self)
+        self._last_pull = 0
+        self._last_settings: tuple[Any, Array] = (None, np.empty(0, np.float32))
+        self.servers: int = self._native.servers
+        self.wire: str = self._native.wire
+        if comm.rank == 0:
+            self._native.load(0, _flat(given))
+
+    # ---- pushing -------------------------------------------------------------------------------------------------
+
+    def gradients(self, timeout: float | None = None) -> list[NodeArray]:
+        """Return arrays in node memory for the gradients of the next push, which then need no copy.
+
+        Waits while pushes before the last one are under way, as `ready` would. Write to the arrays until the next push,
+        and give them to `ready`, or to `push` or `push_pull` as `gradients`; from that push on they belong to the
+        servers. Pushes take turns with two such memories, so ask again for each push. Any other array is copied, also
+        one of an earlier push unless it is the same memory.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        list of array
+            One for each tensor, of its shape, in the dtype of the wire. Their values are undefined.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentTypeError
+            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            If the memory does not become free.
+        """
+        found: list[NodeArray] = self._native.gradients(timeout, numpy_dtype(self.wire), self.shapes)
+        return found
+
+    def ready(self, index: int, gradient: Any, stream: Any = None) -> None:
+        """Copy the gradient of tensor `index` for the push that begins or has begun. From any thread.
+
+        A gradient that is already in its array from `gradients` is not copied. Waits while pushes before the last one
+        are under way.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        gradient : array or tuple
+            float32, float16 or bfloat16, of as many elements as the tensor; or (address, dtype) of such memory.
+        stream : optional
+            Not used for memory of the host.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, it is ready already in this push, or the gradient is in the array that
+            `gradients` has given for another tensor.
+        """
+        tensor = _index(index, len(self.shapes))
+        if isinstance(gradient, tuple):
+            address, dtype = gradient
+            self._native.ready_at(tensor, address, dtype)
+        else:
+            self._native.ready(tensor, gradient)
+
+    def push(
+        self,
+        settings: Any,
+        loss_scale: float = 1.0,
+        skip: bool | str = False,
+        *,
+        gradients: Sequence[Any] | None = None,
+        nonfinite: int | None = None,
+    ) -> Push:
+        """End a push; tensors that are not ready are zeros.
+
+        Several threads may push: each push, with its `gradients`, is complete before the next one begins.
+
+        Parameters
+        ----------
+        settings : gradientflow.strategies.Settings or sequence of them
+            Rate, momentum and so on, for all tensors or for each. All workers of a round give the same.
+        loss_scale : float, default 1.0
+            How many times too large the gradients are; the same for all pushes of a round.
+        skip : bool or "abandoned", default False
+            Whether the round of this push changes nothing: True if a gradient is not finite, "abandoned" if this worker
+            gives the iteration up.
+        gradients : sequence of array, optional
+            All of them, in place of `ready`. Those of `gradients()` are not copied.
+        nonfinite : int, optional
+            The tensor whose gradient is not finite: the round of the push is skipped, and all its workers find the
+            tensor in `Push.nonfinite`.
+
+        Returns
+        -------
+        Push
+            It need not be waited for.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
+            If the settings, or a gradient, are refused; none of the gradients given is ready then.
+        """
+        return Push(self._native, self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0])
+
+    def push_pull(
+        self,
+        settings: Any,
+        loss_scale: float = 1.0,
+        skip: bool | str = False,
+        *,
+        gradients: Sequence[Any] | None = None,
+        nonfinite: int | None = None,
+        exact: bool = False,
+    ) -> tuple[Push, Pull]:
+        """Push and pull in one call, with one message to each server.
+
+        The weights are those of the moment at which the policy lets this worker go on. They do not include later
+        pushes, so all workers that go on together get the same weights.
+
+        Parameters
+        ----------
+        settings, loss_scale, skip, gradients, nonfinite
+            As for `push`.
+        exact
+            As for `pull`.
+
+        Returns
+        -------
+        tuple of Push and Pull
+            Neither needs to be waited for.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            As `push`; and if the last pull is still under way.
+        """
+        push, pull = self._push(settings, loss_scale, skip, gradients, nonfinite, bool(exact))
+        return Push(self._native, push), self._pull(pull, bool(exact))
+
+    def _pull(self, pull: int, exact: bool) -> Pull:
+        return Pull(self._native, pull, self.shapes, "float32" if exact else self.wire)
+
+    def _push(
+        self,
+        settings: Any,
+        loss_scale: float,
+        skip: bool | str,
+        gradients: Sequence[Any] | None,
+        nonfinite: int | None,
+        pull: bool | None,
+    ) -> tuple[int, int]:
+        rows = self._rows(settings)
+        scale = number("loss_scale", loss_scale)
+        if skip not in (False, True, "abandoned"):
+            message = f"skip is False, True or 'abandoned', not {skip!r}"
+            raise ArgumentError(message)
+        tensor = -1 if nonfinite is None else _index(nonfinite, len(self.shapes))
+        why = skip if isinstance(skip, str) else "skipped" if skip or tensor >= 0 else "applied"
+        found = [] if gradients is None else list(sequence("gradients", gradients, "arrays"))
+        if gradients is not None and len(found) != len(self.shapes):
+            message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
+            raise ArgumentError(message)
+        numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found, tensor)
+        return numbers
+
+    def _rows(self, settings: Any) -> Array:
+        if isinstance(settings, tuple) and settings == self._last_settings[0]:
+            return self._last_settings[1]  # unchanged settings are checked once
+        each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
+        for one in each:
+            for name in ("rate", "momentum", "weight_decay", "trust"):
+                value = number(name, getattr(one, name, None))
+                if not 0 <= value < float("inf"):
+                    message = f"{name} is a finite number of 0 or more, not {value}"
+                    raise ArgumentError(message)
+        if len(each) not in (1, len(self.shapes)) or not each:
+            message = f"settings are one for all tensors or one for each of the {len(self.shapes)}, not {len(each)}"
+            raise ArgumentError(message)
+        rows = np.array([(one.rate, one.momentum, one.weight_decay, one.trust) for one in each], np.float32)
+        if isinstance(settings, tuple) and hasattr(settings, "rate"):
+            self._last_settings = (settings, rows)
+        return rows
+
+    # ---- pulling -------------------------------------------------------------------------------------------------
+
+    def pull(self, exact: bool = False) -> Pull:
+        """Ask for weights that include all pushes of this worker so far. Replaces the last pull, which must have ended.
+
+        They come once the policy lets this worker go on after its last push. Under "bsp" they are exactly those after
+        the round of that push; under policies that apply pushes as they come, they may include later pushes of other
+        workers.
+
+        Parameters
+        ----------
+        exact : bool, default False
+            As float32, whatever the wire.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If the last pull is still under way.
+        """
+        return self._pull(self._native.pull(bool(exact)), bool(exact))
+
+    def pull_into(self, arrays: Sequence[Any], exact: bool = False, timeout: float | None = None) -> None:
+        """Pull, wait, and take all tensors."""
+        self.pull(exact).take_all(arrays, timeout)
+
+    def finish(self, arrays: Sequence[Any] | None = None, timeout: float | None = None) -> None:
+        """Wait until all workers have finished and all pushes are applied; then take the exact weights.
+
+        Afterwards the policy starts anew, with all workers. Collective over the workers, which may have pushed
+        different numbers of times.
+
+        Parameters
+        ----------
+        arrays : sequence of array, optional
+            For the weights, as float32: the same bits on all ranks.
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+        """
+        pull = self._pull(self._native.finish(timeout), exact=True)
+        if arrays is not None:
+            pull.take_all(arrays)
+
+    # ---- what the servers know -------------------------------------------------------------------------------------
+
+    def statistics(self, timeout: float | None = None) -> Statistics:
+        """Ask server 0 for its statistics so far. Not collective."""
+        numbers = iter(self._native.statistics(timeout))
+        rounds, ends, barriers = (int(next(numbers)) for _ in range(3))
+        workers = []
+        for _ in range(self._comm.size):
+            pushes, waited, pairs = int(next(numbers)), next(numbers), int(next(numbers))
+            staleness = {int(next(numbers)): int(next(numbers)) for _ in range(pairs)}
+            workers.append(WorkerStatistics(pushes, waited, staleness))
+        return Statistics(rounds, barriers, ends, tuple(workers))
+
+    def trace(self, timeout: float | None = None) -> Trace:
+        """Ask server 0 for the events that the policy was told, and for its answers. Not collective.
+
+        Only the first million events are kept. Seconds count from the creation of the servers.
+        """
+        numbers = iter(self._native.trace(timeout))
+        events = []
+        for worker in numbers:
+            seconds, departed, rounds = next(numbers), next(numbers), int(next(numbers))
+            apply = [[int(next(numbers)) for _ in range(int(next(numbers)))] for _ in range(rounds)]
+            go_on = [int(next(numbers)) for _ in range(int(next(numbers)))]
+            events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, go_on)))
+        return Trace(self._comm.size, words_of(self.policy), events, 0.0)
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self, timeout: float | None = None) -> dict[str, Any]:
+        """Return weights and optimizer state of the servers, by tensor, in float32. Not collective.
+
+        The state includes all pushes of this worker, as a pull does. Pushes of other workers that are applied meanwhile
+        may be in the part of one server and not in that of another; under "bsp" there are none.
+        """
+        state: dict[str, Any] = {"format": _FORMAT, "optimizer": repr(self.optimizer)}
+        for place, name in enumerate(self.optimizer.arrays):
+            state[name] = self._by_tensor(self._native.save(place, timeout))
+        for place, name in enumerate(self.optimizer.counts, len(self.optimizer.arrays)):
+            state[name] = int(self._native.save(place, timeout).max(initial=0))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state of `state_dict`, of any number of servers. Collective: the state of rank 0 counts.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if it is a state of other tensors or of another optimizer: before anything is changed.
+        """
+        error: GradientFlowError | None = None
+        try:  # pushes under way would change the loaded state: every server answers after it has applied them
+            self._native.save(0, None)
+        except GradientFlowError as caught:
+            error = caught
+        raise_together(self._comm, error)
+        self._on_rank_0("the state cannot be loaded", lambda: self._load(self._checked(state)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, completely or not at all. Collective; rank 0 writes.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if it cannot be written: an older file is then still there.
+        """
+
+        def write() -> None:
+            state = self.state_dict()
+            with whole_file(path) as file:
+                np.savez(file, **_for_file(state))
+
+        self._on_rank_0(f"the parameter server cannot be saved as {path}", write)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Load a file of `save`, of any number of servers. Collective; rank 0 reads.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On every rank, if the file cannot be read, for any reason, or has the state of other tensors or of another
+            optimizer: before anything is changed.
+        """
+
+        def read() -> dict[str, Any]:
+            with open(path, "rb") as file:
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, Mapping):
+                    message = "it is a single array"
+                    raise ArgumentError(message)
+                return _from_file(arrays)
+
+        self.load_state_dict(self._on_rank_0(f"{path} cannot be read as a parameter server's", read) or {})
+
+    def _on_rank_0(self, what: str, work: Callable[[], _Made]) -> _Made | None:
+        """Do work on rank 0 and return its result there, None elsewhere. Collective: all ranks raise its error."""
+        made: _Made | None = None
+        trouble: ArgumentError | None = None
+        if self._comm.rank == 0:
+            try:
+                made = work()
+            except Exception as error:
+                trouble = ArgumentError(f"{what}: {error}" if str(error) else f"{what}: {type(error).__name__}")
+        raise_together(self._comm, trouble)
+        return made
+
+    def _load(self, flats: Sequence[Array]) -> None:
+        for place, flat in enumerate(flats):
+            self._native.load(place, flat)
+        self.pull(exact=True).wait()  # servers take messages of one rank in their order
+
+    def _by_tensor(self, flat: Array) -> list[Array]:
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        return [each.reshape(shape) for each, shape in zip(np.split(flat, ends), self.shapes, strict=True)]
+
+    def _checked(self, state: Mapping[str, Any]) -> list[Array]:
+        given = mapping("state", state)
+        if given.get("format") != _FORMAT or given.get("optimizer") != repr(self.optimizer):
+            message = (
+                f"the state is of format {_FORMAT} and of the optimizer {self.optimizer!r}, "
+                f"not of {given.get('format')!r} and {given.get('optimizer')!r}"
+            )
+            raise ArgumentError(message)
+        flats = []
+        for name in self.optimizer.arrays:
+            arrays = [np.asarray(each, np.float32) for each in sequence(name, given.get(name), "arrays")]
+            shapes = tuple(each.shape for each in arrays)
+            if shapes != self.shapes:
+                message = f"{name} of the state have shapes {shapes}, not {self.shapes}"
+                raise ArgumentError(message)
+            flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
+        return flats + [np.full_like(flats[0], whole(name, given.get(name))) for name in self.optimizer.counts]
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def close(self, orderly: bool = True) -> None:
+        """Close the parameter server. A rank with a server waits until the others have closed, too.
+
+        Closing twice is harmless. While this process has another parameter server open, it does not wait, but serves
+        on in the background. The close of the last one waits for all: ranks may close several in different orders.
+
+        Parameters
+        ----------
+        orderly : bool, default True
+            If False, the other ranks are told that this one has given up, and nobody is waited for.
+        """
+        self._native.close(bool(orderly))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it or its communicator has been closed."""
+        return bool(self._native.closed)
+
+    def __enter__(self) -> ParameterServer:
+        """Return the parameter server itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; after an exception not orderly."""
+        self.close(kind is None)
+
+
+def _weights(index: int, given: Any) -> Array:
+    if not isinstance(given, np.ndarray) or given.dtype != np.float32:
+        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        message = f"weights are NumPy arrays of float32, but number {index} is {kind}"
+        raise ArgumentTypeError(message)
+    if not given.flags.c_contiguous:
+        message = f"weights are contiguous arrays, but number {index} is not"
+        raise ArgumentError(message)
+    return given
+
+
+def _flat(arrays: Sequence[Array]) -> Array:
+    return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
+
+
+def _for_file(state: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, list):
+            flat.update({f"{name}.{i:06}": each for i, each in enumerate(value)})
+        else:
+            flat[name] = np.array(value)
+    return flat
+
+
+def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for key in sorted(file):
+        name, dot, _ = key.partition(".")
+        if dot:
+            state.setdefault(name, []).append(file[key])
+        else:
+            state[name] = file[key].item()
+    return state
+
+
+def _index(index: int, tensors: int) -> int:
+    found = whole("index", index, -tensors)
+    return found + tensors if found < 0 else found
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close open parameter servers when the interpreter exits, without waiting for other ranks."""
+    for server in list(_open):
+        server._native.close(False)
+
+
+__all__ = ["ParameterServer", "Pull", "Push", "Statistics", "WorkerStatistics"]

@@ -1,0 +1,216 @@
+"""Ranks that serve only: what workers tell them, and what they do until all workers have closed."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from gradientflow._location import load_core
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
+from gradientflow.mailbox import make_mailbox
+
+_LAST_WORDS = 5.0  # seconds for each server that workers have left open to end by itself
+_LOOK = 0.2  # seconds between checks for ranks that have died
+
+
+class _Post:
+    """Messages of any length among all ranks of a job. Collective."""
+
+    def __init__(self, everyone: Communicator) -> None:
+        from mpi4py import MPI
+
+        ranks = MPI.Intracomm(MPI.Comm.fromhandle(everyone._native.split(0, None)))
+        self._mailbox = make_mailbox(everyone, ranks, "the job")
+        self._tags = self._mailbox.draw_rest()
+
+    def send(self, to: int, message: bytes) -> None:
+        """Send to a rank; the message is lost if the rank is gone."""
+        memory = np.frombuffer(message, np.uint8)
+        self._mailbox.send(memory.ctypes.data, memory.nbytes, memory, to, self._tags.at(0))
+
+    def next(self, source: int | None, timeout: float) -> tuple[int, bytes] | None:
+        """Return the next message with its source; None if none comes in time.
+
+        Raises
+        ------
+        gradientflow.errors.PeerError
+            If no message can come any more.
+        """
+        arrival = self._mailbox.next(self._tags, source, timeout)
+        if arrival is None:
+            return None
+        memory = np.empty(arrival.nbytes, np.uint8)
+        self._mailbox.take(arrival, memory.ctypes.data, memory).wait()
+        return arrival.source, memory.tobytes()
+
+    def close(self) -> None:
+        """Send and receive no more."""
+        self._mailbox.close(True)
+
+
+class ServerRanks:
+    """The ranks that serve the workers of a communicator. Collective over all ranks; those that serve call `serve`.
+
+    Attributes
+    ----------
+    everyone : Communicator
+        Workers and servers, workers first.
+    count : int
+        How many ranks serve.
+    """
+
+    def __init__(self, everyone: Communicator, workers: int) -> None:
+        self.everyone = everyone
+        self.count: int = everyone.size - workers
+        self._servers = range(workers, everyone.size)
+        self._post = _Post(everyone)
+        self._closed = False
+
+    def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
+        """Have all servers make a parameter server; the workers make it afterwards. Collective over the workers.
+
+        Raises
+        ------
+        gradientflow.errors.GradientFlowError
+            On every worker, if a server cannot make it: for example because it does not know the class of a policy.
+        """
+        trouble = b""
+        if comm.rank == 0:
+            try:
+                self._tell("make", arguments)
+                trouble = "; ".join(filter(None, self._answers())).encode()
+            except Exception as error:
+                trouble = str(error).encode()
+        said = comm.allgatherv(np.frombuffer(trouble, np.uint8))
+        if said.size:
+            raise GradientFlowError(said.tobytes().decode())
+
+    def close(self) -> None:
+        """Tell the servers that this worker has closed. Twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            with suppress(ClosedError):  # at the end of the process
+                self._tell("close", ())
+            self._post.close()
+
+    def _tell(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        for server in self._servers:
+            self._post.send(server, pickle.dumps((kind, arguments)))
+
+    def _answers(self) -> list[str]:
+        timeout = float(self.everyone.describe()["settings"]["timeout"])
+        answers: list[str] = []
+        for server in self._servers:
+            found = self._post.next(server, timeout)
+            if found is None:
+                message = f"rank {server}, which serves, has not answered within {timeout:g} s"
+                raise CommunicationTimeoutError(message)
+            answers.append(found[1].decode())
+        return answers
+
+
+def serve(everyone: Communicator, workers: int) -> None:
+    """Serve the workers until all of them have closed. Called by a rank that only serves.
+
+    Collective with the workers, which make `ServerRanks`.
+
+    Parameters
+    ----------
+    everyone : Communicator
+        Workers and servers, workers first.
+    workers : int
+        How many.
+
+    Raises
+    ------
+    gradientflow.errors.PeerError
+        If a worker has died or given up.
+    """
+    post = _Post(everyone)
+    open_ = set(range(workers))
+    threads: list[threading.Thread] = []
+    natives: list[Any] = []
+    try:
+        while open_:
+            found = _next_command(post, open_)
+            if found is None:
+                continue
+            source, command = found
+            try:
+                kind, arguments = pickle.loads(command)  # from a rank of the same job
+            except Exception as error:
+                message = f"rank {everyone.rank} serves, and cannot read what is to be made: {error}"
+                post.send(source, message.encode())
+                continue
+            if kind == "close":
+                open_.discard(source)
+                continue
+            post.send(source, b"")
+            try:
+                native = make_native(everyone, workers, arguments)
+            except GradientFlowError:
+                continue  # the workers get the same error
+            natives = [each for each in natives if not each.closed]
+            threads = [each for each in threads if each.is_alive()]
+            natives.append(native)
+            threads.append(threading.Thread(target=_run, args=(native,), daemon=True))
+            threads[-1].start()
+    except PeerError:
+        _end(threads, natives, orderly=False)
+        raise
+    _end(threads, natives, orderly=True)
+    post.close()
+
+
+def _next_command(post: _Post, workers: set[int]) -> tuple[int, bytes] | None:
+    """Wait a moment for a command of a worker. Raise PeerError if none comes and a worker, which it names, is gone."""
+    try:
+        found = post.next(None, _LOOK)
+    except PeerError:  # all ranks are gone: the loop below names one
+        found = None
+    for worker in sorted(workers):
+        found = found or post.next(worker, 0.0)
+    return found
+
+
+def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
+    """Close the servers, after some time in which they can end by themselves and tell the workers why."""
+    for thread in threads:
+        thread.join(_LAST_WORDS)
+    for native in natives:
+        native.close(orderly)
+
+
+def make_native(everyone: Communicator, workers: int | None, arguments: tuple[Any, ...]) -> Any:
+    """Make a parameter server of the core. Collective over workers and servers."""
+    counts, servers, threshold, wire, names, shapes, policy, optimizer = arguments
+    return load_core().ParameterServer(
+        everyone._native,
+        counts,
+        workers,
+        servers,
+        threshold,
+        wire,
+        names,
+        shapes,
+        repr(policy),
+        policy.start,
+        *optimizer,  # the last ones
+    )
+
+
+def _run(native: Any) -> None:
+    try:
+        native.serve()
+    except GradientFlowError:
+        pass  # the workers have been told
+    finally:
+        native.close(True)
+
+
+__all__ = ["ServerRanks", "make_native", "serve"]

@@ -1,0 +1,420 @@
+"""The contract: a strategy is a description, which `bind` turns into a synchronizer for ranks and tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.communicator import Communicator
+from gradientflow.description import Description
+from gradientflow.device import DeviceArray
+from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.memory import itemsize
+from gradientflow.pools.base import RangeReport
+
+from .layout import Layout
+from .predict.explanation import Explanation, Subject, measure
+from .update import Settings, Update
+
+if TYPE_CHECKING:
+    from .exchange.shared import NodeWeights
+
+
+class Strategy(Description, ABC):
+    """When the ranks send which gradients or weights. A description: parameters, and nothing that runs.
+
+    A subclass keeps each argument of its constructor in an attribute of the same name. From these come `settings`,
+    the comparison between ranks, and the words in which a strategy is named: ``csc(density=0.1)``.
+
+    Attributes
+    ----------
+    name : str
+        The name in ``csc(density=0.1)``; by default that of the class.
+    gradients : {"mean", "local", "consumed"}
+        The gradients that the step gets: means, the same on all ranks; the rank's own; or none, since they were sent
+        already. In the last case clipping, `torch.amp.GradScaler` and closures come too late, and are refused, as are
+        optimizers other than momentum SGD and LARS.
+    step : {"any", "core"}
+        Who can make the step: any optimizer, or only the core's kernels.
+    rate_in_momentum : bool
+        Whether the core's momentum SGD has the learning rate in the momentum, as in the GradientFlow paper.
+    takes_momentum : bool
+        Whether the optimizer may have a momentum.
+    everywhere : bool
+        Whether the core's step changes every weight, or only those whose gradients were sent.
+    writes_weights : bool
+        Whether the strategy itself writes weights, outside of an optimizer's step.
+    shares_weights : bool
+        Whether the ranks of a node train on one copy of the weights and of the optimizer's state, in
+        `Synchronizer.shared`: each rank makes the core's step on one slice. Gradients are what `gradients` says only in
+        the step; before it they are the rank's own, and must not be changed.
+    works_on_host : bool
+        Whether it works in memory of the host only. Gradients on a CUDA device are then copied to the host, and means
+        back to the device; so are weights, if it writes them.
+    alone_is_identity : bool
+        Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
+        `torch.amp.GradScaler`, which changes the scale of gradients by itself.
+    averages : bool
+        Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
+        except by `Synchronizer.decay`. Benchmarks check it.
+    warmup : int
+        Iterations until the amount sent is final.
+    period : int
+        Iterations after which the pattern of exchanges repeats.
+    follows_order : bool
+        Whether it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
+        bound again.
+    """
+
+    gradients: Literal["mean", "local", "consumed"] = "mean"
+    step: Literal["any", "core"] = "any"
+    rate_in_momentum: bool = False
+    takes_momentum: bool = True
+    everywhere: bool = True
+    writes_weights: bool = False
+    shares_weights: bool = False
+    works_on_host: bool = False
+    alone_is_identity: bool = False
+    averages: bool = False
+    warmup: int = 0
+    period: int = 1
+    follows_order: bool = False
+
+    @classmethod
+    def typical(cls, steps: int) -> Strategy:
+        """Return a strategy with arguments that suit training of about so many steps, for comparisons of all."""
+        return cls()
+
+    @abstractmethod
+    def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
+        """Make the synchronizer for these tensors. Collective: the same strategy and layout on all ranks.
+
+        Parameters
+        ----------
+        comm : Communicator
+            Whose ranks take part.
+        layout : Layout
+            The tensors.
+        """
+
+    def explain(
+        self,
+        comm: Communicator,
+        parameters: int,
+        *,
+        dtype: str = "float32",
+        device: str | int = "cpu",
+        compute_seconds: float | None = None,
+        backward_seconds: float | None = None,
+    ) -> Explanation:
+        """Measure the link, and predict what a step sends and its gain over dense float32. Collective.
+
+        Parameters
+        ----------
+        comm : Communicator
+            Whose ranks take part.
+        parameters : int
+            Number of parameters of the model.
+        dtype : {"float32", "float16", "bfloat16"}
+            Of the gradients.
+        device : str or int
+            Where the gradients are, as in `gradientflow.GradientPool`.
+        compute_seconds : float, optional
+            Seconds of a step without communication. If not given, the gain is that of communication alone.
+        backward_seconds : float, optional
+            The part of `compute_seconds` that can hide communication; by default two thirds of it.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If a number is negative, or the strategy does not say what it sends.
+        """
+        found = measure(comm, self._subject(parameters, dtype, device), compute_seconds, backward_seconds)
+        return self._predicted(comm, found)
+
+    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
+        """Do the same as `explain` for the tensors of a layout, with its widest dtype. Collective.
+
+        Parameters
+        ----------
+        comm, **times
+            As in `explain`.
+        layout : Layout
+            The tensors.
+        """
+        return self.explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> Explanation:
+        """Adapt the explanation measured for `_subject` to the strategy; by default it stays as it is. Collective."""
+        return found
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        """Return the subject to explain: the strategy with so many parameters."""
+        message = f"{self.name} does not say what it sends: it has no explain() of its own"
+        raise ArgumentError(message)
+
+
+class Synchronizer(ABC):
+    """A strategy bound to ranks and tensors: it is called at the moments of an iteration, and knows no framework.
+
+    Each iteration makes one step. Its moments, in order:
+
+    - `begin`: before its first gradient;
+    - `ready`: a gradient is final; called by the thread that computed it, in any order;
+    - `flush`: the backward pass is done; tensors that are not ready have zeros for gradients;
+    - `wait`: the update is needed; or `abandon`: the iteration is given up;
+    - `drop`: the update will not be used;
+    - `after_step`: the step has been made, or skipped.
+
+    `finish` comes when training ends, `close` in the end.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks take part.
+    layout : Layout
+        The tensors.
+    strategy : Strategy
+        The strategy that was bound.
+
+    Attributes
+    ----------
+    comm, layout, strategy
+        As given.
+    numbers : numpy.ndarray
+        ``layout.numbers`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
+        `wait`, the means over the ranks. They may be rounded as gradients are; the mean of zeros is exactly 0, and no
+        other mean is.
+    loss_scale : float
+        The factor by which gradients are too large; residuals are kept unscaled. Set between iterations.
+    skips_nonfinite : bool
+        Whether gradients that are not finite skip the iteration instead of raising an error.
+    weights : list of arrays
+        The weights, one flat array a tensor, for strategies that write them: ``layout.weights``, or float32 master
+        weights for those of 16 bits where the core makes the step. Master weights are rounded to the model's weights
+        after `after_step` and `finish`.
+    settings : callable
+        ``settings(i)`` are the `Settings` of tensor i in the next step.
+    reads_elsewhere : bool
+        Whether `ready` can read gradients where backpropagation has left them, without a copy to their places.
+    keeps_elsewhere : bool
+        Whether it reads these until `wait` has returned, so that they must not be overwritten or freed before.
+    takes_any_content : bool
+        Whether the place of a gradient may hold anything before the gradient is written, so that it need not be zeroed.
+    reads_gradients : bool
+        Whether it uses gradients for more than the check that they are finite.
+    exchanges_weights : bool
+        Whether the next `after_step` may read or write weights.
+    dropped : NonFiniteError or None
+        The error for values that were dropped because they are not finite, where ranks are not in step and `wait` does
+        not raise it. It is raised and reset after the step, or after `finish`.
+    exchange_failed : bool
+        Whether `after_step` or `finish` has raised; `abandon` resets it.
+    shared : NodeWeights or None
+        The weights of the node, where its ranks share them.
+    residuals : sequence of arrays
+        The gradient entries that this rank has not sent yet, one array for each tensor; empty without residuals.
+    decay : float
+        The factor by which residuals were multiplied.
+    bookkeeping_seconds : float or None
+        Seconds that this rank spent in the last iteration on selecting and gathering what is sent, where known.
+    """
+
+    settings: Callable[[int], Settings]
+    reads_elsewhere: bool = False
+    keeps_elsewhere: bool = False
+    takes_any_content: bool = False
+    reads_gradients: bool = True
+    exchanges_weights: bool = True
+    dropped: NonFiniteError | None = None
+    exchange_failed: bool = False
+    shared: NodeWeights | None = None
+    residuals: Sequence[Any] = ()
+    decay: float = 1.0
+    bookkeeping_seconds: float | None = None
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
+        self.comm = comm
+        self.layout = layout
+        self.strategy = strategy
+        self.numbers: npt.NDArray[np.float64] = np.zeros(layout.numbers)
+        self.loss_scale = 1.0
+        self.skips_nonfinite = False
+        self.settings = _no_settings
+        self.weights: list[Any] = list(layout.weights)
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def memory(self, group: int) -> npt.NDArray[np.uint8] | DeviceArray:
+        """Return the memory with the gradients of a dtype, ``layout.groups[group]``, as bytes."""
+
+    @abstractmethod
+    def offsets(self, group: int) -> Sequence[int]:
+        """Return where the gradients of a dtype begin in their memory, in bytes."""
+
+    def spans(self, group: int) -> list[list[int]]:
+        """Return the ranges of that memory with gradients of the last update, in elements: first, one past the last."""
+        return [[0, self.memory(group).nbytes // itemsize(self.layout.groups[group][0])]]
+
+    @abstractmethod
+    def zero(self, group: int, stream: Any = None) -> None:
+        """Zero the gradients of a dtype that the last update has left, between iterations."""
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_complete(self) -> None:  # noqa: B027
+        """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
+
+    def check_settings(self) -> None:  # noqa: B027
+        """Raise if the current settings of the optimizer do not go with the strategy."""
+
+    def begin(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""
+
+    @contextmanager
+    def without_calls(self) -> Iterator[None]:
+        """Refuse communication in a ``with`` block around `begin`, where that is possible."""
+        yield
+
+    @abstractmethod
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
+        """Take a gradient that is final for this iteration once the work that is in the stream now is done.
+
+        With `reads_elsewhere` it may lie at the address `elsewhere`, dense and in the order of its place. It is needed
+        until this returns; with `keeps_elsewhere`, until `wait` returns or the iteration is given up.
+        """
+
+    @abstractmethod
+    def flush(self, stream: Any = None) -> None:
+        """Take all gradients that are not ready, and `numbers`, as they are."""
+
+    @abstractmethod
+    def wait(self, stream: Any = None) -> Update:
+        """End the iteration: wait until the gradients, or weights, for the step are there.
+
+        Raises
+        ------
+        gradientflow.errors.NonFiniteError
+            On every rank, if averaged gradients are not finite and the strategy checks them; nothing is changed then.
+            For gradients that are not averaged, see `dropped`.
+        gradientflow.errors.CommunicationError
+            If ranks are missing, or have failed.
+        """
+
+    def drop(self, stream: Any = None) -> None:  # noqa: B027
+        """Discard the last update, which no step has used; with residuals, what was sent becomes residual again."""
+
+    def after_step(self) -> None:  # noqa: B027
+        """Go on after a step that was made or skipped."""
+
+    @abstractmethod
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration, begun or not, so that the other ranks can end it."""
+
+    def finish(self) -> None:  # noqa: B027
+        """End training: complete pending exchanges, and leave the same weights on all ranks. Collective."""
+
+    @abstractmethod
+    def close(self, orderly: bool = True) -> None:
+        """Release all resources; unless `orderly`, without waiting for pending exchanges."""
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Put the common weights into the model in a ``with`` block, where each rank trains on weights of its own."""
+        yield
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has state beside the weights."""
+        return bool(self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state beside the weights. Between iterations; does not communicate."""
+        return {}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state that any number of ranks can load, the same on all. Collective."""
+        return {}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Raise what `load_state_dict` would on this rank, and change nothing."""
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027
+        """Go on from a state, or begin anew without one. Between iterations; collective."""
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return, as text, what has to be the same in the states that the ranks load."""
+        return {}
+
+    def check_change(self) -> None:  # noqa: B027
+        """Raise unless another synchronizer can take over now."""
+
+    def take_over(self, other: Synchronizer) -> None:  # noqa: B027
+        """Take the state of another synchronizer of the same strategy, by the names of tensors. Between iterations.
+
+        The gradients of its last update will be copied to the places here; `update` then describes these.
+        """
+
+    def update(self) -> Update:
+        """Return the last update again, with the current places of its gradients."""
+        return Update("apply")
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether the last update has a gradient of a tensor from residuals, though no rank computed one."""
+        return False
+
+    # ---- what is to be known -------------------------------------------------------------------------------------
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:
+        """The report of each range of gradients in the last iteration, where known."""
+        return ()
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent to others in messages so far; None where `reports` have them, or unknown."""
+        return None
+
+    def explain(self, **times: float | None) -> Explanation:
+        """Measure the link, and predict what the strategy sends for these tensors, and its gain. Collective.
+
+        Parameters
+        ----------
+        **times
+            ``compute_seconds`` and ``backward_seconds``, as in `Strategy.explain`.
+        """
+        return self.strategy.explain_layout(self.comm, self.layout, **times)
+
+    @property
+    def gradients(self) -> tuple[Any, ...]:
+        """The gradients, one array a tensor, in their places."""
+        return self._places
+
+    @cached_property
+    def _places(self) -> tuple[Any, ...]:
+        arrays: list[Any] = [None] * len(self.layout)
+        for group, (_, indices) in enumerate(self.layout.groups):
+            for index, array in zip(indices, self._arrays(group), strict=True):
+                arrays[index] = array
+        return tuple(arrays)
+
+    @abstractmethod
+    def _arrays(self, group: int) -> Sequence[Any]:
+        """Return the gradients of a dtype as arrays."""
+
+
+def _no_settings(index: int) -> Settings:
+    message = f"no optimizer has told the settings of tensor {index}: make one for the synchronizer first"
+    raise ArgumentError(message)
+
+
+__all__ = ["Strategy", "Synchronizer"]

@@ -1,0 +1,399 @@
+"""The base of strategies written in Python: gradients as arrays, and the calls of a communicator."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.update import Kind, Update
+
+from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
+from .places import PlacedSynchronizer
+
+
+class ArraySynchronizer(PlacedSynchronizer):
+    """The base class of strategies written with NumPy arrays and the calls of `comm`, in memory of the host.
+
+    A subclass overrides some of these methods, and may call `comm` in any method but `begin` and `drop`:
+
+    - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
+      on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
+      before it. A tensor without a gradient has zeros; so has one whose gradient is not finite, if `looks`.
+    - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are those for the step. It
+      returns None, or "written" if it has changed the weights (``layout.weights``) itself.
+    - ``after_step()``, ``finish()``, ``begin()``: as in `Synchronizer`.
+
+    ``state_names`` lists the attributes of a checkpoint: numbers, arrays, and lists of them. A list with an array for
+    each tensor, such as residuals, is matched by the names of the tensors. Changes that `gradient_ready` and
+    `backward_done` make to these attributes are undone when the iteration is skipped or given up; `begin` must not
+    change them. If there are any and gradients are averaged, a gradient or mean that is not finite never stays in them:
+    the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If gradients are local,
+    the step is skipped on that rank, which gets the error after the step.
+
+    Each synchronizer has a communicator of its own. A rank that gives up an iteration leaves it: calls of the other
+    ranks fail and name that rank, and all ranks continue on a new one.
+
+    Attributes
+    ----------
+    comm : Communicator
+        The communicator of this synchronizer alone.
+    gradients : tuple of arrays
+        One array for each tensor, in node memory, where an allreduce is fastest.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the tensors are on a device.
+    gradientflow.errors.ArgumentTypeError
+        If some are bfloat16, and the package ml_dtypes is not installed.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
+        reserved = {"names", "rank", "ranks"}.intersection(self.state_names)
+        if isinstance(self.state_names, str) or reserved:
+            message = (
+                f"state_names of {type(self).__name__} are {self.state_names!r}: what is needed is a tuple of names of "
+                "attributes, other than names, rank and ranks"
+            )
+            raise ArgumentError(message)
+        super().__init__(comm, layout, strategy)
+        self._parent = comm
+        self.comm = self._parent._own_part(0)
+        self._sent_before: int | None = 0  # bytes, through communicators that it has left
+        self._lock = threading.RLock()
+        self._before: dict[str, Any] | None = None  # the state before the iteration
+        self._is_ready: list[bool] = []
+        self._next = 0  # tensor to be handed over
+        self._begun = False  # the iteration
+        self._failed = False  # a moment of the iteration
+        self._found: int | None = None  # the first gradient of the iteration on this rank that is not finite
+        self._start_next_iteration()
+
+    # ---- for subclasses ------------------------------------------------------------------------------------------
+
+    def gradient_ready(self, index: int, gradient: Any) -> object:
+        """Take a gradient that is final."""
+
+    def backward_done(self) -> Kind | None:
+        """End the exchange: the gradients are those for the step, or the weights are written."""
+
+    def check_complete(self) -> None:
+        """Raise unless all attributes in `state_names` exist."""
+        for name in self.state_names:
+            if not hasattr(self, name):
+                close = difflib.get_close_matches(name, vars(self), 1)
+                message = (
+                    f"state_names of {type(self).__name__} have {name!r}, and it has no such attribute when bind "
+                    f"returns it{f'; did you mean {close[0]!r}?' if close else ''}"
+                )
+                raise ArgumentError(message)
+
+    def nonfinite_mean(self) -> int | None:
+        """Return the first tensor whose gradient is not finite after the exchange."""
+        return first_nonfinite(self.gradients)
+
+    def kept_before(self) -> dict[str, Any]:
+        """Return copies of the state that `gradient_ready` and `backward_done` may change: all in `state_names`."""
+        return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    @contextmanager
+    def without_calls(self) -> Iterator[None]:
+        """Refuse calls of `comm` in a ``with`` block."""
+        before = self.comm
+        self.comm = cast("Communicator", _WithoutCalls(before, f"begin() of {type(self).__name__}"))
+        try:
+            yield
+        finally:
+            self.comm = before
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        with self._lock, self._in_iteration():
+            if self._is_ready[index]:
+                message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+                raise ArgumentError(message)
+            self._is_ready[index] = True
+            while self._next < len(self._is_ready) and self._is_ready[self._next]:
+                self._hand_over(self._next)
+                self._next += 1
+
+    def _hand_over(self, index: int) -> None:
+        gradient = self.gradients[index]
+        if self.looks and not is_finite(gradient):
+            if self._found is None:
+                self._found = index
+            gradient[...] = 0
+        returned = self.gradient_ready(index, gradient)
+        if returned is not None:
+            message = (
+                f"gradient_ready of {self.strategy.name} returned a {type(returned).__name__}: it returns nothing, and "
+                "changes the gradient in its place"
+            )
+            raise ArgumentTypeError(message)
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                self.ready(index, stream)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        self.flush(stream)
+        with self._in_iteration():
+            kind = self.backward_done() or "apply"
+            if kind not in ("apply", "written"):
+                message = f"backward_done of {self.strategy.name} returned {kind!r}: it returns None or 'written'"
+                raise ArgumentTypeError(message)
+            rank, found = self._exchange_status(kind)
+        self._start_next_iteration()
+        if found is None:
+            return self.update() if kind == "apply" else Update(kind)
+        if kind == "apply":
+            self.drop(stream)
+        if self.skips_nonfinite:
+            return Update("skipped")
+        for memory in self._memory:
+            memory[...] = 0
+        if kind == "written":
+            outcome = f"{self.strategy.name} has written weights with zeros in its place"
+        elif self.strategy.gradients == "mean":
+            outcome = f"no weight was changed, and what is kept ({', '.join(self.state_names)}) is as before"
+        else:
+            outcome = ALONE
+        error = nonfinite_error(f"the gradient of {self.layout.names[found]}", rank, outcome)
+        if self.strategy.gradients == "mean":
+            raise error
+        self.dropped = error
+        return Update("skipped")
+
+    @property
+    def looks(self) -> bool:
+        """Whether gradients have to be checked to be finite, before they get into the state."""
+        kind = self.strategy.gradients
+        return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
+
+    def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
+        """Exchange `numbers`, and which gradients are not finite: last of all, after whatever may fail on a rank.
+
+        Each rank has two marks, which are 0 or a tensor's index plus 1: the first tensor whose own gradient is not
+        finite, and the first whose mean is not. Returns the rank (None for a mean) and the tensor (None if none).
+        """
+        mine, averaged = self._found, None
+        if self.looks and kind == "apply" and self.reads_gradients:
+            averaged = self.nonfinite_mean()
+        if self.strategy.gradients != "mean":
+            return self.comm.rank, mine if mine is not None else averaged
+        marks = np.zeros((2, self.comm.size))
+        marks[:, self.comm.rank] = [0 if each is None else each + 1 for each in (mine, averaged)]
+        status = np.concatenate([self.numbers, marks.ravel()])
+        self.comm.allreduce(status, "mean")
+        self.numbers[:] = status[: len(self.numbers)]
+        places = np.flatnonzero(status[len(self.numbers) :])
+        if not len(places):
+            return None, None
+        place = int(places[0])
+        tensor = round(float(status[len(self.numbers) + place]) * self.comm.size) - 1
+        return place if place < self.comm.size else None, tensor
+
+    def update(self) -> Update:  # noqa: D102
+        return Update("apply", self._native_updates())
+
+    def drop(self, stream: Any = None) -> None:
+        """Discard the last update: the state is again as it was before the iteration."""
+        if self._before is not None:
+            self._take(self._before)
+            self._before = None
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        if self._begun:
+            self.drop(stream)
+        is_local = self.strategy.gradients == "local" and not self.exchange_failed
+        self.exchange_failed = False
+        self._start_next_iteration()
+        if is_local:  # the iteration had nothing to exchange
+            return
+        self._sent_before = self.bytes_sent
+        self.comm._end(False)  # calls of the others that need this rank end now
+        self.comm = self._parent._own_part(0)
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        self.comm._end(orderly)
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent in messages through `comm`, its parts and its pools; None if unknown."""
+        sent = self.comm.bytes_sent
+        return None if sent is None or self._sent_before is None else self._sent_before + sent
+
+    @contextmanager
+    def _in_iteration(self) -> Iterator[None]:
+        """Refuse further moments of an iteration once one has failed."""
+        if self._failed:
+            message = "the iteration has failed: give it up with zero_grad() or abandon(), and begin a new one"
+            raise ArgumentError(message)
+        if not self._begun:
+            self._begun = True
+            self._before = self.kept_before()
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _start_next_iteration(self) -> None:
+        self._is_ready = [False] * len(self.layout)
+        self._next = 0
+        self._begun = self._failed = False
+        self._found = None
+
+    def _native_updates(self) -> tuple[Any, ...]:
+        update = load_core().Update
+        return tuple(
+            update(memory, dtype, offsets)
+            for memory, (dtype, _), offsets in zip(self._memory, self.layout.groups, self._offsets, strict=True)
+        )
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's attributes in `state_names`, and its weights where they differ between ranks."""
+        return self._state(self.comm.rank, np.copy)
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the same, with arrays of floats averaged over the ranks, others as on rank 0. Collective."""
+        return self._state(None, self._averaged)
+
+    def _averaged(self, array: npt.NDArray[Any]) -> Any:
+        is_whole = array.dtype.kind in "iub"
+        return self.comm.broadcast(array.copy()) if is_whole else self.comm.allreduce(array.copy(), "mean")
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the entries of a state, by name."""
+        kept = {name: getattr(self, name) for name in self.state_names}
+        if self.strategy.gradients != "mean" and self.layout.weights:
+            kept["weights"] = list(self.weights)
+        return kept
+
+    def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> dict[str, Any]:
+        kept = {name: _mapped(value, taken) for name, value in self._kept().items()}
+        return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **kept} if kept else {}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state has the attributes in `state_names`, and is for this rank and these tensors."""
+        kept = self._kept()
+        if not kept:
+            return
+        missing = {"names", "rank", "ranks", *kept} - set(state)
+        if missing:
+            message = f"this is not the state of {self.strategy.name}: it has no {', '.join(sorted(missing))}"
+            raise ArgumentError(message)
+        mine, theirs = (self.comm.rank, self.comm.size), (state["rank"], state["ranks"])
+        if state["rank"] is not None and mine != theirs:
+            message = (
+                f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
+                "rank loads its own, and any rank what consolidated_state_dict() gave"
+            )
+            raise ArgumentError(message)
+        if sorted(state["names"]) != sorted(self.layout.names):
+            message = "the state is of another model, whose tensors have other names"
+            raise ArgumentError(message)
+        for name, value in kept.items():
+            if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
+                message = f"the state is of another model: its {name} have other shapes"
+                raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state; without one, from the strategy's initial state. Collective."""
+        if state is not None:
+            self._take({name: self._in_order(state[name], state["names"]) for name in self._kept()})
+        elif self.state_names:
+            fresh = self.strategy.bind(self._parent, self.layout)
+            self._take({name: getattr(fresh, name) for name in self.state_names})
+            fresh.close()
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the attributes in `state_names` of another synchronizer, by the names of tensors."""
+        for name in self.state_names:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, list) and len(mine) == len(self.layout) and len(theirs) == len(other.layout):
+                there = dict(zip(other.layout.names, theirs, strict=True))
+                theirs = [there.get(key, own) for key, own in zip(self.layout.names, mine, strict=True)]
+            self._take({name: theirs})
+
+    def _in_order(self, value: Any, names: Sequence[str]) -> Any:
+        """Return a list with an item for each tensor in the order of the layout, and any other value as it is."""
+        if not isinstance(value, list) or len(value) != len(names):
+            return value
+        there = dict(zip(names, value, strict=True))
+        return [there[name] for name in self.layout.names]
+
+    def _take(self, values: Mapping[str, Any]) -> None:
+        """Set entries of the state: arrays in place, everything else as a copy."""
+        kept = self._kept()
+        for name, value in values.items():
+            mine = kept[name]
+            if isinstance(mine, list) and _shapes(mine) == _shapes(value):
+                for index, (old, new) in enumerate(zip(mine, value, strict=True)):
+                    if isinstance(old, np.ndarray):
+                        old[...] = new
+                    else:
+                        mine[index] = new
+            elif isinstance(mine, np.ndarray) and _shapes(mine) == _shapes(value):
+                mine[...] = value
+            else:
+                number = isinstance(mine, bool | int | float) and value is not None
+                setattr(self, name, type(mine)(value) if number else _mapped(value, np.copy))
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return the numbers of a state: they are the same on all ranks."""
+        values = {name: state[name] for name in self.state_names}
+        return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
+
+
+class _WithoutCalls:
+    """A communicator with attributes, but without calls."""
+
+    def __init__(self, comm: Communicator, who: str) -> None:
+        self._comm = comm
+        self._who = who
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the communicator, unless it is a call."""
+        value = getattr(self._comm, name)
+        if callable(value) and name not in ("describe", "span"):
+            message = (
+                f"{self._who} uses comm.{name}: at the beginning of an iteration the ranks make no calls, since one "
+                "that gives up might not come; gradient_ready, backward_done and after_step may"
+            )
+            raise ArgumentError(message)
+        return value
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return an attribute with a function applied to each of its arrays."""
+    if isinstance(value, np.ndarray):
+        return function(value)
+    return [_mapped(each, function) for each in value] if isinstance(value, list) else value
+
+
+def _shapes(value: Any) -> Any:
+    """Return the shapes of the arrays of an attribute, nested as they are."""
+    if isinstance(value, list):
+        return [_shapes(each) for each in value]
+    return value.shape if isinstance(value, np.ndarray) else None
+
+
+__all__ = ["ArraySynchronizer"]

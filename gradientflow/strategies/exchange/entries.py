@@ -1,0 +1,237 @@
+"""Sparsification with error feedback: the base of strategies that send single entries of each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gradientflow._location import load_core
+from gradientflow.arguments import number, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.pools.top_k import TopKGradientPool
+from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.explanation import Subject
+from gradientflow.strategies.predict.monitor import Monitor, MonitorReport
+from gradientflow.strategies.predict.sparsity import Entries
+from gradientflow.strategies.predict.tables import text_table
+from gradientflow.strategies.update import Update
+
+from .pooled import PoolStrategy
+from .residual import ResidualSynchronizer
+
+_POOL_OPTIONS = ("selection", "threshold_reuse", "merge_bytes", "seed", "momentum", "masking", "clip", "overlap")
+
+
+class SparseStrategy(PoolStrategy):
+    """A strategy that sends some entries of each layer, and keeps the rest in residuals.
+
+    Attributes named like arguments of `gradientflow.TopKGradientPool` are passed to the pools.
+
+    Parameters
+    ----------
+    ratio : float
+        Of a layer of n elements, n / ratio are sent, rounded up.
+    warmup : int
+        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
+    monitor : bool or int
+        Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+    wire, algorithm
+        As in `gradientflow.GradientPool`.
+    """
+
+    pool = TopKGradientPool
+    averages = True
+    overlap = True
+
+    def __init__(
+        self, ratio: float, *, warmup: int = 0, monitor: int = False, wire: str | None = None, algorithm: str = "auto"
+    ) -> None:
+        super().__init__(wire=wire, algorithm=algorithm)
+        self.final_ratio = checked_ratio("ratio", ratio)
+        self.ratio: Any = ratio
+        self.warmup = whole("warmup", warmup)
+        self.monitor = monitor if isinstance(monitor, bool) else whole("monitor", monitor)
+
+    def ratio_at(self, iteration: int) -> float:
+        """Return the ratio of an iteration, 0, 1, ..., with the warm-up."""
+        final = self.final_ratio
+        if iteration >= self.warmup:
+            return final
+        stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # with ratios below the final one
+        return min(final, 4.0 ** (1 + iteration * stages // self.warmup))
+
+    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+        """Make top-k pools, one for each dtype. Collective."""
+        return SparseSynchronizer(comm, layout, self)
+
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return ratio and layers of pools, and the attributes named like their arguments."""
+        own = {name: getattr(self, name) for name in _POOL_OPTIONS if hasattr(self, name)}
+        return {"ratios": self.ratio_at(0), "layers": self.layers(tensors), **own}
+
+    def layers(self, tensors: int) -> list[int]:
+        """Return the number of tensors in each layer of a pool: each tensor is a layer."""
+        return [1] * tensors
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        sparsity = Entries(self.ratio_at(self.warmup))
+        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, sparsity, device, self.overlap)
+
+
+class SparseSynchronizer(ResidualSynchronizer):
+    """Top-k pools.
+
+    Attributes
+    ----------
+    monitor : MonitorReport or None
+        The last report, if the strategy monitors; it is made after the step.
+    """
+
+    strategy: SparseStrategy
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: SparseStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        self.monitor: MonitorReport | None = None
+        self._monitor = Monitor()
+        self.reads_elsewhere = strategy.overlap and layout.device == "cpu"
+        self._pool_of = {
+            index: (pool, place)
+            for pool, (_, indices) in zip(self.pools, layout.groups, strict=True)
+            for place, index in enumerate(indices)
+        }
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations have ended."""
+        return max((pool.iteration for pool in self.pools), default=0)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The ratio of each tensor."""
+        found = {index: float(pool.ratios[layer]) for pool, layer, index in self._layers()}
+        return tuple(found[index] for index in range(len(self.layout)))
+
+    @ratios.setter
+    def ratios(self, ratios: Sequence[float]) -> None:
+        wanted: list[list[float]] = [[1.0] * len(pool.ratios) for pool in self.pools]
+        places = {id(pool): each for pool, each in zip(self.pools, wanted, strict=True)}
+        for pool, layer, index in self._layers():
+            places[id(pool)][layer] = max(places[id(pool)][layer], float(ratios[index]))
+        for pool, each in zip(self.pools, wanted, strict=True):
+            if list(pool.ratios) != each:
+                pool.ratios = each
+
+    def _layers(self) -> Iterator[tuple[Any, int, int]]:
+        """Yield, for each tensor, its pool, the number of its layer there, and the index of the tensor."""
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            counts = self.strategy.layers(len(indices))
+            layers = [layer for layer, count in enumerate(counts) for _ in range(count)]
+            for layer, index in zip(layers, indices, strict=True):
+                yield pool, layer, index
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Set the loss scale and the ratio of the pools."""
+        super().begin()
+        self._ramp()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if elsewhere is None:
+            super().ready(index, stream)
+        else:
+            pool, place = self._pool_of[index]
+            pool._native.ready_elsewhere(place, elsewhere)
+
+    def _ramp(self) -> None:
+        ratio = self.strategy.ratio_at(self.iteration)
+        for pool in self.pools:
+            if set(pool.ratios) != {ratio}:
+                pool.ratios = [ratio] * len(pool.ratios)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        self._monitor.forget()
+        update = super().wait(stream)
+        every = int(self.strategy.monitor)
+        if every and update.kind == "apply" and self.iteration % every == 0:
+            self._monitor.take(self.layout, self.pools, self.comm.size)
+        return update
+
+    def after_step(self) -> None:
+        """Make the report of the monitor, if it is due."""
+        self.monitor = self._monitor.report(self.comm) or self.monitor
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the residuals of another synchronizer, by the names of tensors, and its measurements."""
+        assert isinstance(other, SparseSynchronizer)
+        super().take_over(other)
+        self.monitor, self._monitor = other.monitor, other._monitor
+
+    # ---- what is to be known -------------------------------------------------------------------------------------
+
+    def ratio_table(self) -> str:
+        """Return a table of the layers: the current ratios, and the last iteration on this rank."""
+        return text_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the headings and the rows of the table, in the order of backpropagation."""
+        reports = {id(pool): pool.layer_reports for pool in self.pools}  # none after an iteration that failed
+        layers: dict[tuple[int, int], list[int]] = {}
+        for pool, layer, index in self._layers():
+            layers.setdefault((id(pool), layer), []).append(index)
+        ratios, rows = self.ratios, []
+        for (pool, layer), tensors in sorted(layers.items(), key=lambda item: item[1]):
+            elements, ratio = sum(self.layout.counts[index] for index in tensors), ratios[tensors[0]]
+            now = [
+                self.layout.names[tensors[0]],
+                f"{elements:,}",
+                f"{ratio:,.6g}",
+                f"{load_core().k_of(elements, ratio):,}",
+            ]
+            last = ["-"] * 3
+            if reports[pool]:
+                report = reports[pool][layer]
+                form = "dense" if report.dense else report.indices
+                last = [f"{report.sent:,}", form, f"{1e3 * report.select_seconds:.3f}"]
+            rows.append([*now, *last])
+        return ["layer", "elements", "ratio", "k", "sent\nlast", "as\nlast", "selecting\nms"], rows
+
+
+def checked_selection(selection: Any) -> str:
+    """Return how the largest entries are found: "sampled" or "exact".
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is neither.
+    """
+    if selection not in ("sampled", "exact"):
+        message = f"selection is 'sampled' or 'exact', not {selection!r}"
+        raise ArgumentError(message)
+    return str(selection)
+
+
+def checked_ratio(name: str, ratio: Any) -> float:
+    """Return a compression ratio as a float.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is below 1, or not finite.
+    gradientflow.errors.ArgumentTypeError
+        If it is no number.
+    """
+    if isinstance(ratio, bool):
+        message = f"{name} is a number of 1 or more, not {ratio!r}"
+        raise ArgumentTypeError(message)
+    found = number(name, ratio)
+    if not 1 <= found < math.inf:
+        message = f"{name} is a number of 1 or more, not {ratio!r}"
+        raise ArgumentError(message)
+    return found
+
+
+__all__ = ["SparseStrategy", "SparseSynchronizer", "checked_ratio", "checked_selection"]

@@ -1,0 +1,359 @@
+"""Strategies that exchange weights every few steps: each rank trains by itself in between."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import number, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.handle import Handle
+from gradientflow.memory import array_over
+from gradientflow.strategies.contract import Strategy
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
+from gradientflow.strategies.predict.explanation import Explanation, Subject
+from gradientflow.strategies.predict.link import Link, median_seconds
+from gradientflow.strategies.update import Settings
+
+from .arrays import ArraySynchronizer
+from .nonfinite import first_nonfinite, is_finite, nonfinite_error
+from .wire import checked_wire
+
+Array = npt.NDArray[Any]
+
+_NOT_DUE = -1
+_SMALL, _LARGE = 1 << 10, 1 << 20  # weights whose exchange is measured
+
+
+class PeriodicStrategy(Strategy):
+    """Every `period` steps the ranks exchange the changes of their weights, and go on from common weights.
+
+    Parameters
+    ----------
+    period : int
+        Steps from one exchange to the next.
+    fragments : int, default 1
+        Parts of the model, which take turns: each is exchanged every `period` steps.
+    delay : int, default 0
+        Steps after which the result of an exchange is applied; it travels meanwhile. Below `period`.
+    mixing : float, optional
+        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
+    wire : {"float16", "bfloat16"}, optional
+        What values are rounded to between nodes.
+    """
+
+    gradients = "local"
+    writes_weights = True
+    works_on_host = True
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
+    nesterov: bool = False
+    not_taken = dict.fromkeys(
+        ("density", "ratio"), "sparse_loco is the method that sends the largest changes of weights and keeps the rest"
+    )
+
+    def __init__(
+        self,
+        period: int,
+        *,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        wire: str | None = None,
+    ) -> None:
+        self.period = whole("period", period, 1)
+        self.fragments = whole("fragments", fragments, 1)
+        self.delay = whole("delay", delay)
+        self.mixing = mixing
+        self.wire = checked_wire(wire)
+        if self.fragments > self.period:
+            message = f"fragments is at most period, {self.period}, not {fragments!r}"
+            raise ArgumentError(message)
+        if self.delay >= self.period:
+            message = f"delay is below period, {self.period}, not {delay!r}"
+            raise ArgumentError(message)
+        if mixing is not None and not 0 <= number("mixing", mixing) < 1:
+            message = f"mixing is from 0 to below 1, not {mixing!r}"
+            raise ArgumentError(message)
+
+    @classmethod
+    def typical(cls, steps: int) -> Strategy:
+        """Return one that exchanges weights at least four times."""
+        return cls(min(inspect.signature(cls).parameters["period"].default, max(1, steps // 4)))
+
+    @property
+    def own_share(self) -> float:
+        """The share of a rank's own weights in those from which it goes on."""
+        return self.mixing if self.mixing is not None else 0.5 if self.delay else 0.0
+
+    def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
+        """Make the synchronizer, which counts steps and exchanges weights. Collective."""
+        return PeriodicSynchronizer(comm, layout, self)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", self.wire, "auto")
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
+        """Predict steps of which `fragments` in `period` exchange a fragment, and wait for it unless there is a delay.
+
+        Both the exchange and the outer optimizer are measured as they are, on weights of two sizes.
+        """
+        whole_model = copy(self)
+        whole_model.fragments = 1
+        travelling, applying = [], []
+        for count in (_SMALL, _LARGE):
+            probe = whole_model.bind(comm, Layout.of([np.zeros(count, np.float32)]))
+            probe.settings = lambda _: Settings(0.0)
+            travelling.append(median_seconds(comm, probe.exchange_once))
+            applying.append(median_seconds(comm, probe.apply_once))
+            probe.close()
+        each = Link.fitted(travelling, _SMALL, _LARGE).seconds(found.parameters / self.fragments)
+        return ExchangeExplanation.of(
+            found,
+            exchange_seconds=each,
+            period=self.period,
+            parts=self.fragments,
+            hidden_steps=self.delay,
+            bookkeeping_seconds=applying[1] / _LARGE * found.parameters / self.period,
+            **self._travels(comm, found),
+        )
+
+    def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
+        """Return the share of the weights and the bytes that travel in a period, unless all weights do."""
+        return {}
+
+
+class PeriodicSynchronizer(ArraySynchronizer):
+    """Common weights, beside those with which each rank trains.
+
+    Attributes
+    ----------
+    steps : int
+        Steps so far.
+    common : list of arrays
+        The weights that all ranks share, as of the last exchange.
+    velocity : list of arrays
+        The momentum of the outer optimizer.
+    differences : list of arrays
+        Common weights less those of this rank, as last sent; once the exchange is complete, their means over the ranks.
+    due : list of int
+        For each fragment the step after which its differences are applied, or -1.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")
+    strategy: PeriodicStrategy
+    reads_gradients = False
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: PeriodicStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        self.steps = 0
+        kind = np.float64 if "float64" in layout.dtypes else np.float32
+        self.common: list[Array] = [np.array(weight, kind) for weight in layout.weights]
+        self.velocity: list[Array] = [np.zeros_like(weight) for weight in self.common]
+        self.differences: list[Array] = []
+        self.due = [_NOT_DUE] * strategy.fragments
+        self._parts = _fragments(layout.counts, strategy.fragments)
+        self._buffers: list[Array] = []  # differences, then marks
+        self._under_way: dict[int, Handle] = {}
+        for part in self._parts:
+            buffer = comm.empty(sum(layout.counts[index] for index in part) + comm.size, np.dtype(kind).name)
+            self._buffers.append(buffer)
+            offset = 0
+            for index in part:
+                self.differences.append(array_over(buffer, offset, (layout.counts[index],), np.dtype(kind)))
+                offset += layout.counts[index] * np.dtype(kind).itemsize
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take the weights before the first step for the common ones: they may have been loaded after `bind`."""
+        if self.steps == 0:
+            for common, weight in zip(self.common, self.weights, strict=True):
+                common[...] = weight
+
+    @property
+    def exchanges_weights(self) -> bool:  # type: ignore[override]
+        """Whether a fragment is sent or applied after the next step."""
+        step = self.steps + 1
+        return step in self.due or any(self._is_sent(fragment, step) for fragment in range(self.strategy.fragments))
+
+    def _is_sent(self, fragment: int, step: int) -> bool:
+        period = self.strategy.period
+        return (step - fragment * period // self.strategy.fragments) % period == 0
+
+    def after_step(self) -> None:
+        """Exchange and apply what is due."""
+        self.steps += 1
+        for fragment in range(self.strategy.fragments):
+            if self.due[fragment] == self.steps:
+                self._apply(fragment)
+            if self._is_sent(fragment, self.steps):
+                self._measure(fragment)
+                self.start(fragment, self._buffers[fragment])
+                self.due[fragment] = self.steps + self.strategy.delay
+                if self.strategy.delay == 0:
+                    self._apply(fragment)
+
+    def finish(self) -> None:
+        """Apply pending exchanges, and go on from the mean of the weights."""
+        self._apply_all()
+        for fragment, part in enumerate(self._parts):
+            for index in part:
+                self.differences[index][...] = self.weights[index]
+            self._mark(fragment)
+            self.comm.allreduce(self._buffers[fragment], "mean", label=f"weights at the end, after step {self.steps}")
+        if not self._is_finite(range(len(self._parts))):
+            return
+        for common, weight, mean in zip(self.common, self.weights, self.differences, strict=True):
+            common[...] = mean
+            weight[...] = mean
+
+    def kept_before(self) -> dict[str, Any]:
+        """Return nothing: the state changes only after the step."""
+        return {}
+
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration; after a failed exchange, also pending exchanges."""
+        if self.exchange_failed:
+            self._under_way.clear()
+            self.due = [_NOT_DUE] * len(self.due)
+        super().abandon(stream)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Put the common weights into the model in a ``with`` block: those of the last exchange that was applied."""
+        own = [weight.copy() for weight in self.weights]
+        for weight, common in zip(self.weights, self.common, strict=True):
+            weight[...] = common
+        try:
+            yield
+        finally:
+            for weight, before in zip(self.weights, own, strict=True):
+                weight[...] = before
+
+    # ---- exchange ------------------------------------------------------------------------------------------------
+
+    def start(self, fragment: int, differences: Array) -> None:
+        """Begin to exchange the differences of a fragment; after `arrive` they are means."""
+        wire = {"wire": self.strategy.wire} if self.strategy.wire and differences.dtype == np.float32 else {}
+        self._under_way[fragment] = self.comm.allreduce_async(
+            differences, "mean", label=f"differences of fragment {fragment} after step {self.steps}", **wire
+        )
+
+    def arrive(self, fragment: int) -> None:
+        """Wait until the differences of a fragment are means."""
+        handle = self._under_way.pop(fragment, None)
+        if handle is not None:  # otherwise the exchange is complete
+            handle.wait()
+
+    def exchange_once(self) -> None:
+        """Exchange a fragment, as it is, to measure this. Collective."""
+        self.start(0, self._buffers[0])
+        self.arrive(0)
+
+    def apply_once(self) -> None:
+        """Do the rest of an exchange, to measure this."""
+        self._measure(0)
+        self._apply(0)
+
+    def _measure(self, fragment: int) -> None:
+        for index in self._parts[fragment]:
+            np.subtract(self.common[index], self.weights[index], out=self.differences[index])
+        self._mark(fragment)
+
+    def marks(self, fragment: int) -> Array:
+        """Return the marks, sent after a fragment's differences: for each rank whether its own are not finite."""
+        return self._buffers[fragment][-self.comm.size :]
+
+    def _mark(self, fragment: int) -> None:
+        self.marks(fragment)[...] = 0
+        self.marks(fragment)[self.comm.rank] = not is_finite(self._buffers[fragment])
+
+    def _is_finite(self, fragments: Sequence[int]) -> bool:
+        """Tell whether means are finite. Otherwise all ranks drop them, and go back to the common weights."""
+        bad = next((each for each in fragments if not is_finite(self._buffers[each])), None)
+        if bad is None:
+            return True
+        part, ranks = self._parts[bad], np.flatnonzero(self.marks(bad))
+        found = first_nonfinite(self.differences[index] for index in part)
+        assert found is not None  # the marks are finite
+        for fragment in fragments:
+            self._buffers[fragment][...] = 0
+        for weight, common in zip(self.weights, self.common, strict=True):
+            weight[...] = common
+        what = f"the change of {self.layout.names[part[found]]}"
+        outcome = "all ranks go back to the common weights, those of the last exchange"
+        self.dropped = nonfinite_error(what, int(ranks[0]) if len(ranks) else None, outcome)
+        return False
+
+    def _apply(self, fragment: int) -> None:
+        """Make the step of the outer optimizer, and go on from its weights."""
+        self.arrive(fragment)
+        self.due[fragment] = _NOT_DUE
+        if not self._is_finite([fragment]):
+            return
+        rate, momentum, own = self.strategy.outer_rate, self.strategy.outer_momentum, self.strategy.own_share
+        for index in self._parts[fragment]:
+            direction, velocity, common = self.differences[index], self.velocity[index], self.common[index]
+            if momentum:
+                velocity *= momentum
+                velocity += direction
+                direction = direction + momentum * velocity if self.strategy.nesterov else velocity
+            common -= rate * direction
+            weight = self.weights[index]
+            weight[...] = own * weight + (1 - own) * common if own else common
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, after pending exchanges."""
+        self._wait_for_all()
+        return super().state_dict()
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return a state for any number of ranks, with the mean of their weights. Collective."""
+        self._wait_for_all()
+        return super().consolidated_state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state. Collective."""
+        self._wait_for_all()
+        super().load_state_dict(state)
+
+    def take_over(self, other: Any) -> None:
+        """Take the state of another synchronizer, after its pending exchanges.
+
+        If the tensors differ, so do the fragments: the exchanges are then applied at once.
+        """
+        other._wait_for_all()
+        if set(other.layout.names) != set(self.layout.names):
+            other._apply_all()
+        super().take_over(other)
+
+    def _apply_all(self) -> None:
+        for fragment, due in enumerate(self.due):
+            if due != _NOT_DUE:
+                self._apply(fragment)
+
+    def _wait_for_all(self) -> None:
+        for fragment in list(self._under_way):
+            self.arrive(fragment)
+
+
+def _fragments(counts: Sequence[int], number: int) -> list[list[int]]:
+    """Cut tensors into fragments of nearly equal size, in their order; some may be empty."""
+    ends = np.cumsum([0, *counts])
+    middles = (ends[:-1] + ends[1:]) / 2
+    places = np.minimum(middles * number // max(1, int(ends[-1])), number - 1).astype(int)
+    return [np.flatnonzero(places == fragment).tolist() for fragment in range(number)]
+
+
+__all__ = ["PeriodicStrategy", "PeriodicSynchronizer"]

@@ -1,0 +1,81 @@
+"""Places for the gradients of synchronizers without pools: in memory of the host, one block for each dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.memory import array_over, numpy_dtype
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.layout import Layout
+
+_ALIGNMENT = 64  # bytes
+
+
+class PlacedSynchronizer(Synchronizer):
+    """A synchronizer whose gradients lie one after the other, in memory of the host.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the tensors are on a device.
+    """
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
+        super().__init__(comm, layout, strategy)
+        if layout.device != "cpu":
+            message = (
+                f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}: "
+                "they are copied if the strategy says so, by works_on_host = True"
+            )
+            raise ArgumentError(message)
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._offsets: list[list[int]] = []
+        self._addresses = [0] * len(layout)
+        for dtype, indices in layout.groups:
+            offsets = aligned_offsets([layout.counts[index] * self._itemsize(dtype) for index in indices])
+            memory = self._allocate(offsets.pop())
+            self._memory.append(memory)
+            self._offsets.append(offsets)
+            for index, offset in zip(indices, offsets, strict=True):
+                self._addresses[index] = memory.ctypes.data + offset
+
+    def _itemsize(self, dtype: str) -> int:
+        """Return the bytes of an element; raise where NumPy has no such dtype."""
+        return numpy_dtype(dtype).itemsize
+
+    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return zero-filled node memory, where an allreduce is fastest. Collective."""
+        return self.comm.empty(nbytes, "uint8")
+
+    def memory(self, group: int) -> npt.NDArray[np.uint8]:  # noqa: D102
+        return self._memory[group]
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return self._offsets[group]
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        self._memory[group][...] = 0
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        dtype, indices = self.layout.groups[group]
+        return [
+            array_over(self._memory[group], offset, self.layout.shapes[index], numpy_dtype(dtype))
+            for offset, index in zip(self._offsets[group], indices, strict=True)
+        ]
+
+
+def aligned_offsets(sizes: Sequence[int]) -> list[int]:
+    """Return the aligned offsets of parts of so many bytes, and the end of the last one."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return offsets
+
+
+__all__ = ["PlacedSynchronizer", "aligned_offsets"]

@@ -1,0 +1,238 @@
+"""Strategies whose gradients lie in pools, one for each dtype: exchanges overlap with backpropagation."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.communicator import Communicator
+from gradientflow.device import DeviceArray
+from gradientflow.errors import ArgumentTypeError, GradientFlowError, NonFiniteError
+from gradientflow.memory import numpy_dtype
+from gradientflow.pools.base import RangeReport, native_threshold
+from gradientflow.pools.chunk import SparseGradientPool
+from gradientflow.pools.gradient import GradientPool
+from gradientflow.pools.top_k import TopKGradientPool
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.explanation import Subject
+from gradientflow.strategies.predict.sparsity import Sparsity
+from gradientflow.strategies.update import Update
+
+from .nonfinite import nonfinite_error
+from .wire import WIRES
+
+Pool = GradientPool | SparseGradientPool | TopKGradientPool
+
+
+class PoolStrategy(Strategy):
+    """A strategy whose gradients lie in pools.
+
+    Parameters
+    ----------
+    fusion_threshold, algorithm
+        As in `gradientflow.GradientPool`.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What gradients of float32 are rounded to between nodes; those of other dtypes travel as they are.
+    """
+
+    follows_order = True
+    pool: Callable[..., Any]  # the class of its pools
+
+    def __init__(
+        self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
+    ) -> None:
+        native_threshold(fusion_threshold)
+        if wire not in (None, *WIRES):
+            message = f"wire is one of {', '.join(WIRES)}, not {wire!r}"
+            raise ArgumentTypeError(message)
+        self.fusion_threshold = fusion_threshold
+        self.wire = wire
+        self.algorithm = algorithm
+
+    def make_pool(
+        self,
+        comm: Communicator,
+        shapes: Sequence[int | Sequence[int]],
+        dtype: npt.DTypeLike | str = "float32",
+        *,
+        device: str | int = "cpu",
+        extra: int = 0,
+    ) -> Any:
+        """Make a pool for tensors of one dtype, in the order in which backpropagation produces them. Collective.
+
+        Parameters
+        ----------
+        comm : Communicator
+            Whose ranks take part.
+        shapes, dtype, device, extra
+            As in `gradientflow.GradientPool`.
+        """
+        return self.pool(
+            comm,
+            shapes,
+            dtype,
+            wire=self.wire_of(dtype),
+            algorithm=self.algorithm,
+            device=device,
+            extra=extra,
+            **self.pool_options(len(shapes)),
+        )
+
+    @abstractmethod
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return further arguments for a pool of so many tensors."""
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, dtype, self.wire, self.algorithm, self._sparsity, device)
+
+    @property
+    def _sparsity(self) -> Sparsity | None:
+        """The part of the gradients that is sent, if not everything."""
+        return None
+
+    def wire_of(self, dtype: npt.DTypeLike | str) -> str | None:
+        """Return the wire of pools of a dtype."""
+        is_float32 = dtype != "bfloat16" and numpy_dtype(dtype) == np.float32
+        return self.wire if is_float32 else None
+
+
+class PoolSynchronizer(Synchronizer):
+    """Pools of all dtypes, used together.
+
+    The numbers travel in the first pool. Every pool has at least one number, if only a placeholder: once it is ready,
+    the iteration of the pool has begun, even if no gradient is ready.
+
+    Attributes
+    ----------
+    pools : tuple
+        The pools, one for each dtype.
+    """
+
+    strategy: PoolStrategy
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: PoolStrategy) -> None:
+        super().__init__(comm, layout, strategy)
+        pools: list[Any] = []
+        for group, (dtype, indices) in enumerate(layout.groups):
+            shapes = [layout.shapes[i] for i in indices]
+            extra = max(1, layout.numbers if group == 0 else 0)
+            pools.append(strategy.make_pool(comm, shapes, dtype, device=layout.device, extra=extra))
+        self.pools: tuple[Any, ...] = tuple(pools)
+        self.takes_any_content = all(isinstance(pool, GradientPool) for pool in pools)
+        places = {
+            index: partial(pool.ready, place)
+            for pool, (_, indices) in zip(pools, layout.groups, strict=True)
+            for place, index in enumerate(indices)
+        }
+        self._failed = False
+        self._ready = [places[index] for index in range(len(layout))]
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, group: int) -> npt.NDArray[np.uint8] | DeviceArray:  # noqa: D102
+        return cast("npt.NDArray[np.uint8] | DeviceArray", self.pools[group].memory)
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return cast("Sequence[int]", self.pools[group].offsets)
+
+    def spans(self, group: int) -> list[list[int]]:  # noqa: D102
+        return cast("list[list[int]]", self.pools[group].spans.tolist())
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        self.pools[group].zero(stream)
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        return cast("Sequence[Any]", self.pools[group].views)
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        self._ready[index](stream)
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        if len(self.numbers):
+            self.pools[0].extra[:] = self.numbers
+        for pool in self.pools:
+            pool.ready(stream=stream)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        failure: NonFiniteError | None = None
+        for group in range(len(self.pools)):
+            failure = self._wait_for(group, stream) or failure
+        if len(self.numbers):
+            self.numbers[:] = self.pools[0].extra
+        if failure is not None:
+            self.drop(stream)
+            raise failure
+        if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
+            self.drop(stream)
+            return Update("skipped")
+        return self.update()
+
+    def update(self) -> Update:  # noqa: D102
+        return Update("apply", tuple(pool.update(self.strategy.everywhere) for pool in self.pools))
+
+    def take_over(self, other: Synchronizer) -> None:  # noqa: D102
+        assert isinstance(other, PoolSynchronizer)
+        theirs = {pool.dtype: pool for pool in other.pools}
+        for pool in self.pools:
+            if pool.dtype in theirs:
+                pool._native.take_over_means(theirs[pool.dtype]._native)
+
+    def _wait_for(self, group: int, stream: Any) -> NonFiniteError | None:
+        """Wait for one pool. Return an error that all ranks get, so that they go on with the other pools."""
+        try:
+            self.pools[group].wait(stream=stream)
+        except NonFiniteError as error:
+            return self._naming(error, group)
+        except GradientFlowError:
+            self._failed = True
+            for other in self.pools[group + 1 :]:
+                with contextlib.suppress(GradientFlowError):  # the first failure is raised
+                    other.abandon(stream)
+            raise
+        return None
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        if self._failed:  # `wait` has ended it
+            self._failed = False
+            return
+        for pool in self.pools:
+            number = len(pool.shapes)
+            if pool is self.pools[0] and len(self.numbers) and not pool.is_ready(number):
+                pool.extra[:] = self.numbers
+            if not pool.is_ready(number):
+                pool.ready(number)
+            pool.abandon(stream)
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        for pool in self.pools:
+            pool._native.close(orderly)
+
+    # ---- what is to be known -------------------------------------------------------------------------------------
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
+        return tuple(report for pool in self.pools for report in pool.reports)
+
+    def _naming(self, error: NonFiniteError, group: int) -> NonFiniteError:
+        """Return the error of a pool with the names of the tensors."""
+        place = self.pools[group].nonfinite_tensors
+        if place is None:
+            return error
+        rank, tensors = place
+        indices = self.layout.groups[group][1]
+        names = [self.layout.names[indices[i]] for i in tensors]
+        which = names[0] if len(names) == 1 else f"{names[0]}, or of a parameter up to {names[-1]},"
+        outcome = "no weight was changed, and the residuals are as before"
+        return nonfinite_error(f"the gradient of {which}", rank if rank >= 0 else None, outcome)
+
+
+__all__ = ["PoolStrategy", "PoolSynchronizer"]

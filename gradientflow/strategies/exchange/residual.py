@@ -1,0 +1,136 @@
+"""Synchronizers of pools that send a part of the gradients, and keep the rest in residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import methodcaller
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies.contract import Synchronizer
+
+from .pooled import PoolSynchronizer
+
+
+class ResidualSynchronizer(PoolSynchronizer):
+    """Pools with residuals: their settings, updates that are dropped, and checkpoints.
+
+    Attributes
+    ----------
+    afresh : mapping
+        The entries of a pool's state that do not hold for other tensors, with their initial values.
+    """
+
+    afresh: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def residuals(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The residuals of this rank, one array for each tensor."""
+        pairs = zip(self.layout.groups, self.pools, strict=True)
+        found = {
+            i: residual for (_, indices), pool in pairs for i, residual in zip(indices, pool.residuals, strict=True)
+        }
+        return tuple(found[index] for index in range(len(self.layout)))
+
+    @property
+    def bookkeeping_seconds(self) -> float:  # type: ignore[override]
+        """Seconds of selecting, gathering, updating residuals and scattering, in all threads."""
+        return float(sum(pool.bookkeeping_seconds for pool in self.pools))
+
+    def begin(self) -> None:
+        """Set the loss scale of the pools."""
+        for pool in self.pools:
+            pool.skip_nonfinite = self.skips_nonfinite
+            if pool.loss_scale != self.loss_scale:
+                pool.loss_scale = self.loss_scale
+
+    def drop(self, stream: Any = None) -> None:
+        """Add what the last iteration has sent to the residuals, an equal part on each rank. Zeroes the gradients."""
+        for pool in self.pools:
+            if not pool.overflowed:
+                pool.take_back(stream)
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether a residual of the tensor was sent."""
+        group = next(number for number, (_, indices) in enumerate(self.layout.groups) if index in indices)
+        return bool(self.pools[group].has_gradient(self.layout.groups[group][1].index(index)))
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of this rank's pools."""
+        return self._state(methodcaller("state_dict"))
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the states of the pools with residuals summed over the ranks, the same on all ranks. Collective."""
+        return self._state(methodcaller("consolidated_state_dict"))
+
+    def _state(self, state_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {"names": list(self.layout.names), "pools": {pool.dtype: state_of(pool) for pool in self.pools}}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is for these tensors, in any order."""
+        if not {"names", "pools"} <= set(state):
+            message = f"this is not the state of {self.strategy.name}"
+            raise ArgumentError(message)
+        order = {name: number for number, name in enumerate(state["names"])}
+        for (dtype, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            mine = [self.layout.names[i] for i in indices]
+            known = [name for name in mine if name in order]
+            there = state["pools"].get(dtype)
+            if len(known) < len(mine) or there is None or len(there["residuals"]) != len(mine):
+                message = f"the state is of a model in which other parameters are {dtype}"
+                raise ArgumentError(message)
+            places = np.argsort(np.argsort([order[name] for name in mine]))
+            arrays = {key: [there[key][place] for place in places] for key in _kept(there)}
+            pool.check_state_dict({**there, **arrays})
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state with the tensors in this order, or without residuals. Collective."""
+        for pool in self.pools:
+            if state is None:
+                own = pool.state_dict()
+                zeros = {key: [np.zeros_like(each) for each in own[key]] for key in _kept(own)}
+                pool.load_state_dict({**own, **zeros, "iteration": 0, **self.afresh})
+            else:
+                pool.load_state_dict(state["pools"][pool.dtype])
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return iteration and order of a state, and what else the ranks agree on."""
+        entries = {"the order of gradients": ", ".join(state["names"])}
+        for dtype, pool in state["pools"].items():
+            entries[f"the iteration of {dtype} gradients"] = str(pool["iteration"])
+            entries |= self._summary_of(dtype, pool)
+        return entries
+
+    def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of the state of a pool has to be the same on all ranks."""
+        return {}
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the residuals of another synchronizer, by the names of tensors, and its iteration."""
+        assert isinstance(other, ResidualSynchronizer)
+        iteration = max((pool.iteration for pool in other.pools), default=0)
+        there: dict[str, dict[str, Any]] = {}
+        for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
+            names, state = [other.layout.names[i] for i in indices], pool.state_dict()
+            for key in _kept(state):
+                there.setdefault(key, {}).update(zip(names, state[key], strict=True))
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            names, own = [self.layout.names[i] for i in indices], pool.state_dict()
+            arrays = {
+                key: [there.get(key, {}).get(name, mine) for name, mine in zip(names, own[key], strict=True)]
+                for key in _kept(own)
+            }
+            pool.load_state_dict({**own, **arrays, "iteration": iteration, **self.afresh})
+        super().take_over(other)
+
+
+def _kept(state: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a pool's state that have an array for each tensor."""
+    return [key for key in ("residuals", "velocities") if key in state]
+
+
+__all__ = ["ResidualSynchronizer"]

@@ -1,0 +1,428 @@
+"""Strategies on a parameter server: gradients are pushed to servers, which make the step; weights are pulled back."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
+from gradientflow.policies import Policy
+from gradientflow.pools.base import native_threshold
+from gradientflow.server.optimizers import LARS, Adam, as_server_optimizer
+from gradientflow.server.parameter_server import ParameterServer, Pull, Push
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.explanation import Subject, measure
+from gradientflow.strategies.predict.speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
+from gradientflow.strategies.update import Settings, Update
+
+from .nonfinite import nonfinite_error
+from .places import PlacedSynchronizer
+from .wire import checked_wire
+
+Array = npt.NDArray[np.float32]
+
+_WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+class ServedStrategy(Strategy):
+    """A strategy whose step is made by servers, with momentum SGD, LARS or Adam; the optimizer only gives its settings.
+
+    Parameters
+    ----------
+    servers, optimizer, fusion_threshold
+        As in `gradientflow.ParameterServer`.
+    wire : {"float32", "float16", "bfloat16"}, optional
+        What gradients and weights are rounded to in messages, also inside a node; by default the dtype of all
+        gradients, or float32 if they have several.
+    """
+
+    gradients = "consumed"
+    step = "core"
+    rate_in_momentum = True
+    writes_weights = True
+    works_on_host = True
+    waits: bool = True  # for the servers, in every step
+    not_taken = dict.fromkeys(
+        ("density", "ratio"), "servers add up whole gradients; wire='float16' halves what travels"
+    ) | {"algorithm": "pushes and pulls are no allreduce"}
+
+    def __init__(
+        self,
+        *,
+        servers: int | None = None,
+        optimizer: str = "sgd",
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+    ) -> None:
+        if fusion_threshold is not None:
+            native_threshold(fusion_threshold)
+        if not isinstance(optimizer, str):
+            message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
+            raise ArgumentTypeError(message)
+        as_server_optimizer(optimizer)
+        self.servers = None if servers is None else whole("servers", servers, 1)
+        self.optimizer = optimizer
+        self.wire = checked_wire(wire)
+        self.fusion_threshold = fusion_threshold
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Which pushes the servers apply together, and which workers may go on."""
+
+    def bind(self, comm: Communicator, layout: Layout) -> ServedSynchronizer:
+        """Start servers with the weights of rank 0. Collective."""
+        return ServedSynchronizer(comm, layout, self)
+
+    def explain(
+        self,
+        comm: Communicator,
+        parameters: int,
+        *,
+        dtype: str = "float32",
+        device: str | int = "cpu",
+        compute_seconds: float | None = None,
+        backward_seconds: float | None = None,
+    ) -> ServedExplanation:
+        """Measure pushes, pulls and the local update, and predict a step by the speed model of SSD-SGD. Collective.
+
+        Parameters
+        ----------
+        comm, parameters, dtype, device, compute_seconds, backward_seconds
+            As in `Strategy.explain`.
+        """
+        wire = self.wire or dtype
+        subject = Subject(self.name, parameters, wire, None, "auto", None, device)
+        dense = measure(comm, subject, compute_seconds, backward_seconds)
+        push, round_seconds, pull, servers = measure_servers(comm, self.servers, wire, self.optimizer, parameters)
+        ranges = ranges_of(parameters, _WIDTHS[wire])
+        times = StepTimes(
+            forward=max(0.0, dense.compute_seconds - dense.backward_seconds),
+            backward=dense.backward_seconds,
+            push=push,
+            communication=round_seconds + pull,
+            first_backward=dense.backward_seconds / ranges,
+            last_exchange=push / ranges + round_seconds - push + pull,
+            local_update=self.local_seconds(comm, parameters),
+        )
+        elsewhere = parameters * _WIDTHS[wire] * (comm.nodes - 1) / comm.nodes
+        found = {each.name: getattr(dense, each.name) for each in fields(dense)}
+        return ServedExplanation(
+            **found
+            | {
+                "bytes_sent": elsewhere * (1 + 1 / self.period),
+                "communication_seconds": push + (times.communication - push) / self.period,
+                "bookkeeping_seconds": times.local_update,
+            },
+            times=times,
+            k=self.period,
+            waits=self.waits,
+            servers=servers,
+        )
+
+    def local_seconds(self, comm: Communicator, parameters: int) -> float:
+        """Return the seconds in which a worker updates its own weights. Collective."""
+        return 0.0
+
+
+class ServedSynchronizer(PlacedSynchronizer):
+    """A worker of a parameter server: it pushes every gradient, and takes the servers' weights after every push.
+
+    Attributes
+    ----------
+    server : gradientflow.ParameterServer
+        The servers.
+    pushes : int
+        Iterations that this worker has pushed since training began, or since the last `finish`.
+    """
+
+    strategy: ServedStrategy
+    reads_elsewhere = True
+    keeps_gradients = False  # in their places, until the step
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype not in _WIDTHS:
+                message = f"{strategy.name}: {name} is {dtype}: servers have float32, for gradients of up to 32 bits"
+                raise ArgumentTypeError(message)
+        super().__init__(comm, layout, strategy)
+        self._core = load_core().local_updates
+        self._is_zero = [True] * len(layout.groups)  # the memory of a dtype
+        self._groups = [0] * len(layout)
+        for group, (_, indices) in enumerate(layout.groups):
+            for index in indices:
+                self._groups[index] = group
+        for index, weight in enumerate(layout.weights):
+            if layout.dtypes[index] != "float32":  # until there are master weights
+                self.weights[index] = np.zeros(layout.counts[index], np.float32)
+                self._core.follow(self.weights[index], weight)
+        wires = {*layout.dtypes}
+        self.server = ParameterServer(
+            comm,
+            [weight.reshape(shape) for weight, shape in zip(self.weights, layout.shapes, strict=True)],
+            strategy.policy,
+            strategy.optimizer,
+            strategy.servers,
+            strategy.wire or (wires.pop() if len(wires) == 1 else None),
+            strategy.fusion_threshold,
+            layout.names,
+        )
+        self.pushes = 0
+        self._servers_know = False  # the initial weights, which may change until the first iteration
+        self._pull: Pull | None = None  # whose weights have not been taken
+        self._pending: Push | None = None
+        self._settings: list[Settings] = []
+        self._scale = 1.0
+        self._found: int | None = None  # the first tensor of the iteration on this rank whose gradient is not finite
+        self._nonfinite: tuple[int, int] | None = None  # rank and tensor because of which a round was skipped
+        self._begun = False
+        self._start_next_iteration()
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        if not self._is_zero[group]:
+            self._memory[group][...] = 0
+            self._is_zero[group] = True
+
+    def _itemsize(self, dtype: str) -> int:
+        return _WIDTHS[dtype]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """Raise unless the optimizer is one whose step the servers make."""
+        settings = [self.settings(index) for index in range(len(self.layout))]
+        trusts = [each.trust for each in settings]
+        served = self.strategy.optimizer
+        kind = as_server_optimizer(served)
+        if any(trusts) and not isinstance(kind, LARS):
+            message = f"the servers make the step: with LARS {self.strategy.name} has optimizer='lars', not {served!r}"
+            raise ArgumentError(message)
+        if not any(trusts) and isinstance(kind, LARS):
+            message = "the servers take the trust coefficient of LARS from the optimizer, which is none: let it be LARS"
+            raise ArgumentError(message)
+        if isinstance(kind, Adam) and any(each.momentum for each in settings):
+            message = "the servers make the step of Adam, whose momentum is beta1: let that of the optimizer be 0"
+            raise ArgumentError(message)
+
+    def begin(self) -> None:  # noqa: D102
+        self._settings = [self.settings(index) for index in range(len(self.layout))]
+        self._scale = self.loss_scale
+        self._found = None
+        if not self._servers_know:
+            self._tell_servers()
+        self._begun = True
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if self._is_ready[index]:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        dtype, count = self.layout.dtypes[index], self.layout.counts[index]
+        address = self._addresses[index] if elsewhere is None else elsewhere
+        if self.server._native.ready_at(index, address, dtype):
+            self._found = index if self._found is None else min(self._found, index)
+        self._is_ready[index] = True
+        if elsewhere is not None and self.keeps_gradients:
+            ctypes.memmove(self._addresses[index], elsewhere, count * _WIDTHS[dtype])
+        if elsewhere is None or self.keeps_gradients:
+            self._is_zero[self._groups[index]] = False
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                self.ready(index, stream)
+        self.pushes += 1
+        if self.pulls_with(self.pushes):
+            self._end_pull()
+            self._pending, self._pull = self.server.push_pull(self._settings, self._scale, nonfinite=self._found)
+        else:
+            self._pending = self.server.push(self._settings, self._scale, nonfinite=self._found)
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        if self._pending is None:
+            self.flush(stream)
+        push, found = self._pending, self._found
+        assert push is not None
+        try:
+            outcome = self.outcome(push)
+        finally:
+            self._start_next_iteration()
+        self._found = found
+        if outcome == "abandoned":
+            message = (
+                "a rank gave up the iteration, after an error there: no weight was changed; call zero_grad() and go on "
+                "with the next one"
+            )
+            raise AbandonedError(message)
+        if outcome == "skipped" and not self.skips_nonfinite:
+            self.dropped = self._why_skipped()
+        return Update("skipped" if outcome == "skipped" else "written")
+
+    def _why_skipped(self) -> NonFiniteError:
+        """Return the error for a round that was skipped."""
+        if self._nonfinite is None:  # the round came before the state that was loaded
+            message = "a gradient is not finite on some rank: the round of its push has changed no weight"
+            return NonFiniteError(message)
+        (rank, tensor), self._nonfinite = self._nonfinite, None
+        outcome = "the round of its push has changed no weight"
+        return nonfinite_error(f"the gradient of {self.layout.names[tensor]}", rank, outcome)
+
+    def after_step(self) -> None:
+        """Take the servers' weights."""
+        self._take_pull()
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        if self._begun and self._pending is None:
+            self.pushes += 1
+            self.server.push(self._settings, self._scale, "abandoned")
+        self._start_next_iteration()
+
+    def finish(self) -> None:
+        """Wait until all workers have finished, and take the servers' weights, then the same on all ranks."""
+        self._end_pull()
+        self.server.finish(self.weights)
+        self.begin_afresh()
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        self.server.close(orderly)
+
+    # ---- what a strategy may do otherwise ------------------------------------------------------------------------
+
+    def pulls_with(self, push: int) -> bool:
+        """Whether the push of this number comes with a pull."""
+        return True
+
+    def outcome(self, push: Push) -> str:
+        """Wait for the push as long as the strategy requires, and return its outcome, as `Push.wait`."""
+        outcome = push.wait()
+        self._nonfinite = push.nonfinite
+        return outcome
+
+    def begin_afresh(self) -> None:
+        """Go on from the servers' weights."""
+        self.pushes = 0
+
+    # ---- servers -------------------------------------------------------------------------------------------------
+
+    def _begin_pull(self) -> None:
+        self._end_pull()
+        self._pull = self.server.pull()
+
+    def _end_pull(self) -> None:
+        """Wait for a pull that is no longer needed: the servers answer one at a time."""
+        if self._pull is not None:
+            self._pull.wait()
+            self._pull = None
+
+    def _take_pull(self) -> None:
+        if self._pull is not None:
+            self._pull.take_all(self.weights)
+            self._pull = None
+
+    def _start_next_iteration(self) -> None:
+        self._is_ready = [False] * len(self.layout)
+        self._pending = None
+        self._begun = False
+        self._found = None
+
+    def _tell_servers(self) -> None:
+        """Give the servers the current weights of rank 0 to begin with. Collective."""
+        for index, weight in enumerate(self.layout.weights):
+            if self.layout.dtypes[index] != "float32":
+                self._core.follow(self.weights[index], weight)
+        state = self.server.state_dict()
+        names = [name for name, value in state.items() if _is_per_tensor(value, len(self.layout))]
+        fresh = {name: [np.zeros_like(each) for each in state[name]] for name in names}
+        fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
+        counts = dict.fromkeys(self.server.optimizer.counts, 0)
+        self.server.load_state_dict({**state, **fresh, **counts})
+        self._servers_know = True
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Put the servers' weights, with all pushes of this rank, into the model in a ``with`` block."""
+        own = [weight.copy() for weight in self.weights]
+        theirs = self.server.state_dict()["weights"] if self._servers_know else own
+        for weight, common in zip(self.weights, theirs, strict=True):
+            weight[...] = common.reshape(-1)
+        try:
+            yield
+        finally:
+            for weight, before in zip(self.weights, own, strict=True):
+                weight[...] = before
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers, which holds for any number of ranks."""
+        return {"names": list(self.layout.names), "pushes": self.pushes, "server": self.server.state_dict()}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers once they have applied the pushes of all ranks. Collective."""
+        self.server.state_dict()  # makes the servers apply the pushes of this rank
+        self.comm.barrier()
+        state = ServedSynchronizer.state_dict(self)
+        self.comm.barrier()
+        return state
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is for these tensors."""
+        if not {"names", "pushes", "server"} <= set(state):
+            message = f"this is not the state of {self.strategy.name}"
+            raise ArgumentError(message)
+        if sorted(state["names"]) != sorted(self.layout.names):
+            message = "the state is of another model, whose tensors have other names"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        self._end_pull()
+        self.begin_afresh()
+        self.pushes = 0
+        self._servers_know = state is not None
+        if state is not None:
+            self.server.load_state_dict(self._in_order(state["server"], state["names"]))
+            self.pushes = int(state["pushes"])
+            self._begin_pull()
+            self._take_pull()
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the servers' state of another synchronizer, by the names of tensors. Collective."""
+        assert isinstance(other, ServedSynchronizer)
+        other._end_pull()
+        self._servers_know, self.pushes = other._servers_know, other.pushes
+        if self._servers_know:
+            theirs, mine = other.server.state_dict(), self.server.state_dict()
+            for name, value in mine.items():
+                if _is_per_tensor(value, len(self.layout)) and name in theirs:
+                    there = dict(zip(other.layout.names, theirs[name], strict=True))
+                    mine[name] = [there.get(key, own) for key, own in zip(self.layout.names, value, strict=True)]
+            mine |= {name: theirs[name] for name in self.server.optimizer.counts}
+            self.server.load_state_dict(mine)
+
+    def _in_order(self, state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """Return a state with its tensors in the order of the layout."""
+        places = [names.index(name) for name in self.layout.names]
+        return {
+            key: [value[place] for place in places] if _is_per_tensor(value, len(names)) else value
+            for key, value in state.items()
+        }
+
+
+def _is_per_tensor(value: Any, tensors: int) -> bool:
+    return isinstance(value, list) and len(value) == tensors and all(isinstance(each, np.ndarray) for each in value)
+
+
+__all__ = ["ServedStrategy", "ServedSynchronizer"]

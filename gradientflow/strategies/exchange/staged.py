@@ -1,0 +1,380 @@
+"""CUDA tensors for synchronizers in memory of the host: gradients are copied to the host, and weights to the device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow import device
+from gradientflow._location import load_core
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.memory import itemsize
+from gradientflow.pools.base import RangeReport
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.update import Update
+
+from .places import aligned_offsets
+
+_DEFAULT_STREAM = 0
+_PAGE = 4096  # bytes
+
+
+def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer:
+    """Bind a strategy; on a CUDA device one that works in memory of the host is staged. Collective."""
+    if layout.device != "cpu" and strategy.works_on_host:
+        return StagedSynchronizer(comm, layout, strategy)
+    return strategy.bind(comm, layout)
+
+
+def _of_host(name: str) -> Any:
+    """Return a property that forwards to the synchronizer on the host."""
+    return property(lambda self: getattr(self.host, name), lambda self, value: setattr(self.host, name, value))
+
+
+class StagedSynchronizer(Synchronizer):
+    """Stands between tensors of a device and a synchronizer on the host.
+
+    Gradients are copied to the host's pinned places on a separate stream: after the work that is in the stream of
+    `ready` by then, and in parallel with later work. They are handed over in the order of `ready`, by the first call
+    that finds them complete; `flush` waits for the last ones. Means are copied back to the device, and so are weights
+    where they may have been written.
+
+    Weights are copied to the host before it reads them. If the strategy makes the step, that is before the first
+    gradient of every iteration, on the same stream; if an optimizer makes it, when weights are to be exchanged.
+
+    Outside of `ready`, `flush` and `wait` the order is that of the default stream.
+
+    Attributes
+    ----------
+    host : Synchronizer
+        The synchronizer that does the work.
+    """
+
+    settings = _of_host("settings")
+    numbers = _of_host("numbers")
+    loss_scale = _of_host("loss_scale")
+    skips_nonfinite = _of_host("skips_nonfinite")
+    dropped = _of_host("dropped")
+    exchange_failed = _of_host("exchange_failed")
+    residuals = _of_host("residuals")
+    decay = _of_host("decay")
+    bookkeeping_seconds = _of_host("bookkeeping_seconds")
+
+    host: Any
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # attributes are the host's
+        self.comm, self.layout, self.strategy = comm, layout, strategy
+        self._core = load_core().device
+        self._device = device.device_number(layout.device)
+        self._copies = self._core.CopyStream(self._device)
+        self._memory: list[device.DeviceArray] = []
+        self._pins: list[Any] = []
+        self.weights = list(layout.weights) if strategy.writes_weights else []
+        self._mirrors = self._make_mirrors() if self.weights else []
+        self._owes_weights = False  # whether weights written by the host are not on the device yet
+        self._take_weights(_DEFAULT_STREAM)
+        self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
+        try:
+            self._lay_out()
+        except BaseException:
+            self.host.close(orderly=False)
+            raise
+        self._takes_weights = True  # in the next iteration, even if an optimizer makes the step
+        self._begun = self._flushed = False
+        self._queue: deque[tuple[int | None, Any]] = deque()  # gradients on their way to the host; None: weights
+        self._is_ready: set[int] = set()
+
+    def _make_mirrors(self) -> list[npt.NDArray[Any]]:
+        """Make places on the host for the weights: float32 for those of 16 bits, like their master weights."""
+        sizes = [count * itemsize(dtype) for count, dtype in zip(self.layout.counts, self._kinds, strict=True)]
+        offsets = aligned_offsets(sizes)
+        memory = _pages(offsets[-1])
+        self._pin(memory)
+        return [
+            memory[begin : begin + size].view(dtype)
+            for begin, size, dtype in zip(offsets[:-1], sizes, self._kinds, strict=True)
+        ]
+
+    @property
+    def _kinds(self) -> list[str]:
+        return ["float64" if dtype == "float64" else "float32" for dtype in self.layout.dtypes]
+
+    def _lay_out(self) -> None:
+        """Make places on the device for the gradients, laid out as on the host."""
+        self._down = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
+        for index, mirror in enumerate(self._mirrors):
+            self.host.weights[index] = mirror  # master weights for those of 16 bits
+        for group, (dtype, indices) in enumerate(self.layout.groups):
+            below, offsets = self.host.memory(group), self.host.offsets(group)
+            above = device.empty(below.nbytes, "uint8", self._device)
+            self._pin(below)
+            self._memory.append(above)
+            for index, offset in zip(indices, offsets, strict=True):
+                nbytes = self.layout.counts[index] * itemsize(dtype)
+                self._down[index] = below.ctypes.data + offset, above._address + offset, nbytes
+
+    def _pin(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._pins.append(self._core.pin(memory.ctypes.data, memory.nbytes))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the host's synchronizer that `Synchronizer` does not have."""
+        if name == "host":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.host, name)
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, group: int) -> device.DeviceArray:  # noqa: D102
+        return self._memory[group]
+
+    def offsets(self, group: int) -> Sequence[int]:  # noqa: D102
+        return self.host.offsets(group)  # type: ignore[no-any-return]
+
+    def zero(self, group: int, stream: Any = None) -> None:  # noqa: D102
+        memory = self._memory[group]
+        self._core.clear(self._device, memory._address, memory.nbytes, stream or _DEFAULT_STREAM)
+
+    def _arrays(self, group: int) -> Sequence[Any]:
+        dtype, indices = self.layout.groups[group]
+        return [
+            device.DeviceArray(self._memory[group]._owner, offset, self.layout.shapes[index], dtype, self._device)
+            for offset, index in zip(self.offsets(group), indices, strict=True)
+        ]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_complete(self) -> None:  # noqa: D102
+        self.host.check_complete()
+
+    def check_settings(self) -> None:  # noqa: D102
+        self.host.check_settings()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if index in self._is_ready:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        self._begin(stream)
+        self._is_ready.add(index)
+        if self.host.reads_gradients or self.skips_nonfinite:
+            self._copies.follow(stream or _DEFAULT_STREAM)
+            self._copies.copy(*self._down[index])
+        self._queue.append((index, self._copies.mark()))
+        while self._queue and self._queue[0][1].happened:
+            self._hand_over()
+
+    def flush(self, stream: Any = None) -> None:  # noqa: D102
+        self._begin(stream)
+        for index, (below, _, nbytes) in enumerate(self._down):
+            if index not in self._is_ready:
+                ctypes.memset(below, 0, nbytes)
+        while self._queue:
+            self._queue[0][1].wait()
+            self._hand_over()
+        self._flushed = True
+        self.host.flush()
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        if not self._flushed:
+            self.flush(stream)
+        self._end()
+        self._owes_weights = self.strategy.gradients == "consumed"
+        update = self.host.wait()
+        if update.kind != "apply":
+            return update  # type: ignore[no-any-return]
+        if self.host.reads_gradients:  # and may have changed them
+            self._copies.follow(stream or _DEFAULT_STREAM)
+            for below, above, nbytes in self._down:
+                self._copies.copy(above, below, nbytes)
+            self._copies.hold(stream or _DEFAULT_STREAM)
+        return self.update()
+
+    def update(self) -> Update:  # noqa: D102
+        native = load_core().Update
+        groups = enumerate(self.layout.groups)
+        return Update("apply", tuple(native(self._memory[g], dtype, self.offsets(g)) for g, (dtype, _) in groups))
+
+    def has_gradient(self, index: int) -> bool:  # noqa: D102
+        return bool(self.host.has_gradient(index))
+
+    def drop(self, stream: Any = None) -> None:  # noqa: D102
+        self.host.drop()
+
+    def after_step(self) -> None:  # noqa: D102
+        if not (self.weights and self.host.exchanges_weights):
+            self.host.after_step()
+            return
+        if self.strategy.gradients == "local":
+            self._take_weights(_DEFAULT_STREAM)
+        with self._giving_weights():
+            self.host.after_step()
+
+    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+        self._copies.wait()
+        if self._queue and self._queue[0][0] is None:
+            self._hand_over()
+        self._end()
+        self.host.abandon()
+
+    def finish(self) -> None:  # noqa: D102
+        self._take_weights_to_change(_DEFAULT_STREAM)
+        with self._giving_weights():
+            self.host.finish()
+
+    def close(self, orderly: bool = True) -> None:  # noqa: D102
+        try:
+            self._copies.wait()
+        finally:
+            self._pins.clear()
+            self.host.close(orderly)
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:  # noqa: D102
+        self._take_weights_to_change(_DEFAULT_STREAM)
+        with self._giving_weights(), self.host.common_weights():
+            self._give_weights()
+            yield
+
+    def _begin(self, stream: Any) -> None:
+        """Begin the iteration on the host, once the weights that it needs have been copied there."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._takes_weights or self.strategy.gradients == "consumed":
+            self._check_weights()
+            self._send_weights_down(stream or _DEFAULT_STREAM)
+            self._takes_weights = False
+        self._queue.append((None, self._copies.mark()))
+
+    def _hand_over(self) -> None:
+        index, _ = self._queue.popleft()
+        if index is None:
+            with self.host.without_calls():
+                self.host.begin()
+        else:
+            self.host.ready(index)
+
+    def _end(self) -> None:
+        self._queue.clear()
+        self._is_ready.clear()
+        self._begun = self._flushed = False
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+
+    def _take_weights_to_change(self, stream: int) -> None:
+        self._check_weights()
+        self._take_weights(stream)
+
+    def _check_weights(self) -> None:
+        for name, weight in zip(self.layout.names, self.weights, strict=False):
+            _, dtype = self._core.place_of(weight)
+            if "16" in dtype:
+                message = (
+                    f"{self.strategy.name} changes weights of float32, and {name} on a CUDA device is {dtype}: use "
+                    "master weights, which the optimizers of the core have"
+                )
+                raise ArgumentError(message)
+
+    def _take_weights(self, stream: int) -> None:
+        """Copy the weights to the host, after the work in the stream, and wait; those of 16 bits as float32."""
+        rounded = self._send_weights_down(stream)
+        self._copies.wait()
+        for index, (bits, dtype) in rounded.items():
+            if dtype == "float16":
+                self._mirrors[index][...] = bits.view(np.float16)
+            else:
+                self._mirrors[index].view(np.uint32)[...] = bits.astype(np.uint32) << 16
+
+    def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
+        """Start copying the weights to the host; return those of 16 bits, as bits, with their dtypes."""
+        if self._owes_weights:
+            self._give_weights(stream)
+        rounded = {}
+        self._copies.follow(stream)
+        for index, (weight, mirror) in enumerate(zip(self.weights, self._mirrors, strict=True)):
+            address, dtype = self._core.place_of(weight)
+            below: npt.NDArray[Any] = mirror
+            if "16" in dtype:
+                below = np.empty(len(mirror), np.uint16)
+                rounded[index] = below, dtype
+            self._copies.copy(below.ctypes.data, address, below.nbytes)
+        return rounded
+
+    @contextmanager
+    def _giving_weights(self) -> Iterator[None]:
+        """Copy weights to the device after a ``with`` block that may write them, even if it fails."""
+        try:
+            yield
+        finally:
+            self._give_weights()
+
+    def _give_weights(self, stream: int = _DEFAULT_STREAM) -> None:
+        """Copy the weights to the device, in the order of a stream."""
+        self._owes_weights = False
+        self._copies.follow(stream)
+        for weight, mirror in zip(self.weights, self._mirrors, strict=True):
+            address, dtype = self._core.place_of(weight)
+            if "16" not in dtype:
+                self._copies.copy(address, mirror.ctypes.data, mirror.nbytes)
+        self._copies.hold(stream)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_state(self) -> bool:  # noqa: D102
+        return bool(self.host.has_state)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self.host.state_dict()  # type: ignore[no-any-return]
+
+    def consolidated_state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self.host.consolidated_state_dict()  # type: ignore[no-any-return]
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self.host.check_state_dict(state)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: D102
+        self._take_weights(_DEFAULT_STREAM)
+        with self._giving_weights():
+            self.host.load_state_dict(state)
+        self._takes_weights = True
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:  # noqa: D102
+        return self.host.summary(state)  # type: ignore[no-any-return]
+
+    def check_change(self) -> None:  # noqa: D102
+        self.host.check_change()
+
+    def take_over(self, other: Synchronizer) -> None:  # noqa: D102
+        assert isinstance(other, StagedSynchronizer)
+        other._take_weights_to_change(_DEFAULT_STREAM)
+        with other._giving_weights():  # which may apply pending exchanges
+            self.host.take_over(other.host)
+        self._take_weights(_DEFAULT_STREAM)
+
+    @property
+    def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102
+        return self.host.reports  # type: ignore[no-any-return]
+
+    @property
+    def bytes_sent(self) -> int | None:  # noqa: D102
+        return self.host.bytes_sent  # type: ignore[no-any-return]
+
+
+def _pages(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return zero-filled memory that shares no page with other memory, so that it can be pinned."""
+    whole = -(-nbytes // _PAGE) * _PAGE
+    memory = np.zeros(whole + _PAGE, np.uint8)
+    begin = -memory.ctypes.data % _PAGE
+    return memory[begin : begin + whole]
+
+
+__all__ = ["StagedSynchronizer", "bind"]

@@ -1,0 +1,191 @@
+"""Coarse-grained sparse communication: the most important chunks of the gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.pools.chunk import Density, SparseGradientPool
+from gradientflow.strategies.exchange.pooled import PoolStrategy
+from gradientflow.strategies.exchange.residual import ResidualSynchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.sparsity import Chunks
+
+
+class CSC(PoolStrategy):
+    """Coarse-grained sparse communication (GradientFlow paper, section 3.2 and algorithm 1).
+
+    Only the chunks with the largest L1 norms are averaged; the rest stays in residuals until it is important. With a
+    momentum below 1 residuals decay, as in the paper. See `gradientflow.SparseGradientPool`.
+
+    Parameters
+    ----------
+    density : float or callable, default 0.1
+        The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration that gives it.
+    chunk_size : int, default 32768
+        Elements of a chunk.
+    momentum : float, optional
+        The residuals are multiplied by it in every iteration; by default the momentum of the optimiser.
+    warmup : int, default 0
+        Iterations in which the share that is not sent grows linearly from 0 to its final value.
+    correction : bool, default True
+        Momentum correction: gradients that are not sent stay residual, and their weights and momenta do not change.
+        Without it, gradients that are not sent are dropped, and the optimiser takes them for zeros: for comparison.
+        (`gradientflow.optimizers.SGD` needs the same setting; in PyTorch, DistributedOptimizer sets it.)
+    fusion_threshold, wire, algorithm
+        As in `gradientflow.GradientPool`.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> import gradientflow.torch as gft
+    >>> from gradientflow.strategies import CSC
+    >>> optimizer = gft.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, strategy=CSC(density=0.15, warmup=500)
+    ... )
+    """
+
+    name = "csc"
+    pool = SparseGradientPool
+    step = "core"
+    averages = True
+
+    def __init__(
+        self,
+        density: Density = 0.1,
+        *,
+        chunk_size: int = 32768,
+        momentum: float | None = None,
+        warmup: int = 0,
+        correction: bool = True,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(fusion_threshold=fusion_threshold, wire=wire, algorithm=algorithm)
+        if not callable(density):
+            _check_number("density", density, "above 0 and at most 1", lambda number: 0 < number <= 1)
+        elif warmup:
+            message = "warmup goes with a density that is a number: let the function of the iteration do it"
+            raise ArgumentError(message)
+        _check_number("chunk_size", chunk_size, "a whole number of 1 or more", lambda n: n >= 1 and n == int(n))
+        _check_number("warmup", warmup, "a whole number of 0 or more", lambda n: n >= 0 and n == int(n))
+        if momentum is not None:
+            _check_number("momentum", momentum, "from 0 to 1", lambda number: 0 <= number <= 1)
+        self.density = density
+        self.chunk_size = int(chunk_size)
+        self.momentum = momentum
+        self.warmup = int(warmup)
+        self.correction = correction
+
+    def density_at(self, iteration: int) -> float:
+        """Return the density of an iteration, 0, 1, ..., with the warm-up."""
+        if callable(self.density):
+            return self.density(iteration)
+        ramp = min(1.0, iteration / self.warmup) if self.warmup else 1.0
+        return 1.0 - (1.0 - self.density) * ramp if ramp < 1.0 else self.density
+
+    def bind(self, comm: Communicator, layout: Layout) -> ChunkSynchronizer:
+        """Make sparse gradient pools, one for each dtype. Collective."""
+        return ChunkSynchronizer(comm, layout, self)
+
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return the arguments of pools: density, with the warm-up, momentum and so on."""
+        return {
+            "density": self.density_at,
+            "momentum": 0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
+            "chunk_size": self.chunk_size,
+            "fusion_threshold": self.fusion_threshold,
+        }
+
+    @property
+    def rate_in_momentum(self) -> bool:  # type: ignore[override]
+        """Whether the learning rate is in the momentum: with the correction."""
+        return self.correction
+
+    @property
+    def everywhere(self) -> bool:  # type: ignore[override]
+        """Whether the step changes every weight: without the correction."""
+        return not self.correction
+
+    @property
+    def _sparsity(self) -> Chunks:
+        """The chunks that are sent after the warm-up."""
+        return Chunks(self.density_at(1 << 30 if callable(self.density) else self.warmup), self.chunk_size)
+
+
+class ChunkSynchronizer(ResidualSynchronizer):
+    """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
+
+    strategy: CSC
+    afresh: ClassVar[Mapping[str, Any]] = {"important": []}
+
+    @property
+    def decay(self) -> float:  # type: ignore[override]
+        """The momentum by which residuals are multiplied."""
+        return float(self.pools[0].momentum)
+
+    def check_settings(self) -> None:
+        """Raise unless all tensors have the same momentum. Warns if it is 0: all that is not sent is lost then."""
+        self._momentum()
+
+    def begin(self) -> None:
+        """Set the momentum and the loss scale of the pools. Warns if all that is not sent is lost."""
+        super().begin()
+        momentum = self._momentum()
+        for pool in self.pools:
+            if pool.momentum != momentum:
+                pool.momentum = momentum
+
+    def _momentum(self) -> float:
+        """Return the factor by which residuals are multiplied in this iteration."""
+        if not self.strategy.correction:
+            return 0.0
+        if self.strategy.momentum is not None:
+            return self.strategy.momentum
+        momenta = {self.settings(index).momentum for index in range(len(self.layout))}
+        if len(momenta) > 1:
+            found = " and ".join(map(str, sorted(momenta)))
+            message = (
+                f"the residuals of csc decay with the momentum of the optimizer, and that is {found} in different "
+                "groups: make them the same, or give csc a momentum"
+            )
+            raise ArgumentError(message)
+        (momentum,) = momenta
+        if momentum == 0 and self._momentum_before != 0:
+            warnings.warn(
+                "with a momentum of 0 all gradients that are not sent are lost: give csc a momentum of its own",
+                stacklevel=2,
+            )
+        self._momentum_before = momentum
+        return momentum
+
+    _momentum_before = -1.0
+
+    def _summary_of(self, dtype: str, state: Mapping[str, Any]) -> dict[str, str]:
+        chosen = hashlib.sha256(np.asarray(state["important"], np.uint8).tobytes()).hexdigest()[:8]
+        return {f"the choice of {dtype} chunks": f"{state['chunk_size']} elements each, {chosen}"}
+
+
+def _check_number(name: str, number: object, what: str, is_right: object) -> None:
+    if not isinstance(number, numbers.Real) or isinstance(number, bool):
+        message = f"{name} is {what}, not {number!r}"
+        raise ArgumentTypeError(message)
+    if not math.isfinite(number) or not is_right(number):  # type: ignore[operator]
+        message = f"{name} is {what}, not {number!r}"
+        raise ArgumentError(message)
+
+
+__all__ = ["CSC"]

@@ -1,0 +1,60 @@
+"""Dense communication: all gradients in every iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.pools.gradient import GradientPool
+from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
+from gradientflow.strategies.exchange.shared import bind_shared
+from gradientflow.strategies.layout import Layout
+
+
+class Dense(PoolStrategy):
+    """All gradients are averaged in every iteration: lazy allreduce (GradientFlow paper, sections 2.6 and 3.1).
+
+    Parameters
+    ----------
+    fusion_threshold, wire, algorithm
+        As in `gradientflow.GradientPool`.
+    share : {"node"}, optional
+        With "node" the ranks of a node train on one copy of the weights, see `Strategy.shares_weights`. On a single
+        node gradients are averaged in the step, not before it. In memory of the host.
+    """
+
+    name = "dense"
+    pool = GradientPool
+    averages = True
+    alone_is_identity = True
+
+    def __init__(
+        self,
+        *,
+        fusion_threshold: float | str = "auto",
+        wire: str | None = None,
+        algorithm: str = "auto",
+        share: str | None = None,
+    ) -> None:
+        super().__init__(fusion_threshold=fusion_threshold, wire=wire, algorithm=algorithm)
+        if share not in (None, "node"):
+            message = f"share is 'node' or None, not {share!r}"
+            raise ArgumentError(message)
+        self.share = share
+        if share is not None:
+            self.step = "core"
+            self.averages = False
+            self.shares_weights = True
+
+    def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
+        """Make gradient pools, one for each dtype. Collective."""
+        return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
+
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return how pools fuse tensors."""
+        return {"fusion_threshold": self.fusion_threshold}
+
+
+__all__ = ["Dense"]

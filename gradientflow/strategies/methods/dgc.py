@@ -1,0 +1,103 @@
+"""Deep gradient compression: top-k of each layer with momentum correction, masking, clipping and a warm-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradientflow.arguments import number
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies.exchange.entries import SparseStrategy, SparseSynchronizer, checked_selection
+from gradientflow.strategies.layout import Layout
+
+
+class DGC(SparseStrategy):
+    """Deep gradient compression (Lin et al., 2018).
+
+    Each rank keeps the momentum of its own gradients, ``u = momentum * u + g``, and selects entries from
+    ``residual + u``. So the optimizer must have no momentum.
+
+    Parameters
+    ----------
+    ratio : float, default 1000
+        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+    momentum : float, default 0.9
+        Of the correction, at least 0 and below 1. With 0 there is no correction, and the optimizer may have a momentum.
+    clip : float, optional
+        The norm to which the mean gradient of a layer is clipped, approximately: each of P ranks clips its own to
+        ``clip * sqrt(P)``, since the mean of P independent gradients is shorter by sqrt(P).
+    masking : bool, default True
+        Whether the momentum of entries that were sent is zeroed.
+    warmup : int, default 0
+        Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each. Not sent
+        are 75 %, 93.75 %, 98.4 %, 99.6 %, and 99.9 % in the end.
+    selection : {"sampled", "exact"}
+        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+    monitor, wire, algorithm
+        As in `LAGS`.
+    """
+
+    name = "dgc"
+
+    def __init__(
+        self,
+        ratio: float = 1000.0,
+        momentum: float = 0.9,
+        *,
+        clip: float | None = None,
+        masking: bool = True,
+        warmup: int = 0,
+        selection: str = "sampled",
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        if not 0 <= number("momentum", momentum) < 1:
+            message = f"momentum is from 0 on and below 1, not {momentum!r}"
+            raise ArgumentError(message)
+        if clip is not None and not number("clip", clip) > 0:
+            message = f"clip is above 0, not {clip!r}"
+            raise ArgumentError(message)
+        self.momentum, self.clip, self.masking = momentum, clip, masking
+        self.selection = checked_selection(selection)
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        """Whether gradients alone are sent or residual: without momentum and clipping."""
+        return self.momentum == 0 and self.clip is None
+
+    @property
+    def takes_momentum(self) -> bool:  # type: ignore[override]
+        """Whether the optimizer may have a momentum: only without momentum correction."""
+        return self.momentum == 0
+
+    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+        """Make top-k pools, one for each dtype. Collective."""
+        return _Corrected(comm, layout, self)
+
+    def pool_options(self, tensors: int) -> dict[str, Any]:
+        """Return the arguments of a pool; a momentum of 0 becomes None."""
+        return {**super().pool_options(tensors), "momentum": self.momentum or None}
+
+
+class _Corrected(SparseSynchronizer):
+    """Pools with momentum correction."""
+
+    strategy: DGC
+
+    def check_settings(self) -> None:
+        """Raise if the optimizer has a momentum, too."""
+        if not self.strategy.momentum:
+            return
+        for index, name in enumerate(self.layout.names):
+            momentum = self.settings(index).momentum
+            if momentum:
+                message = (
+                    f"dgc has the momentum ({self.strategy.momentum}) in what it sends, and the optimizer has one of "
+                    f"{momentum} for {name}: make the optimizer with momentum=0, or dgc"
+                )
+                raise ArgumentError(message)
+
+
+__all__ = ["DGC"]

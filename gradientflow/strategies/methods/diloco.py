@@ -1,0 +1,60 @@
+"""DiLoCo: Local SGD with an outer optimizer, also in fragments and applied later."""
+
+from __future__ import annotations
+
+from gradientflow.arguments import number
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies.exchange.periodic import PeriodicStrategy
+
+
+class DiLoCo(PeriodicStrategy):
+    """DiLoCo (Douillard et al., 2023); with `fragments` and `delay` Streaming DiLoCo (Douillard et al., 2025).
+
+    Every rank trains by itself, with any optimizer. Every `period` steps the mean change of the ranks' weights is the
+    gradient of an outer momentum SGD on the common weights, from which all go on.
+
+    Parameters
+    ----------
+    period : int, default 100
+        Steps from one exchange to the next.
+    outer_rate : float, default 0.7
+        Learning rate of the outer optimizer.
+    outer_momentum : float, default 0.9
+        Its momentum, from 0 to below 1.
+    nesterov : bool, default True
+        Whether this is Nesterov momentum.
+    fragments : int, default 1
+        Parts of the model, which take turns.
+    delay : int, default 0
+        Steps after which the result of an exchange is applied.
+    mixing : float, optional
+        The share of a rank's own weights in those from which it goes on; by default 0, or 0.5 with a delay.
+    wire : {"float16", "bfloat16"}, optional
+        What differences of weights are rounded to between nodes.
+    """
+
+    name = "diloco"
+
+    def __init__(
+        self,
+        period: int = 100,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        *,
+        nesterov: bool = True,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        wire: str | None = None,
+    ) -> None:
+        super().__init__(period, fragments=fragments, delay=delay, mixing=mixing, wire=wire)
+        if not number("outer_rate", outer_rate) > 0:
+            message = f"outer_rate is above 0, not {outer_rate!r}"
+            raise ArgumentError(message)
+        if not 0 <= number("outer_momentum", outer_momentum) < 1:
+            message = f"outer_momentum is from 0 to below 1, not {outer_momentum!r}"
+            raise ArgumentError(message)
+        self.outer_rate, self.outer_momentum, self.nesterov = outer_rate, outer_momentum, nesterov
+
+
+__all__ = ["DiLoCo"]

@@ -1,0 +1,474 @@
+"""HPSGD: gradients are averaged in rounds, in the background, while each rank trains on a replica of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError, GradientFlowError
+from gradientflow.handle import Handle
+from gradientflow.strategies.contract import Strategy, Synchronizer
+from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
+from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
+from gradientflow.strategies.exchange.wire import checked_wire
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
+from gradientflow.strategies.predict.explanation import Explanation, Subject
+from gradientflow.strategies.predict.link import median_seconds
+from gradientflow.strategies.update import Update
+
+_MEASURED = 1 << 22  # weights
+
+Floats = npt.NDArray[np.float32]
+
+
+class HPSGD(Strategy):
+    """Hierarchical parallel SGD (HPSGD paper, algorithms 2 and 3): training never waits for the network.
+
+    Each rank sums its gradients. A round averages the sums over the ranks in the background, while each rank trains on
+    a replica: weights of its own. When the round is done, its mean is applied to the common weights, the replica is
+    dropped, and the next round starts with what has been summed since.
+
+    Learning rates are those of plain SGD. All ranks apply a round with the same rate: the mean of their rates at its
+    start.
+
+    Parameters
+    ----------
+    wire : {"float16", "bfloat16"}, optional
+        What sums of gradients are rounded to between nodes. They add up in float32.
+    algorithm : str, default "auto"
+        As in `gradientflow.Communicator.allreduce`.
+    """
+
+    name = "hpsgd"
+    gradients = "consumed"
+    writes_weights = True
+    works_on_host = True
+    takes_momentum = False
+    not_taken = dict.fromkeys(
+        ("density", "ratio"),
+        "choosing what is sent would keep the trainer waiting, and a slow round has the gradients of more steps",
+    ) | {"fusion_threshold": "a round is one call", "period": "a round ends when it is done"}
+
+    def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
+        self.wire = checked_wire(wire)
+        self.algorithm = algorithm
+
+    def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
+        """Make the synchronizer, with its sums and common weights. Collective."""
+        return HPSGDSynchronizer(comm, layout, self)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", self.wire, self.algorithm)
+
+    def _predicted(self, comm: Communicator, found: Explanation) -> ExchangeExplanation:
+        """Predict a step that never waits: computation, and the update of replica and sums, as measured.
+
+        A round is one allreduce of the sums. It lasts a whole number of steps, rounded up.
+        """
+        replica, sums, gradient = (np.zeros(_MEASURED, np.float32) for _ in range(3))
+        step, place = load_core().local_updates.replica_step, gradient.ctypes.data
+        update = median_seconds(comm, lambda: step(replica, None, sums, place, "float32", 0.1, 1.0, 0.0))
+        update *= found.parameters / _MEASURED
+        round_seconds, step_seconds = found.communication_seconds, found.compute_seconds + update
+        steps = math.ceil(round_seconds / step_seconds) if found.compute_seconds else 1
+        return ExchangeExplanation.of(
+            found,
+            exchange_seconds=round_seconds,
+            period=max(1, steps),
+            hidden_steps=math.inf,
+            bookkeeping_seconds=update,
+        )
+
+
+class HPSGDSynchronizer(PlacedSynchronizer):
+    """The trainer of the paper; its synchroniser is the thread of the communicator.
+
+    The weights of the model are the replica once there is one, and the common weights otherwise.
+
+    Attributes
+    ----------
+    rounds : int
+        Rounds that this rank has started.
+    counter : int
+        Steps since the last round was started; from the first one on there is a replica.
+    sums : list of arrays
+        Sums of this rank's gradients since the last round was started.
+    """
+
+    reads_elsewhere = True
+    keeps_elsewhere = True
+    strategy: HPSGD
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:
+        super().__init__(comm, layout, strategy)
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype == "float64":
+                message = f"hpsgd is for weights of float32, float16 and bfloat16, and {name} is float64"
+                raise ArgumentError(message)
+        self._steps = load_core().local_updates
+        # Rounds have a communicator of their own: they may wait long for other ranks.
+        self._background, self._foreground = comm._own_part(0), comm._own_part(0)
+        self.rounds = self.counter = 0
+        places = aligned_offsets([count * 4 for count in layout.counts])
+        self._sums, self._means = (comm.empty(places[-1] // 4, "float32") for _ in range(2))
+        self._common: Floats = np.zeros(places[-1] // 4, np.float32)
+        self._parts = [
+            slice(begin // 4, begin // 4 + count) for begin, count in zip(places[:-1], layout.counts, strict=True)
+        ]
+        self._rates: npt.NDArray[np.float64] = np.zeros(len(layout))  # of the round under way
+        self._handles: tuple[Handle, ...] = ()
+        self._has_mean = False  # a round is under way, or done and not applied
+        self._at: list[int | None] = [None] * len(layout)  # addresses of this iteration's gradients; None without
+        self._left_behind: bytes | None = None  # some weights after the last step, to notice when others write them
+
+    # ---- memory --------------------------------------------------------------------------------------------------
+
+    def _allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)  # not touched where gradients are read elsewhere
+
+    @property
+    def sums(self) -> list[Floats]:
+        """Sums of this rank's gradients since the last round was started."""
+        return [self._sums[place] for place in self._parts]
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """Raise if the optimizer is not plain SGD."""
+        for index, name in enumerate(self.layout.names):
+            settings = self.settings(index)
+            if settings.momentum or settings.trust:
+                what = f"a momentum of {settings.momentum}" if settings.momentum else "the local rates of LARS"
+                message = f"hpsgd makes steps of plain SGD, and the optimizer has {what} for {name}"
+                raise ArgumentError(message)
+            if settings.rate < 0:
+                message = f"the learning rate of {name} is {settings.rate}, below 0"
+                raise ArgumentError(message)
+
+    def begin(self) -> None:
+        """Raise if the optimizer's settings do not go with the strategy, or others have written the weights."""
+        self.check_settings()
+        if self._weights_were_written():
+            raise self._written()
+
+    def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
+        if self._at[index] is not None:
+            message = f"the gradient of {self.layout.names[index]} was already ready in this iteration"
+            raise ArgumentError(message)
+        self._at[index] = self._addresses[index] if elsewhere is None else elsewhere
+
+    def flush(self, stream: Any = None) -> None:
+        """Do nothing: a tensor that is not ready has no gradient, and its weights stay as they are."""
+
+    def wait(self, stream: Any = None) -> Update:
+        """Train on the replica, or start a round if the last one is done. Does not wait."""
+        places, self._at = self._at, [None] * len(self._at)
+        if self.skips_nonfinite and self._first_nonfinite(places) is not None:
+            return Update("skipped")
+        if self.round_is_running():
+            self._train(places)
+        else:
+            self._end_round(places)
+            self._start_round()
+        self._left_behind = self._glance()
+        return Update("written")
+
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration: nothing of it has been used yet."""
+        self._at = [None] * len(self._at)
+
+    def finish(self) -> None:
+        """Catch up with the rounds of the other ranks, and make a last one for all remaining gradients. Collective.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            On all ranks, if the weights of a rank were written by others while gradients are under way.
+        """
+        self.abandon()
+        rounds, were_written, _ = self._meet()
+        if were_written.any():
+            raise self._written(int(were_written.argmax()))
+        with self.comm.span("finish"):
+            self._drain(int(rounds.max()))
+
+    def _drain(self, most: int) -> None:
+        while self.rounds <= most:  # the last one is for what is left
+            self._end_round()
+            self._start_round()
+        self._end_round()
+
+    def _meet(self) -> npt.NDArray[np.int64]:
+        """Return for each rank: the rounds started, whether its weights were written, and whether it is under way."""
+        mine = [self.rounds, self._weights_were_written(), self._is_under_way]
+        everyone = self._foreground.allgather(np.array(mine, np.int64))
+        return np.asarray(everyone.reshape(-1, len(mine)).T)
+
+    def _weights_were_written(self) -> bool:
+        """Tell whether others have written the weights at a time when this would be lost or differ between ranks."""
+        return self._is_under_way and self._left_behind is not None and self._glance() != self._left_behind
+
+    def _glance(self) -> bytes:
+        """Return the first and the last weight of each tensor: loading weights changes some of them."""
+        return np.concatenate(self._ends).tobytes() if self._ends else b""
+
+    @cached_property
+    def _ends(self) -> list[Floats]:
+        return [weight[:: max(1, len(weight) - 1)] for weight in self.weights if len(weight)]
+
+    def _written(self, rank: int | None = None) -> ArgumentError:
+        where = f" of rank {rank}" if rank is not None else ""
+        return ArgumentError(
+            f"the weights{where} were changed while gradients are under way, which would undo it: change them after "
+            "finish(); or load them, and then a state of the optimizer, which drops what is under way"
+        )
+
+    def close(self, orderly: bool = True) -> None:
+        """Close the communicators.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If `orderly`, and gradients have not been applied.
+        """
+        is_busy = orderly and self._is_busy
+        for communicator in (self._background, self._foreground):
+            communicator._end(orderly and not is_busy)
+        if is_busy:
+            raise _busy("close()")
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank has sent in messages so far, in rounds and besides; None if unknown."""
+        sent = [communicator.bytes_sent for communicator in (self._background, self._foreground)]
+        return None if None in sent else sum(each for each in sent if each is not None)
+
+    def round_is_running(self) -> bool:
+        """Tell whether a round that this rank has started is not done; other ranks may not have started it yet."""
+        return not all(handle.done for handle in self._handles)
+
+    # ---- rounds --------------------------------------------------------------------------------------------------
+
+    def _train(self, places: Sequence[int | None]) -> None:
+        """Make a step on the replica; the first step of a round saves the common weights."""
+        for index, place in enumerate(places):
+            settings, part = self.settings(index), self._parts[index]
+            if place is None:
+                if self.counter == 0:
+                    self._common[part] = self._weight(index)
+                continue
+            is_finite = self._steps.replica_step(
+                self._weight(index),
+                self._common[part] if self.counter == 0 else None,
+                self._sums[part],
+                place,
+                self.layout.dtypes[index],
+                settings.rate,
+                1 / self.loss_scale,
+                settings.weight_decay,
+            )
+            if not is_finite:  # this step has made the sums of the tensor non-finite
+                self._drop_replica(index)
+                return
+        self.counter += 1
+
+    def _drop_replica(self, culprit: int) -> None:
+        """Go back to the common weights, and drop the sums."""
+        for index, part in enumerate(self._parts):
+            if self.counter or index < culprit:  # in a round's first step later tensors have not changed
+                self._weight(index)[...] = self._common[part]
+        self.counter = 0
+        self._drop_sums(culprit)
+
+    def _drop_sums(self, culprit: int) -> None:
+        self._sums[...] = 0
+        outcome = "this rank goes back to the common weights, and adds up anew; the others go on"
+        self.dropped = nonfinite_error(f"the gradient of {self.layout.names[culprit]}", self.comm.rank, outcome)
+
+    def _end_round(self, places: Sequence[int | None] | None = None) -> None:
+        """Apply the mean of the last round, drop the replica, and add gradients, if any, to the sums."""
+        self._wait_for_round()
+        culprit = None
+        for index, part in enumerate(self._parts):
+            place = None if places is None else places[index]
+            is_finite = self._steps.round_step(
+                self._weight(index),
+                self._common[part] if self.counter else None,
+                self._means[part] if self._has_mean else None,
+                float(self._rates[index]),
+                self._sums[part],
+                place or 0,
+                self.layout.dtypes[index],
+                1 / self.loss_scale,
+                self.settings(index).weight_decay if place is not None else 0.0,
+            )
+            if not is_finite and culprit is None:
+                culprit = index
+        if culprit is not None:
+            self._drop_sums(culprit)
+        self.counter = 0
+        self._has_mean = False
+
+    def _wait_for_round(self) -> None:
+        handles, self._handles = self._handles, ()
+        try:
+            with self.comm.span("wait for round"):
+                for handle in handles:
+                    handle.wait()
+        except GradientFlowError:
+            for index, part in enumerate(self._parts if self.counter else ()):
+                self._weight(index)[...] = self._common[part]  # the same on all ranks
+            self._forget()
+            raise
+        if self._has_mean and handles[0].nonfinite:  # though the sums are finite: rounded, they are not
+            found = first_nonfinite(self._means[part] for part in self._parts)
+            assert found is not None
+            what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
+            self.dropped = nonfinite_error(what, None, "all ranks drop the round, and go back to the common weights")
+            self._has_mean = False
+            self._means[...] = 0
+
+    def _forget(self) -> None:
+        """Drop sums and means."""
+        self._has_mean, self.counter = False, 0
+        self._means[...] = 0
+        self._sums[...] = 0
+
+    def _start_round(self) -> None:
+        """Start to average the sums."""
+        self._sums, self._means = self._means, self._sums
+        self._rates[:] = [self.settings(index).rate for index in range(len(self.layout))]
+        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
+        average = self._background.allreduce_async
+        self.rounds += 1
+        self._has_mean = True
+        label = f"round {self.rounds}"
+        self._handles = (
+            average(self._means, "mean", self.strategy.algorithm, label=label, **wire),
+            average(self._rates, "mean", label=f"rates of {label}"),
+        )
+
+    def _weight(self, index: int) -> Floats:
+        weight = self.weights[index]
+        if weight.dtype != np.float32:
+            message = (
+                f"hpsgd makes steps on float32, and {self.layout.names[index]} is {weight.dtype}: use master weights, "
+                "which the optimizers of the core have"
+            )
+            raise ArgumentError(message)
+        return weight  # type: ignore[no-any-return]
+
+    def _first_nonfinite(self, places: Sequence[int | None]) -> int | None:
+        """Return the index of the first tensor whose gradient is not finite, or None."""
+        count = self._steps.count_nonfinite
+        triples = zip(places, self.layout.dtypes, self.layout.counts, strict=True)
+        found = (index for index, (place, *what) in enumerate(triples) if place is not None and count(place, *what))
+        return next(found, None)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def common_weights(self) -> Iterator[None]:
+        """Put the common weights into the model in a ``with`` block: those of the last round that was applied here."""
+        if self.counter == 0:
+            yield
+            return
+        for index, part in enumerate(self._parts):
+            _swap(self._weight(index), self._common[part])
+        try:
+            yield
+        finally:
+            for index, part in enumerate(self._parts):
+                _swap(self._weight(index), self._common[part])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of rounds: after `finish` there is no other state.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If gradients have not been applied.
+        """
+        if self._is_busy:
+            raise _busy("a checkpoint")
+        return {"rounds": self.rounds}
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the same."""
+        return self.state_dict()
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless it is a state of hpsgd."""
+        if "rounds" not in state:
+            message = "this is not the state of hpsgd: it has no rounds"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state. Collective.
+
+        If a rank has loaded weights before, gradients under way are dropped, and ranks that have loaded none take the
+        weights of one that has. Otherwise gradients under way are applied, as by `finish`.
+        """
+        self.abandon()
+        rounds, were_written, are_under_way = self._meet()
+        most = int(rounds.max())
+        if are_under_way.any() and not were_written.any():
+            self._drain(most)
+        while self.rounds < most:
+            self._wait_for_round()
+            self._start_round()
+        self._wait_for_round()
+        self._forget()
+        if were_written.any() and not were_written.all():
+            for index in range(len(self.layout)):
+                self._foreground.broadcast(self._weight(index), int(were_written.argmax()))
+        self.rounds = 0 if state is None else int(state["rounds"])
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return the number of rounds."""
+        return {"the number of rounds": str(state["rounds"])}
+
+    def check_change(self) -> None:
+        """Raise if gradients have not been applied."""
+        if self._is_busy:
+            raise _busy("a change of the model")
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the number of rounds of another synchronizer, which has finished."""
+        assert isinstance(other, HPSGDSynchronizer)
+        self.rounds = other.rounds
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is state: the number of rounds, even while `state_dict` refuses it."""
+        return True
+
+    @property
+    def _is_under_way(self) -> bool:
+        return self._has_mean or self.counter > 0
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._is_under_way or bool(self._sums.any())
+
+
+def _busy(what: str) -> ArgumentError:
+    return ArgumentError(f"gradients have not been applied on all ranks yet: {what} comes after finish()")
+
+
+def _swap(one: Floats, other: Floats) -> None:
+    before = one.copy()
+    one[...] = other
+    other[...] = before
+
+
+__all__ = ["HPSGD", "HPSGDSynchronizer"]

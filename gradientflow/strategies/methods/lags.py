@@ -1,0 +1,321 @@
+"""Layer-wise adaptive gradient sparsification: each layer sends as much as backpropagation of the next one hides."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.pools.base import native_threshold
+from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.exchange.entries import (
+    SparseStrategy,
+    SparseSynchronizer,
+    checked_ratio,
+    checked_selection,
+)
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.adaptive import Stage, adaptive_ratio, stages_of
+from gradientflow.strategies.predict.link import Link
+from gradientflow.strategies.update import Update
+
+ADAPTIVE = "adaptive"
+_MAX_RATIO = 1000.0
+
+_LARGE = 1 << 14  # elements of a layer that ends a stage of backpropagation
+_REMEMBERED = 20  # iterations whose median times are used
+_NEVER = 2**62
+_DENSE = 1 << 16  # elements of the allreduce that is measured
+
+logger = logging.getLogger("gradientflow")
+
+Times = npt.NDArray[np.float64]
+
+
+class LAGS(SparseStrategy):
+    """Layer-wise adaptive gradient sparsification, pipelined with backpropagation (LAGS-SGD paper).
+
+    As soon as the gradient of a layer is final, it is added to the residual of the layer, and the entries of largest
+    magnitude are sent, while the next layer is computed.
+
+    Parameters
+    ----------
+    ratio : float or "adaptive", default "adaptive"
+        Of a layer of n elements, n / ratio are sent, rounded up. A number, 1 or more, holds for all layers. With
+        "adaptive" each layer takes the smallest ratio with which its communication hides behind backpropagation of the
+        next one: fitted to measured times, the same on all ranks.
+    max_ratio : float, default 1000
+        The largest adaptive ratio: that of the last layer of backpropagation, and of layers whose communication cannot
+        be hidden.
+    warmup : int, default 10
+        With an adaptive ratio, iterations with `max_ratio` in which backpropagation is measured. Otherwise iterations
+        in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
+    refit_every : int, default 0
+        Iterations after which the ratios are fitted again to the latest measurements; with 0 they are fitted once. See
+        `AdaptiveSynchronizer.refit`.
+    selection : {"sampled", "exact"}
+        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+    threshold_reuse : int, default 10
+        Iterations in which a threshold is reused, as in `gradientflow.TopKGradientPool`: it changes slowly, and its
+        estimate takes a third of the time of the selection.
+    merge_bytes : int or "auto"
+        Messages of fewer bytes are sent together, as in `gradientflow.TopKGradientPool`.
+    monitor : bool or int
+        Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+    wire, algorithm
+        As in `gradientflow.GradientPool`.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> import gradientflow.torch as gft
+    >>> optimizer = gft.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, strategy="lags(max_ratio=500)"
+    ... )
+    """
+
+    name = "lags"
+
+    def __init__(
+        self,
+        ratio: float | str = ADAPTIVE,
+        max_ratio: float = _MAX_RATIO,
+        *,
+        warmup: int = 10,
+        refit_every: int = 0,
+        selection: str = "sampled",
+        threshold_reuse: int = 10,
+        merge_bytes: int | str = "auto",
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        if isinstance(ratio, str) and ratio != ADAPTIVE:
+            message = f"ratio is a number of 1 or more, or {ADAPTIVE!r}, not {ratio!r}"
+            raise ArgumentError(message)
+        checked_ratio("max_ratio", max_ratio)
+        final = max_ratio if isinstance(ratio, str) else ratio
+        super().__init__(final, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        if refit_every and ratio != ADAPTIVE:
+            message = f"refit_every goes with an adaptive ratio, not with {ratio!r}"
+            raise ArgumentError(message)
+        if max_ratio != _MAX_RATIO and ratio != ADAPTIVE:
+            message = f"max_ratio goes with an adaptive ratio, not with {ratio!r}"
+            raise ArgumentError(message)
+        self.ratio = ratio
+        self.max_ratio = max_ratio
+        self.refit_every = whole("refit_every", refit_every)
+        native_threshold(merge_bytes, "merge_bytes")
+        self.selection, self.merge_bytes = checked_selection(selection), merge_bytes
+        self.threshold_reuse = whole("threshold_reuse", threshold_reuse)
+
+    def ratio_at(self, iteration: int) -> float:
+        """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
+        return super().ratio_at(self.warmup if self.ratio == ADAPTIVE else iteration)
+
+    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+        """Make top-k pools, one for each dtype. Collective."""
+        if self.ratio != ADAPTIVE:
+            return super().bind(comm, layout)
+        return AdaptiveSynchronizer(comm, layout, self)
+
+
+class AdaptiveSynchronizer(SparseSynchronizer):
+    """Top-k pools whose ratios are fitted to measured times.
+
+    Attributes
+    ----------
+    stages : list of range
+        The tensors of each stage, sent together, in the order of backpropagation: see `stages_of`.
+    """
+
+    strategy: LAGS
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: LAGS) -> None:
+        super().__init__(comm, layout, strategy)
+        self.stages = stages_of(layout.counts, _LARGE)
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # when each tensor was ready, and its selection done
+        self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # seconds for each tensor; NaN without selection
+        self._selecting_known = np.zeros(len(layout))  # the latest seconds for each tensor
+        self._next_fit = max(1, strategy.warmup)  # after so many iterations
+        self._fitted: list[Stage] = []
+        self._sending: list[float] = []  # predicted seconds of sending each stage
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def _ramp(self) -> None:
+        """Keep the fitted ratios."""
+
+    def wait(self, stream: Any = None) -> Update:  # noqa: D102
+        update = super().wait(stream)
+        if update.kind == "apply":
+            self._note_times()
+        return update
+
+    def after_step(self) -> None:
+        """Make the report of the monitor, and fit the ratios, if they are due."""
+        super().after_step()
+        if self.iteration >= self._next_fit:
+            self.refit()
+            every = self.strategy.refit_every
+            self._next_fit = self.iteration + every if every else _NEVER
+
+    def _computing_seconds(self, moments: Times) -> Times:
+        """Return the seconds of backpropagation of each stage: until its last tensor, without selecting."""
+        begun, ended = moments
+        seconds = np.full(len(self.stages), np.nan)
+        before = np.nan
+        for number, stage in enumerate(self.stages):
+            tensors = slice(stage.start, stage.stop)
+            if np.isnan(ended[tensors]).all():
+                before = np.nan
+                continue
+            last = stage.start + int(np.nanargmax(begun[tensors]))
+            inside = np.nansum((ended - begun)[tensors]) - (ended[last] - begun[last])
+            seconds[number] = max(0.0, begun[last] - before - inside)
+            before = ended[last]
+        return seconds
+
+    def _note_times(self) -> None:
+        """Record when tensors were ready, and the seconds of selecting, with a share of gathering and scattering.
+
+        On a device backpropagation goes on during the selection.
+        """
+        moments, seconds = np.full((2, len(self.layout)), np.nan), np.full(len(self.layout), np.nan)
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            reports = pool.layer_reports
+            selecting = sum(report.select_seconds for report in reports)
+            times = max(1.0, pool.bookkeeping_seconds / selecting) if selecting > 0 else 1.0
+            for report in reports:
+                index = indices[report.first_tensor]
+                if report.ready is not None:
+                    moments[0, index] = report.ready
+                    moments[1, index] = report.ready + (report.select_seconds if pool.device is None else 0.0)
+                if report.ratio > 1:
+                    seconds[index] = times * report.select_seconds
+        self._computing.append(moments)
+        self._selecting.append(seconds)
+
+    # ---- ratios --------------------------------------------------------------------------------------------------
+
+    def refit(self) -> None:
+        """Measure the link, and fit the ratios to it and to the times of the last iterations. Collective.
+
+        Between iterations. All ranks take the largest ratio that any of them finds. A stage keeps its ratio if no rank
+        has measured the backpropagation that could hide it.
+        """
+        with self.comm.span("refit"):
+            dtype, _ = max(self.layout.groups, key=lambda group: sum(self.layout.counts[i] for i in group[1]))
+            wire, algorithm = self.strategy.wire_of(dtype), self.strategy.algorithm
+            dense = Link.of_allreduce(self.comm, dtype, wire, algorithm, self.layout.device, large=_DENSE)
+            sparse = Link.of_allgather(self.comm)
+            self._fitted = self._measured_stages()
+            found = np.zeros(len(self.stages))
+            for number, stage in enumerate(self._fitted):
+                is_last = number + 1 == len(self._fitted)
+                if is_last or stage.computing_seconds is not None:
+                    found[number] = adaptive_ratio(stage, dense, sparse, self.comm.size, float(self.strategy.max_ratio))
+            self.comm.allreduce(found, "max")
+            ratios = list(self.ratios)
+            for tensors, ratio in zip(self.stages, found.tolist(), strict=True):
+                for index in tensors:
+                    ratios[index] = ratio or ratios[index]
+            self.ratios = ratios
+            self._sending = [
+                dense.seconds(sum(stage.elements)) if ratio == 1 else sparse.seconds(stage.entries(ratio))
+                for stage, ratio in zip(self._fitted, (ratios[each.start] for each in self.stages), strict=True)
+            ]
+        if self.comm.rank == 0:
+            logger.info("lags has fitted its ratios after %d iterations:\n%s", self.iteration, self.ratio_table())
+
+    def _measured_stages(self) -> list[Stage]:
+        """Return the stages with the times measured on this rank."""
+        computing = _median([self._computing_seconds(each) for each in self._computing], len(self.stages))
+        selecting = _median(self._selecting, len(self.layout))
+        known = ~np.isnan(selecting)
+        self._selecting_known[known] = selecting[known]
+        counts = self.layout.counts
+        behind = [None if np.isnan(each) else float(each) for each in computing[1:]]
+        return [
+            Stage(
+                tuple(counts[index] for index in stage),
+                float(sum(self._selecting_known[index] for index in stage)),
+                seconds,
+            )
+            for stage, seconds in zip(self.stages, [*behind, None], strict=True)
+        ]
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        headings, rows = super()._table()
+        extra = [["", ""] for _ in rows]
+        for stage, measured, sending in zip(self.stages, self._fitted, self._sending, strict=False):
+            behind = measured.computing_seconds
+            extra[stage.stop - 1] = [f"{1e3 * sending:.3f}", "-" if behind is None else f"{1e3 * behind:.3f}"]
+        return [*headings, "sending\nms", "hides in\nms"], [
+            [*row, *more] for row, more in zip(rows, extra, strict=True)
+        ]
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of this rank's pools, the ratios, and the iteration of the next fit."""
+        return {**super().state_dict(), "ratios": list(self.ratios), "next_fit": self._next_fit}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is for these tensors, in any order."""
+        super().check_state_dict(state)
+        if "ratios" not in state:
+            return
+        ratios = [checked_ratio("a ratio of the state", each) for each in state["ratios"]]
+        whole("next_fit", state.get("next_fit"))
+        if len(ratios) != len(self.layout):
+            message = f"the state has {len(ratios)} ratios for {len(self.layout)} tensors"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state. Without one, or from a consolidated one, the ratios are fitted anew. Collective."""
+        super().load_state_dict(state)
+        self._computing.clear()
+        self._selecting.clear()
+        if state is not None and "ratios" in state:
+            self.ratios, self._next_fit = list(state["ratios"]), int(state["next_fit"])
+        else:
+            self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
+            self._next_fit = self.iteration + max(1, self.strategy.warmup)
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return iteration, order and ratios of a state."""
+        ratios = ", ".join(f"{each:.6g}" for each in state.get("ratios", ()))
+        return {**super().summary(state), "the ratios": ratios, "the next fit": str(state.get("next_fit"))}
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take residuals and ratios of another synchronizer, by the names of tensors, and its iteration."""
+        assert isinstance(other, AdaptiveSynchronizer)
+        super().take_over(other)
+        there = dict(zip(other.layout.names, other.ratios, strict=True))
+        self.ratios = [there.get(name, own) for name, own in zip(self.layout.names, self.ratios, strict=True)]
+        self._next_fit = other._next_fit
+
+
+def _median(samples: Sequence[Times], count: int) -> Times:
+    """Return the medians of the values that are known, NaN where none is."""
+    found = np.full(count, np.nan)
+    if len(samples):
+        table = np.array(samples)
+        known = ~np.isnan(table).all(axis=0)
+        found[known] = np.nanmedian(table[:, known], axis=0)
+    return found
+
+
+__all__ = ["LAGS", "AdaptiveSynchronizer"]

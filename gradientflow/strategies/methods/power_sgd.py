@@ -1,0 +1,231 @@
+"""PowerSGD: gradients of matrices as products of two thin ones, with error feedback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import whole
+from gradientflow.communicator import Communicator
+from gradientflow.strategies.contract import Strategy
+from gradientflow.strategies.exchange.arrays import ArraySynchronizer
+from gradientflow.strategies.exchange.nonfinite import first_nonfinite
+from gradientflow.strategies.exchange.wire import checked_wire
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.explanation import Explanation, Subject
+from gradientflow.strategies.predict.link import Link, median_seconds
+
+_SIDE = 1024  # rows and columns of a matrix, where shapes are not known
+_MEASURED = 2048  # rows and columns at most, of the matrix that is measured
+
+Floats = npt.NDArray[np.float32]
+
+
+class PowerSGD(Strategy):
+    """PowerSGD (Vogels et al., 2019): one step of a power iteration for each matrix, warm-started.
+
+    A gradient of more than one dimension is taken as a matrix of its first dimension by all others. It travels as two
+    matrices of `rank` columns; the error of this approximation is added to the next gradient. Tensors that would not
+    shrink to less than half travel as they are.
+
+    Parameters
+    ----------
+    rank : int, default 4
+        Columns of the two matrices.
+    warmup : int, default 10
+        Iterations at the beginning in which everything travels as it is.
+    seed : int, default 0
+        Of the matrices with which the power iteration starts.
+    wire : {"float16", "bfloat16"}, optional
+        What values are rounded to between nodes. The rounding error of a product is added to the next gradient, too.
+    """
+
+    name = "powersgd"
+    works_on_host = True
+    not_taken = dict.fromkeys(("density", "ratio"), "all of two thin matrices is sent; rank says how thin they are") | {
+        "fusion_threshold": "all matrices travel together, in two calls"
+    }
+
+    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, wire: str | None = None) -> None:
+        self.rank = whole("rank", rank, 1)
+        self.warmup = whole("warmup", warmup)
+        self.seed = whole("seed", seed)
+        self.wire = checked_wire(wire)
+
+    def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
+        """Make the synchronizer that approximates gradients. Collective."""
+        return _Approximated(comm, layout, self)
+
+    def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
+        """Do the same as `explain` for the matrices of a layout. Collective."""
+        found = super().explain(comm, sum(layout.counts), dtype=layout.widest, device=layout.device, **times)
+        return self._of_matrices(comm, found, layout.shapes)
+
+    def explain(self, comm: Communicator, parameters: int, **options: Any) -> Explanation:
+        """Predict a step for a model whose parameters are square matrices of 1,024 rows. Collective.
+
+        Two allreduces follow backpropagation, one after the other: of the left matrices with all that travels as it
+        is, and of the right matrices. The bookkeeping is three products and a decomposition for each matrix, as
+        measured on the largest one, of at most 2,048 rows and columns.
+
+        Parameters
+        ----------
+        comm, parameters, **options
+            As in `Strategy.explain`.
+        """
+        found = super().explain(comm, parameters, **options)
+        matrices, rest = divmod(found.parameters, _SIDE * _SIDE)
+        shapes = [*[(_SIDE, _SIDE)] * matrices, (rest // _SIDE, _SIDE), (rest % _SIDE,)]
+        return self._of_matrices(comm, found, shapes)
+
+    def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
+        return Subject(self.name, parameters, "float32", self.wire, "auto", overlaps=False)
+
+    def _of_matrices(self, comm: Communicator, found: Explanation, shapes: Sequence[tuple[int, ...]]) -> Explanation:
+        sizes = [_matrix(shape, self.rank) for shape in shapes]
+        sent = sum(
+            rank * (rows + columns) if rank else math.prod(shape)
+            for (rows, columns, rank), shape in zip(sizes, shapes, strict=True)
+        )
+        elements = sum(rows * columns for rows, columns, _ in sizes)
+        each = (found.communication_seconds - found.latency_seconds) / max(1, found.parameters)  # as it travels
+        link = Link(found.latency_seconds, max(0.0, each))
+        return replace(
+            found,
+            elements_sent=sent,
+            bytes_sent=found.bytes_sent * sent / max(1, found.parameters),
+            communication_seconds=link.seconds(sent) + (link.latency if elements else 0.0),
+            bookkeeping_seconds=self._product_seconds(comm, [each for each in sizes if each[2]]) if elements else 0.0,
+        )
+
+    def _product_seconds(self, comm: Communicator, sizes: list[tuple[int, int, int]]) -> float:
+        """Measure products and decomposition for the largest matrix, and scale them to all. Collective."""
+        rows, columns, rank = max(sizes)
+        rows, columns = min(rows, _MEASURED), min(columns, _MEASURED)
+        matrix, base = np.ones((rows, columns), np.float32), np.ones((columns, rank), np.float32)
+        gradient = matrix.copy()
+
+        def once() -> None:
+            np.add(matrix, gradient, out=gradient)
+            left = np.linalg.qr(gradient @ base)[0]
+            np.subtract(gradient, left @ (gradient.T @ left).T, out=gradient)
+
+        return median_seconds(comm, once) / (rows * columns) * sum(each[0] * each[1] for each in sizes)
+
+
+class _Approximated(ArraySynchronizer):
+    """Gradients as products of two matrices.
+
+    Attributes
+    ----------
+    residuals : list of arrays
+        Gradients less their products; empty for tensors that travel as they are.
+    bases : list of arrays
+        The right matrices of the last iteration.
+    steps : int
+        Iterations so far.
+    """
+
+    state_names = ("residuals", "bases", "steps")
+    strategy: PowerSGD
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: PowerSGD) -> None:
+        super().__init__(comm, layout, strategy)
+        self.steps = 0
+        self._sizes = [_matrix(shape, strategy.rank) for shape in layout.shapes]
+        self.residuals: list[Floats] = [np.zeros((rows, columns), np.float32) for rows, columns, _ in self._sizes]
+        self.bases: list[Floats] = []
+        for (_, columns, rank), name in zip(self._sizes, layout.names, strict=True):
+            random = np.random.default_rng([strategy.seed, *name.encode()])
+            self.bases.append(random.standard_normal((columns, rank)).astype(np.float32))
+        # First call: tensors that travel as they are, and left matrices. Second call: right matrices.
+        plain = [0 if rank else count for (*_, rank), count in zip(self._sizes, layout.counts, strict=True)]
+        left = [rows * rank for rows, _, rank in self._sizes]
+        right = [columns * rank for _, columns, rank in self._sizes]
+        self._everything = comm.empty(sum(layout.counts), "float32")
+        self._first = comm.empty(sum(plain) + sum(left), "float32")
+        self._second = comm.empty(sum(right), "float32")
+        self._whole = _cut(self._everything, layout.counts)
+        parts = _cut(self._first, [*plain, *left])
+        self._plain = parts[: len(plain)]
+        self._left = [
+            part.reshape(rows, rank) for part, (rows, _, rank) in zip(parts[len(plain) :], self._sizes, strict=True)
+        ]
+        self._right = [
+            part.reshape(columns, rank)
+            for part, (_, columns, rank) in zip(_cut(self._second, right), self._sizes, strict=True)
+        ]
+
+    def gradient_ready(self, index: int, gradient: Any) -> None:
+        """Project a gradient."""
+        flat, rank = gradient.reshape(-1), self._sizes[index][2]
+        if self.steps < self.strategy.warmup:
+            self._whole[index][...] = flat
+        elif not rank:
+            self._plain[index][...] = flat
+        else:
+            residual = self.residuals[index]
+            residual += gradient.reshape(residual.shape) / np.float32(self.loss_scale)
+            np.matmul(residual, self.bases[index], out=self._left[index])
+
+    def backward_done(self) -> None:
+        """Exchange both matrices one after the other, since the right one needs the mean of the left one."""
+        is_warm = self.steps >= self.strategy.warmup
+        self.steps += 1
+        if not is_warm:
+            self._average(self._everything)
+            self._return(self._whole)
+            return
+        self._average(self._first)
+        matrices = [index for index, (*_, rank) in enumerate(self._sizes) if rank]
+        for index in matrices:
+            self._left[index][...] = np.linalg.qr(self._left[index])[0]
+            np.matmul(self.residuals[index].T, self._left[index], out=self._right[index])
+        self._average(self._second)
+        for index in matrices:
+            self.bases[index][...] = self._right[index]
+            product = self._left[index] @ self._right[index].T
+            self.residuals[index] -= product
+            self.gradients[index].reshape(product.shape)[...] = product * np.float32(self.loss_scale)
+        self._return(self._plain)
+
+    def _average(self, values: Floats) -> None:
+        wire = {"wire": self.strategy.wire} if self.strategy.wire else {}
+        self.comm.allreduce(values, "mean", **wire)
+
+    def nonfinite_mean(self) -> int | None:
+        """Look at the thin matrices in place of their products, unless these are scaled or rounded."""
+        if self.steps <= self.strategy.warmup or self.skips_nonfinite or {*self.layout.dtypes} != {"float32"}:
+            return super().nonfinite_mean()
+        parts = zip(self._plain, self._left, self._right, strict=True)
+        return next((index for index, each in enumerate(parts) if first_nonfinite(each) is not None), None)
+
+    def has_gradient(self, index: int) -> bool:
+        """Tell whether the product for a tensor is not 0: a part of its residual was sent."""
+        return bool(self._sizes[index][2]) and bool(self.gradients[index].any())
+
+    def _return(self, means: list[Floats]) -> None:
+        for gradient, mean in zip(self.gradients, means, strict=True):
+            if mean.size:
+                gradient.reshape(-1)[...] = mean
+
+
+def _matrix(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
+    """Return rows, columns, and the rank of the product; all 0 for what travels as it is."""
+    rows = shape[0] if len(shape) > 1 else 0
+    columns = int(np.prod(shape[1:])) if rows else 0
+    rank = min(rank, rows, columns)
+    return (rows, columns, rank) if rank and 2 * rank * (rows + columns) < rows * columns else (0, 0, 0)
+
+
+def _cut(array: Any, counts: list[int] | tuple[int, ...]) -> list[Floats]:
+    """Cut an array into parts of so many entries."""
+    return np.split(np.asarray(array), np.cumsum(counts)[:-1]) if counts else []
+
+
+__all__ = ["PowerSGD"]

@@ -1,0 +1,39 @@
+"""Random sparsification with error feedback: a baseline for top-k."""
+
+from __future__ import annotations
+
+from gradientflow.arguments import whole
+from gradientflow.strategies.exchange.entries import SparseStrategy
+
+
+class RandomK(SparseStrategy):
+    """Random entries of each layer with error feedback: new ones in each iteration, the same on all ranks.
+
+    Parameters
+    ----------
+    ratio : float, default 1000
+        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+    seed : int, default 0
+        Of the selection.
+    warmup, monitor, wire, algorithm
+        As in `LAGS`.
+    """
+
+    name = "random_k"
+    selection = "random"
+
+    def __init__(
+        self,
+        ratio: float = 1000.0,
+        *,
+        seed: int = 0,
+        warmup: int = 0,
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        self.seed = whole("seed", seed)
+
+
+__all__ = ["RandomK"]

@@ -1,0 +1,44 @@
+"""Single-layer gradient sparsification: one top-k over all gradients, after backpropagation."""
+
+from __future__ import annotations
+
+from gradientflow.strategies.exchange.entries import SparseStrategy, checked_selection
+
+
+class SLGS(SparseStrategy):
+    """One top-k over the whole gradient, with error feedback, after backpropagation: nothing is overlapped.
+
+    Each dtype has a top-k of its own.
+
+    Parameters
+    ----------
+    ratio : float, default 1000
+        Of n parameters, n / ratio are sent, rounded up. 1 or more.
+    selection : {"sampled", "exact"}
+        How the largest entries are found, as in `gradientflow.TopKGradientPool`.
+    warmup, monitor, wire, algorithm
+        As in `LAGS`.
+    """
+
+    name = "slgs"
+    overlap = False
+
+    def __init__(
+        self,
+        ratio: float = 1000.0,
+        *,
+        selection: str = "sampled",
+        warmup: int = 0,
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        self.selection = checked_selection(selection)
+
+    def layers(self, tensors: int) -> list[int]:
+        """Return the number of tensors in each layer of a pool: all tensors are one layer."""
+        return [tensors]
+
+
+__all__ = ["SLGS"]

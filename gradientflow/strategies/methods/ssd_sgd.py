@@ -1,0 +1,374 @@
+"""SSD-SGD: workers push in every step, pull in every k-th one, and update their own weights in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow._location import load_core
+from gradientflow.arguments import nonnegative, number, whole
+from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
+from gradientflow.policies import BSP, Policy
+from gradientflow.server.parameter_server import Push
+from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
+from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.predict.link import median_seconds
+
+Array = npt.NDArray[np.float32]
+
+_MEASURED = 1 << 22  # weights
+_RULES = ("glu", "sgd", "dc_asgd", "none")
+
+
+class SSDSGD(ServedStrategy):
+    """Several steps delay SGD (SSD-SGD paper): synchronous steps on the servers, asynchronous ones in the workers.
+
+    After `warmup` iterations of synchronous SGD a worker no longer waits for others: it pushes its gradient, updates
+    its own weights, and goes on. Every `k` iterations it pulls, in the background, during the next iteration; the
+    pulled weights replace its own just before their next update. Two runs give the same bits.
+
+    Parameters
+    ----------
+    k : int, default 5
+        Steps from one pull to the next.
+    warmup : int, default 500
+        Iterations of synchronous SGD, a positive multiple of `k`.
+    local_update : {"glu", "sgd", "dc_asgd", "none"}, default "glu"
+        How a worker updates its weights: by its own gradient and one derived from the servers' last rounds; by its own;
+        by its own with delay compensation; or not at all.
+    alpha, beta : float, default 2.0, 0.5
+        Of "glu": the weights of the two gradients.
+    loc_lr : float, optional
+        The learning rate of the local update; by default that of the servers times the number of workers.
+    lambda_0, decay, epsilon : float, default 2.0, 0.95, 1e-7
+        Of "dc_asgd": the strength of the compensation, and decay and epsilon of the mean square that divides it.
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`; "glu" goes with the optimizer "sgd".
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a number is out of range, or there is no such local update.
+
+    Examples
+    --------
+    >>> import gradientflow.torch as gft
+    >>> optimizer = gft.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, strategy="ssd_sgd(k=5, warmup=500)"
+    ... )
+    """
+
+    name = "ssd_sgd"
+    waits = False
+
+    def __init__(
+        self,
+        k: int = 5,
+        warmup: int = 500,
+        local_update: str = "glu",
+        *,
+        alpha: float = 2.0,
+        beta: float = 0.5,
+        loc_lr: float | None = None,
+        lambda_0: float = 2.0,
+        decay: float = 0.95,
+        epsilon: float = 1e-7,
+        servers: int | None = None,
+        optimizer: str = "sgd",
+        wire: str | None = None,
+        fusion_threshold: float | str | None = None,
+    ) -> None:
+        super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
+        self.k = whole("k", k, 1)
+        self.warmup = whole("warmup", warmup)
+        if self.warmup == 0 or self.warmup % self.k:
+            nearest = max(1, round(self.warmup / self.k)) * self.k
+            message = f"warmup is a positive multiple of k, {self.k}: {nearest}, for example, not {self.warmup}"
+            raise ArgumentError(message)
+        if local_update not in _RULES:
+            message = f"local_update is 'glu', 'sgd', 'dc_asgd' or 'none', not {local_update!r}"
+            raise ArgumentError(message)
+        if local_update == "glu" and not optimizer.startswith("sgd"):
+            message = f"'glu' works out what momentum SGD has done: with {optimizer!r} let local_update be another one"
+            raise ArgumentError(message)
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not math.isfinite(number(name, value)):
+                message = f"{name} is finite, not {value}"
+                raise ArgumentError(message)
+        if not 0 <= number("decay", decay) < 1:
+            message = f"decay is from 0 to below 1, not {decay}"
+            raise ArgumentError(message)
+        if not nonnegative("epsilon", epsilon) > 0:
+            message = f"epsilon is above 0, not {epsilon}"
+            raise ArgumentError(message)
+        self.local_update = local_update
+        self.alpha = alpha
+        self.beta = beta
+        self.loc_lr = None if loc_lr is None else nonnegative("loc_lr", loc_lr)
+        self.lambda_0 = nonnegative("lambda_0", lambda_0)
+        self.decay = decay
+        self.epsilon = epsilon
+
+    @classmethod
+    def typical(cls, steps: int) -> SSDSGD:
+        """Return one whose warm-up takes at most about a quarter of the steps."""
+        k = min(5, max(1, steps // 4))
+        return cls(k, min(500, k * max(1, steps // (4 * k))))
+
+    @property
+    def period(self) -> int:  # type: ignore[override]
+        """Iterations from one pull to the next."""
+        return self.k
+
+    @property
+    def policy(self) -> Policy:
+        """The rounds of the servers are synchronous, but workers do not wait for them after the warm-up."""
+        return BSP()
+
+    def bind(self, comm: Communicator, layout: Layout) -> DelayedSynchronizer:
+        """Start servers with the weights of rank 0. Collective."""
+        return DelayedSynchronizer(comm, layout, self)
+
+    def local_seconds(self, comm: Communicator, parameters: int) -> float:
+        """Measure the local update, and return its seconds for so many weights. Collective."""
+        if self.local_update == "none":
+            return 0.0
+        weight, kept, gradient = (_zeros(_MEASURED) for _ in range(3))
+        core, place = load_core().local_updates, (gradient.ctypes.data, "float32")
+        rates = 0.1, 1.0, 0.0
+        calls: dict[str, Callable[[], object]] = {
+            "glu": lambda: core.glu_step(weight, kept, *place, False, *rates, 2.0, 0.5, 1.0),
+            "sgd": lambda: core.sgd_step(weight, *place, *rates),
+            "dc_asgd": lambda: core.dc_step(weight, kept, None, *place, *rates, 2.0, 0.95, 1e-7),
+        }
+        return median_seconds(comm, calls[self.local_update]) * parameters / _MEASURED
+
+
+class DelayedSynchronizer(ServedSynchronizer):
+    """A worker with weights of its own.
+
+    Attributes
+    ----------
+    pre_weights : list of arrays
+        Of "glu": the servers' weights as last pulled, or those with which local updates began.
+    mean_squares : list of arrays
+        Of "dc_asgd": the mean squares of this rank's gradients.
+    """
+
+    strategy: SSDSGD
+    keeps_gradients = True
+
+    def __init__(self, comm: Communicator, layout: Layout, strategy: SSDSGD) -> None:
+        super().__init__(comm, layout, strategy)
+        rule = strategy.local_update
+        self.pre_weights: list[Array] = [_zeros(n) for n in layout.counts] if rule == "glu" else []
+        self.mean_squares: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
+        self._before: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
+        self._has_pre_weights = False
+        self._unseen: list[Push] = []  # pushes whose rounds have not been waited for
+        self._was_skipped = False  # one of the rounds waited for since the last pull
+
+    # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def pulls_with(self, push: int) -> bool:
+        """Whether the push of this number is in the warm-up."""
+        return push <= self.strategy.warmup
+
+    def outcome(self, push: Push) -> str:
+        """Wait for the round in the warm-up; later only if the weights of the last pull are needed.
+
+        Rounds skipped for a gradient that is not finite are reported then: in the same iteration on all ranks.
+        """
+        if self.pulls_with(self.pushes):
+            return super().outcome(push)
+        skipped = False
+        if self._pull is not None:
+            self._see_rounds()
+            skipped, self._was_skipped = self._was_skipped, False
+        self._unseen.append(push)
+        return "skipped" if skipped else "applied"
+
+    def after_step(self) -> None:
+        """Take pulled weights, if any, and make the local update."""
+        if self.pulls_with(self.pushes):
+            super().after_step()
+            return
+        has_pulled = self._pull is not None
+        if has_pulled:
+            for before, weight in zip(self._before, self.weights, strict=False):
+                before[...] = weight
+            self._take_pull()
+        self._pull_if_due()
+        update = getattr(self, f"_{self.strategy.local_update}")
+        for index in range(len(self.layout)):
+            update(index, has_pulled)
+        self._has_pre_weights = True
+
+    def abandon(self, stream: Any = None) -> None:
+        """Give up the iteration: its round changes nothing."""
+        was_begun, push = self._begun, self._pending
+        super().abandon(stream)
+        if was_begun and push is None and not self.pulls_with(self.pushes):
+            self._pull_if_due()
+
+    def finish(self) -> None:
+        """Take the servers' weights. Rounds that were skipped since the last pull are reported then."""
+        self._see_rounds()
+        skipped, nonfinite = self._was_skipped, self._nonfinite
+        super().finish()
+        if skipped and not self.skips_nonfinite:
+            self._nonfinite = nonfinite
+            self.dropped = self._why_skipped()
+
+    def begin_afresh(self) -> None:
+        """Go on from the servers' weights, without a second warm-up."""
+        self.pushes = min(self.pushes, self.strategy.warmup)
+        self._has_pre_weights = self._was_skipped = False
+        self._nonfinite = None
+        self._unseen = []
+
+    def _pull_if_due(self) -> None:
+        if self._pull is None and self.pushes % self.strategy.k == 0:
+            self._begin_pull()
+
+    def _see_rounds(self) -> None:
+        """Wait for the rounds of all pushes so far."""
+        for push in self._unseen:
+            if push.wait() == "skipped":
+                self._was_skipped = True
+                self._nonfinite = self._nonfinite or push.nonfinite
+        self._unseen = []
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers, and this rank's own."""
+        self._see_rounds()
+        return {
+            **super().state_dict(),
+            "rank": self.comm.rank,
+            "ranks": self.comm.size,
+            "is_pulling": self._pull is not None,
+            "was_skipped": self._was_skipped,
+            "has_pre_weights": self._has_pre_weights,
+            **{name: [np.copy(each) for each in values] for name, values in self._kept().items()},
+        }
+
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """Return the state of the servers, from which any number of workers can go on. Collective."""
+        self._see_rounds()
+        return {**super().consolidated_state_dict(), "pushes": min(self.pushes, self.strategy.warmup)}
+
+    def _kept(self) -> dict[str, list[Array]]:
+        """Return the arrays that this rank has for each tensor."""
+        kept = {"weights": self.weights, "pre_weights": self.pre_weights, "mean_squares": self.mean_squares}
+        return {name: values for name, values in kept.items() if values}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is for these tensors, and for this rank or any."""
+        super().check_state_dict(state)
+        if "rank" not in state:
+            return
+        mine, theirs = (self.comm.rank, self.comm.size), (state["rank"], state["ranks"])
+        if mine != theirs:
+            message = (
+                f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
+                "rank loads its own, and any rank what consolidated_state_dict() gave"
+            )
+            raise ArgumentError(message)
+        if not {*self._kept(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
+            message = f"the state is of another local update than {self.strategy.local_update}"
+            raise ArgumentError(message)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state, or begin anew with the weights of rank 0. Collective."""
+        super().load_state_dict(state)
+        if state is None or "rank" not in state:
+            for square in self.mean_squares:
+                square[...] = 0
+            return
+        for name, values in self._kept().items():
+            there = dict(zip(state["names"], state[name], strict=True))
+            for key, each in zip(self.layout.names, values, strict=True):
+                each[...] = there[key]
+        self._has_pre_weights, self._was_skipped = bool(state["has_pre_weights"]), bool(state["was_skipped"])
+        if state["is_pulling"]:
+            self._begin_pull()
+
+    def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return the pushes of a state, and whether it is for one rank or for any."""
+        return {"pushes": str(state["pushes"]), "kind": "of its rank" if "rank" in state else "for any rank"}
+
+    def take_over(self, other: Synchronizer) -> None:
+        """Take the servers' and this rank's state of another synchronizer, by the names of tensors. Collective."""
+        assert isinstance(other, DelayedSynchronizer)
+        other._see_rounds()
+        is_pulling = other._pull is not None
+        super().take_over(other)
+        self._has_pre_weights, self._was_skipped = other._has_pre_weights, other._was_skipped
+        for pre_weight, weight in zip(self.pre_weights, self.weights, strict=False):
+            pre_weight[...] = weight
+        theirs = other._kept()
+        for name, values in self._kept().items():
+            there = dict(zip(other.layout.names, theirs[name], strict=True))
+            for key, each in zip(self.layout.names, values, strict=True):
+                each[...] = there.get(key, each)
+        if is_pulling:
+            self._begin_pull()
+
+    # ---- local updates -------------------------------------------------------------------------------------------
+
+    def _glu(self, index: int, has_pulled: bool) -> None:
+        pre_weight, weight, settings = self.pre_weights[index], self.weights[index], self._settings[index]
+        if not self._has_pre_weights:
+            pre_weight[...] = weight
+        if self._found is not None:
+            if has_pulled:
+                pre_weight[...] = weight
+            return
+        of_rounds = settings.rate * self.strategy.k
+        rule = self.strategy.alpha, self.strategy.beta, (1 - settings.momentum) / of_rounds if of_rounds else 0.0
+        self._core.glu_step(weight, pre_weight, *self._gradient(index), has_pulled, *self._rates(settings), *rule)
+
+    def _sgd(self, index: int, has_pulled: bool) -> None:
+        if self._found is None:
+            rates = self._rates(self._settings[index])
+            self._core.sgd_step(self.weights[index], *self._gradient(index), *rates)
+
+    def _dc_asgd(self, index: int, has_pulled: bool) -> None:
+        if self._found is not None:
+            return
+        before = self._before[index] if has_pulled else None
+        rule = self.strategy.lambda_0, self.strategy.decay, self.strategy.epsilon
+        self._core.dc_step(
+            self.weights[index],
+            self.mean_squares[index],
+            before,
+            *self._gradient(index),
+            *self._rates(self._settings[index]),
+            *rule,
+        )
+
+    def _none(self, index: int, has_pulled: bool) -> None:
+        pass
+
+    def _gradient(self, index: int) -> tuple[int, str]:
+        return self._addresses[index], self.layout.dtypes[index]
+
+    def _rates(self, settings: Any) -> tuple[float, float, float]:
+        loc_lr = self.strategy.loc_lr
+        rate = self.comm.size * settings.rate if loc_lr is None else loc_lr
+        return rate, 1.0 / self._scale, settings.weight_decay
+
+
+def _zeros(count: int) -> Array:
+    return np.zeros(count, np.float32)
+
+
+__all__ = ["SSDSGD", "DelayedSynchronizer"]

@@ -1,0 +1,49 @@
+"""Plain top-k sparsification with error feedback."""
+
+from __future__ import annotations
+
+from gradientflow.arguments import number
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies.exchange.entries import SparseStrategy
+
+
+class TopK(SparseStrategy):
+    """Plain top-k with error feedback: the entries of largest magnitude of each layer, selected exactly.
+
+    Parameters
+    ----------
+    ratio : float, default 1000
+        Of a layer of n elements, n / ratio are sent, rounded up. 1 or more.
+    density : float, optional
+        In place of a ratio: the share that is sent, 1 / ratio.
+    warmup, monitor, wire, algorithm
+        As in `LAGS`.
+    """
+
+    name = "top_k"
+    selection = "exact"
+
+    def __init__(
+        self,
+        ratio: float = 1000.0,
+        *,
+        density: float | None = None,
+        warmup: int = 0,
+        monitor: int = False,
+        wire: str | None = None,
+        algorithm: str = "auto",
+    ) -> None:
+        if density is not None:
+            if ratio != 1000.0:
+                message = f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}"
+                raise ArgumentError(message)
+            if not 0 < number("density", density) <= 1:
+                message = f"density is above 0 and at most 1, not {density!r}"
+                raise ArgumentError(message)
+        final = ratio if density is None else 1 / density
+        super().__init__(final, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        self.ratio = ratio
+        self.density = density
+
+
+__all__ = ["TopK"]

@@ -1,0 +1,54 @@
+"""Strategies from text: ``csc(density=0.1)``, or ``path/to/mine.py:SignSGD(scale=0.01)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradientflow.description import Words
+
+from . import methods
+from .contract import Strategy
+
+_WORDS: Words[Strategy] = Words(Strategy, "strategy", [getattr(methods, name) for name in methods.__all__])
+BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
+
+
+def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
+    """Return the strategies that a text names, separated by semicolons.
+
+    Parameters
+    ----------
+    text : str
+        For example ``"dense; csc(density=0.1, warmup=20); mine.py:SignSGD(scale=0.01)"``. Values are literals. ``all``
+        stands for every strategy of the library, as `Strategy.typical` makes it.
+    steps : int
+        For ``all``: the length of the training.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If a name is empty or unknown, or a strategy does not take an argument.
+    """
+    return _WORDS.parse_all(text, {"all": lambda: [kind.typical(steps) for kind in BY_NAME.values()]})
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Return the strategy that a text names, as in `parse_strategies`, which takes several."""
+    return _WORDS.parse(text)
+
+
+def as_strategy(strategy: Any) -> Strategy:
+    """Return a strategy that is given as a `Strategy` or as text.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the text names no strategy.
+    gradientflow.errors.ArgumentTypeError
+        If it is neither.
+    """
+    return _WORDS.given(strategy)
+
+
+__all__ = ["BY_NAME", "as_strategy", "parse_strategies", "parse_strategy"]
