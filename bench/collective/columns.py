@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS, Contestant, Key
-from ..core.plan import format_size
-from ..core.results import shared
-from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, percentage, ratio, ratios, timed
+from ..core.results import BACKEND, SIZE, BandwidthResult, over_peers, shared_with_bandwidth, wire_column
+from ..core.table import Column, Layout, bandwidth, columns_of, figure, name, percentage, ratio, shown
 from .plan import LIMIT, PREPARED
 
 
-@dataclass(frozen=True)
-class Result:
-    """One contestant's figures at one size; `core.results` explains the fields that all benches have.
+@dataclass(frozen=True, kw_only=True)
+class Result(BandwidthResult):
+    """One contestant's figures at one size.
 
     Attributes
     ----------
@@ -28,27 +28,10 @@ class Result:
         On a device, how long a call occupies the host, without waiting for the device; the median of the slowest rank.
     """
 
-    backend: str
     collective: str
     algorithm: str
     memory: str
-    dtype: str
-    wire: str
-    device: str
-    ranks: int
-    nodes: int
-    bytes: int
-    iterations: int
-    median_us: float | None
-    min_us: float | None
-    p95_us: float | None
-    refill_median_us: float | None
-    algbw_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
-    busbw_GBps: float | None  # noqa: N815
-    cpu_us: float | None
-    launch_us: float | None
-    link_share: float | None
-    wrong: int
+    launch_us: float | None = field(metadata=shown("launch"))
 
     @property
     def key(self) -> Key:
@@ -60,58 +43,47 @@ def summarise(
     case: Case, contestant: Contestant, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> Result:
     """Make the result of a contestant from its times, which are ignored if it was wrong."""
-    timed = None if wrong else times
+    launch = None if wrong or times is None else times.launch
     return Result(
         collective=case.collective,
         algorithm=contestant.algorithm,
         memory=contestant.memory,
         device=contestant.device,
-        launch_us=None if timed is None or timed.launch is None else round(float(np.median(timed.launch)) / 1e3, 3),
-        **shared(case, contestant.backend, contestant.wire, nodes, wrong, times, link_seconds),
+        launch_us=None if launch is None else round(float(np.median(launch)) / 1e3, 3),
+        **shared_with_bandwidth(case, contestant, nodes, wrong, times, link_seconds),
     )
 
 
 def _columns(results: Sequence[Result], with_cpu: bool) -> list[Column]:
-    ours = [result for result in results if result.backend == OURS]
     sized = any(result.bytes for result in results)  # a barrier has no bytes
-    beside = {(result.bytes, result.backend): result for result in results}
-
-    def compared(peer: str) -> Column:
-        def find(result: Result) -> Result | None:
-            return beside.get((result.bytes, peer)) if result.backend == OURS else None
-
-        return ratios(f"{peer} / ours", find, filled=sized)
-
-    def size(result: Result) -> str:
-        return format_size(result.bytes) if result.bytes else "-"
+    limits = {result.bytes: result for result in results if result.backend == LIMIT}
+    chosen = any(result.algorithm != "auto" for result in results if result.backend == OURS)
 
     def of_limit(result: Result) -> float | None:
-        limit = beside.get((result.bytes, LIMIT))
+        limit = limits.get(result.bytes)
         return None if limit is None or result.backend == LIMIT else ratio(result.median_us, limit.median_us)
 
     def cpu_per_byte(result: Result) -> float | None:
         return None if result.cpu_us is None else result.cpu_us * 1e3 / (result.bytes * result.ranks)
 
+    columns = partial(columns_of, Result, results)
     return [
-        name("size", size, justify="right", repeats=False),
-        name("", lambda result: "ours" if result.backend == OURS else result.backend),
+        SIZE,
+        BACKEND,
         name("memory", "memory"),
-        name("algorithm", "algorithm", shown=any(result.algorithm != "auto" for result in ours)),
-        name("wire", "wire", shown=any(result.wire != result.dtype for result in ours)),
-        *timed("us", microseconds),
-        figure("launch", "us", "launch_us", microseconds, shown=any(r.launch_us is not None for r in results)),
-        figure("filled", "us", "refill_median_us", microseconds, shown=sized),
-        figure("algbw", "GB/s", "algbw_GBps", bandwidth, shown=sized),
-        figure("busbw", "GB/s", "busbw_GBps", bandwidth, shown=sized),
-        figure("link", "%", "link_share", percentage, shown=sized and any(r.link_share is not None for r in results)),
-        figure("of limit", "%", of_limit, percentage, shown=any(result.backend == LIMIT for result in results)),
-        figure("cpu", "us", "cpu_us", microseconds, shown=with_cpu),
-        figure("cpu", "ns/B", cpu_per_byte, bandwidth, shown=with_cpu and sized),
-        *(compared(peer) for peer in dict.fromkeys(result.backend for result in results) if peer not in (OURS, LIMIT)),
+        name("algorithm", "algorithm", shown=chosen),
+        wire_column(results),
+        *columns("median_us", "min_us", "p95_us", "launch_us"),
+        *columns("refill_median_us", "algbw_GBps", "busbw_GBps", "link_share", when=sized),
+        figure("of limit", "%", of_limit, percentage, shown=bool(limits)),
+        *columns("cpu_us", when=with_cpu),
+        figure("cpu", "ns/B", cpu_per_byte, bandwidth, shown=with_cpu and sized, note="ns/B is of a byte and rank."),
+        *over_peers(results, lambda result: result.bytes, filled=sized, without=(LIMIT,)),
     ]
 
 
 def _legend(results: Sequence[Result], with_cpu: bool) -> str:
+    backends = {result.backend for result in results}
     text = "Times are those of the slowest rank; call is the median."
     if any(result.bytes for result in results):
         text += (
@@ -120,18 +92,12 @@ def _legend(results: Sequence[Result], with_cpu: bool) -> str:
         )
     if any(result.device == "cuda" for result in results):
         text += " Both end when the device is done; launch is how long the call keeps the host before that."
-        if any(result.backend in ("mpi", "gloo") for result in results):
+        if backends & {"mpi", "gloo"}:
             text += " mpi and gloo copy to pinned memory of the host, call, and copy back."
-    if any(result.link_share is not None for result in results):
-        text += " link is the least time that the links need for what has to be sent, over call."
-    if with_cpu:
-        text += " cpu is the processor time of a call: of all ranks together, and for each byte and rank."
-    if any(result.backend == LIMIT for result in results):
+    if LIMIT in backends:
         text += " limit is the same traffic in node memory with no word between ranks; of limit, its time over call."
-    if any(result.backend == PREPARED for result in results):
+    if PREPARED in backends:
         text += " prepared is ours with a prepared call: its start and its wait."
-    if any(result.backend not in (OURS, LIMIT) for result in results):
-        text += " The last columns are the peer's time over ours: below 1 we are slower."
     return text
 
 

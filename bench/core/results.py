@@ -1,16 +1,7 @@
-"""Results: the figures that all benches have, and the JSON file of a run.
+"""Results: the fields that several benches have, and the files that are made of results.
 
-Scripts rely on the names of the fields. Fields that all benches share are:
-
-- ``backend``, ``dtype``, ``wire``, ``device``, ``ranks``, ``nodes``, ``bytes``: the contestant and the size;
-- ``iterations``: timed calls of the contestant, 0 where the result was wrong; all figures are None then;
-- ``median_us``, ``min_us``, ``p95_us``: of the call alone, each with the time of its slowest rank;
-- ``refill_median_us``: of writing fresh values and the call, together;
-- ``algbw_GBps``, ``busbw_GBps``: bandwidth at the median, in 10^9 bytes per second;
-- ``cpu_us``: processor time of a call, user and system, of all ranks' processes together; the mean;
-- ``link_share``: the least time that the links between the hosts need for the call, over the median; None where their
-  rate is not known;
-- ``wrong``: wrong elements, summed over ranks and checks.
+A field is declared once, in the dataclass of a result: its name is that in JSON and CSV files, on which scripts rely,
+and its metadata say how tables show it (`core.table.shown`).
 """
 
 from __future__ import annotations
@@ -18,86 +9,170 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .case import COLLECTIVES, Case
 from .measure import Times
+from .peers import OURS
+from .plan import format_size
+from .table import Column, bandwidth, name, percentage, ratios, shown
+
+_PEERS_NOTE = "The last columns are the peer's time over ours: below 1 we are slower."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedResult:
+    """The time of a call, and whether its result was right.
+
+    Attributes
+    ----------
+    median_us, min_us, p95_us : float or None
+        Of the call alone, each with the time of its slowest rank; None, like all figures, if the result was wrong.
+    wrong : int
+        Wrong elements, summed over ranks and checks.
+    """
+
+    median_us: float | None = field(metadata=shown("call"))
+    min_us: float | None = field(metadata=shown("min"))
+    p95_us: float | None = field(metadata=shown("p95"))
+    wrong: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContestantResult(TimedResult):
+    """The figures of a contestant that all ranks run together.
+
+    Attributes
+    ----------
+    backend, dtype, wire, device : str
+        The library, the element type, the dtype of its messages, and the device.
+    ranks, nodes, bytes : int
+        The job, and the size.
+    iterations : int
+        Timed calls; 0 if the result was wrong.
+    refill_median_us : float or None
+        Of writing fresh values and the call, together.
+    cpu_us : float or None
+        Processor time of a call, user and system, of all ranks' processes together; the mean.
+    link_share : float or None
+        The least time that the links between the hosts need for the call, over the median; None where their rate is
+        not known.
+    """
+
+    backend: str
+    dtype: str
+    wire: str
+    device: str = "cpu"
+    ranks: int
+    nodes: int
+    bytes: int
+    iterations: int
+    refill_median_us: float | None = field(metadata=shown("filled"))
+    cpu_us: float | None = field(
+        metadata=shown("cpu", note="cpu is the processor time of a call, of all ranks together.")
+    )
+    link_share: float | None = field(
+        metadata=shown(
+            *("link", "%", percentage),
+            note="link is the least time that the links need for what has to be sent, over call.",
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthResult(ContestantResult):
+    """The figures of a contestant that moves all of its bytes.
+
+    Attributes
+    ----------
+    algbw_GBps, busbw_GBps : float or None
+        Bandwidth at the median, in 10^9 bytes per second.
+    """
+
+    algbw_GBps: float | None = field(metadata=shown("algbw", "GB/s", bandwidth))  # noqa: N815 - as the unit is written
+    busbw_GBps: float | None = field(metadata=shown("busbw", "GB/s", bandwidth))  # noqa: N815
+
+
+def quantiles(nanoseconds: NDArray[Any] | None) -> dict[str, Any]:
+    """Give the times of `TimedResult`; None without samples."""
+    if nanoseconds is None:
+        return dict.fromkeys(("median_us", "min_us", "p95_us"))
+    found = zip(("median_us", "min_us", "p95_us"), np.percentile(nanoseconds, (50, 0, 95)), strict=True)
+    return {name: round(float(value) / 1e3, 3) for name, value in found}
+
+
+def gigabytes_per_second(nbytes: float, microseconds: float | None) -> float | None:
+    """Give the bandwidth of so many bytes in a time; None without the time."""
+    return None if microseconds is None else round(nbytes / (microseconds * 1e3), 6)
 
 
 def shared(
-    case: Case,
-    backend: str,
-    wire: str,
-    nodes: int,
-    wrong: int,
-    times: Times | None,
-    link_seconds: float | None = None,
+    case: Case, contestant: Any, nodes: int, wrong: int, times: Times | None, link_seconds: float | None = None
 ) -> dict[str, Any]:
-    """Give the fields that all benches have.
-
-    Parameters
-    ----------
-    case : Case
-        The case.
-    backend, wire : str
-        The library, and the dtype of its messages.
-    nodes : int
-        The number of nodes.
-    wrong : int
-        Wrong elements found; times are ignored then.
-    times : Times or None
-        None where it was not timed.
-    link_seconds : float or None
-        The least time that the links between the hosts need for it, where that is known.
-
-    Returns
-    -------
-    dict
-        By the names of the fields.
-    """
-    what = {"backend": backend, "dtype": case.dtype, "wire": wire, "ranks": case.ranks, "nodes": nodes}
-    timed = None if wrong else times
-    return {**what, "bytes": case.bytes, "wrong": wrong, **figures(case, timed, link_seconds)}
-
-
-def figures(case: Case, times: Times | None, link_seconds: float | None) -> dict[str, Any]:
-    """Compute the figures of results from times; all None without times.
-
-    Parameters
-    ----------
-    case : Case
-        The case.
-    times : Times or None
-        The times of one contestant; None where it was not timed, or was wrong.
-    link_seconds : float or None
-        The least time that the links between the hosts need for it, where that is known.
-
-    Returns
-    -------
-    dict
-        By the names of the fields.
-    """
-    if times is None:
-        names = ("median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us")
-        return {"iterations": 0, **dict.fromkeys((*names, "link_share"))}
-    median = float(np.median(times.call)) / 1e3
-    bandwidth = case.bytes / (median * 1e3)
+    """Give the fields of `ContestantResult` except for the device; times are ignored if there are wrong elements."""
+    times = None if wrong else times
+    link_seconds = None if times is None else link_seconds
+    call = quantiles(None if times is None else times.call)
+    filled = quantiles(None if times is None else times.refill)
     return {
-        "iterations": len(times.call),
-        "median_us": round(median, 3),
-        "min_us": round(float(times.call.min()) / 1e3, 3),
-        "p95_us": round(float(np.percentile(times.call, 95)) / 1e3, 3),
-        "refill_median_us": round(float(np.median(times.refill)) / 1e3, 3),
-        "algbw_GBps": round(bandwidth, 6),
-        "busbw_GBps": round(bandwidth * COLLECTIVES[case.collective].bus_factor(case.ranks), 6),
-        "cpu_us": round(float(times.processor.mean()) / 1e3, 3),
-        "link_share": None if link_seconds is None else round(link_seconds * 1e6 / median, 4),
+        **{"backend": contestant.backend, "dtype": case.dtype, "wire": contestant.wire},
+        **{"ranks": case.ranks, "nodes": nodes, "bytes": case.bytes, "wrong": wrong},
+        "iterations": 0 if times is None else len(times.call),
+        **call,
+        "refill_median_us": filled["median_us"],
+        "cpu_us": None if times is None else round(float(times.processor.mean()) / 1e3, 3),
+        "link_share": None if link_seconds is None else round(link_seconds * 1e6 / call["median_us"], 4),
     }
+
+
+def shared_with_bandwidth(case: Case, *arguments: Any) -> dict[str, Any]:
+    """Give the fields of `BandwidthResult`, from the arguments of `shared`."""
+    found = shared(case, *arguments)
+    factors = {"algbw_GBps": 1.0, "busbw_GBps": COLLECTIVES[case.collective].bus_factor(case.ranks)}
+    rates = {name: gigabytes_per_second(case.bytes * by, found["median_us"]) for name, by in factors.items()}
+    return {**found, **rates}
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+SIZE = name("size", lambda result: format_size(result.bytes) if result.bytes else "-", justify="right", repeats=False)
+BACKEND = name("", lambda result: "ours" if result.backend == OURS else result.backend)
+
+
+def wire_column(results: Sequence[ContestantResult]) -> Column:
+    """Make the column of the wire dtype, which is shown where there was a choice."""
+    return name("wire", "wire", shown=any(result.wire != result.dtype for result in results))
+
+
+def over_peers(
+    results: Sequence[Any],
+    block: Callable[[Any], object],
+    heading: str = "{} / ours",
+    *,
+    filled: bool = True,
+    without: Sequence[str] = (),
+    note: str = _PEERS_NOTE,
+) -> list[Column]:
+    """Make the columns that compare ours with the result of each peer in the same block, or of those in `results`."""
+    beside = {(block(result), result.backend): result for result in results}
+
+    def compared(peer: str) -> Column:
+        def find(result: Any) -> Any:
+            return beside.get((block(result), peer)) if result.backend == OURS else None
+
+        return ratios(heading.format(peer), find, filled=filled, note=note)
+
+    peers = dict.fromkeys(result.backend for result in results)
+    return [compared(peer) for peer in peers if peer not in (OURS, *without)]
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def write_json(
@@ -123,6 +198,15 @@ def write_csv(path: str, results: Sequence[Any]) -> None:
             writer.writerow({name: _cell(value) for name, value in row.items()})
 
 
+def record(result: Any) -> dict[str, Any]:
+    """Give the record of a result for a result file: its own, or its fields, what it is before its figures."""
+    if hasattr(result, "record"):
+        return dict(result.record())
+    ordered = sorted(fields(result), key=lambda item: (item.name == "wrong", bool(item.metadata)))
+    values = asdict(result)
+    return {item.name: values[item.name] for item in ordered}
+
+
 def _cell(value: Any) -> Any:
     return json.dumps(_finite(value), default=repr) if isinstance(value, Mapping | list | tuple) else value
 
@@ -134,8 +218,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def record(result: Any) -> dict[str, Any]:
-    """Give the record of a result for a result file: its fields, or that of its own method."""
-    return dict(result.record()) if hasattr(result, "record") else asdict(result)

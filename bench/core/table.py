@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.box import Box
@@ -38,6 +38,8 @@ class Column:
         "left" or "right".
     repeats : bool
         Whether a cell repeats the equal text above it in the same block.
+    note : str
+        A sentence for the legend, where the column is shown.
     """
 
     heading: str
@@ -46,6 +48,7 @@ class Column:
     shown: bool = True
     justify: Any = "right"
     repeats: bool = True
+    note: str = ""
 
 
 def name(heading: str, text: str | Callable[[Any], str], **options: Any) -> Column:
@@ -61,19 +64,34 @@ def figure(
     show: Callable[[float | None], str],
     *,
     shown: bool = True,
+    note: str = "",
 ) -> Column:
     """Make a column of a figure: an attribute, or the result of a callable, and its format."""
     find = value if callable(value) else lambda result: getattr(result, value)
-    return Column(f"{heading}\n{unit}", lambda result: show(find(result)), shown=shown)
+    return Column(f"{heading}\n{unit}", lambda result: show(find(result)), shown=shown, note=note)
 
 
-def timed(unit: str, show: Callable[[float | None], str]) -> list[Column]:
-    """Make the columns of the call alone."""
-    fields = {"call": "median_us", "min": "min_us", "p95": "p95_us"}
-    return [figure(heading, unit, field, show) for heading, field in fields.items()]
+def shown(
+    heading: str, unit: str = "", show: Callable[[float | None], str] | None = None, note: str = ""
+) -> dict[str, Any]:
+    """Give the metadata of a dataclass's figure: its column; without a format it is a time, in the table's unit."""
+    return {"heading": heading, "unit": unit, "show": show, "note": note}
 
 
-def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True) -> Column:
+def columns_of(kind: type, results: Sequence[Any], *names: str, time: str = "us", when: bool = True) -> list[Column]:
+    """Make the columns of fields declared with `shown`, for those that any result has, or for all if all are wrong."""
+    declared: dict[str, Any] = {item.name: item.metadata for item in fields(kind)}
+
+    def column(name: str) -> Column:
+        heading, unit, show, note = declared[name].values()
+        known = any(getattr(result, name) for result in results) or all(result.wrong for result in results)
+        unit, show = (unit, show) if show is not None else (time, _TIMES[time])
+        return figure(heading, unit, name, show, shown=when and known, note=note)
+
+    return [column(name) for name in names]
+
+
+def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True, note: str = "") -> Column:
     """Make a column of how many times as fast a result is as its counterpart, if there is one."""
 
     def text(result: Any) -> Cell:
@@ -83,7 +101,7 @@ def ratios(heading: str, beside: Callable[[Any], Any], *, filled: bool = True) -
         pairs = [(result.median_us, other.median_us), (result.refill_median_us, other.refill_median_us)]
         return ratios_text(*pairs[: 1 + filled])
 
-    return Column(f"{heading}\n{'call  filled' if filled else 'call'}", text, "ratio")
+    return Column(f"{heading}\n{'call  filled' if filled else 'call'}", text, "ratio", note=note)
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,7 @@ class Layout:
     block : callable
         Takes a result; gives a value that is equal for results of the same block.
     legend : callable
-        Takes the same as `columns`; explains them.
+        Takes the same as `columns`; explains them, before the notes of those that are shown.
     dispensable : sequence of str
         Headings of columns to leave out, in this order, where a terminal is too narrow for all.
     """
@@ -133,7 +151,8 @@ class Layout:
 
     def explain(self, results: Sequence[Any], *, with_cpu: bool = False) -> str:
         """Explain the columns of the table of these results."""
-        return self.legend(results, with_cpu)
+        notes = (column.note for column in self.columns(results, with_cpu) if column.shown)
+        return " ".join(filter(None, dict.fromkeys([self.legend(results, with_cpu), *notes])))
 
     def table(self, results: Sequence[Any], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
         """Lay out the results, without the columns of the given headings."""
@@ -213,3 +232,6 @@ def bandwidth(value: float | None) -> str:
 def percentage(value: float | None) -> str:
     """Write a share in per cent."""
     return "-" if value is None else f"{100 * value:.0f}"
+
+
+_TIMES = {"us": microseconds, "ms": milliseconds}

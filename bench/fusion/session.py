@@ -58,4 +58,4 @@ class FusionSession(Session[Model, FusionContestant, FusionResult]):
         """Make the result of a contestant."""
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
         copied = self._copied[contestant.key]
-        return summarise_step(case, block, contestant, self.comm.nodes, copied, wrong, times, link_seconds)
+        return summarise_step(case, block, contestant, copied, self.comm.nodes, wrong, times, link_seconds)

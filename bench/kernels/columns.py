@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from ..core.measure import Samples
-from ..core.plan import format_size
-from ..core.table import Column, Layout, bandwidth, figure, microseconds, name, ratios_text
+from ..core.results import SIZE, TimedResult, gigabytes_per_second, quantiles
+from ..core.table import Column, Layout, bandwidth, columns_of, name, ratios_text, shown
 from .contestants import Kernel
 from .selection import Selection
 
 
-@dataclass(frozen=True)
-class KernelResult:
-    """The figures of a kernel, and of a plain copy of as many bytes; scripts rely on the names.
+@dataclass(frozen=True, kw_only=True)
+class KernelResult(TimedResult):
+    """The figures of a kernel, and of a plain copy of as many bytes; `wrong` counts elements and sums.
 
     Attributes
     ----------
@@ -28,16 +26,12 @@ class KernelResult:
         Read and written by a call.
     iterations : int
         Timed calls, or timed series of calls if a call is short.
-    median_us, min_us, p95_us : float or None
-        Of a call; None, like all figures, if the result was wrong.
     copy_median_us : float or None
         Of a copy that reads and writes as many bytes together.
     bandwidth_GBps, copy_GBps : float or None
         Bytes moved over the medians, in 10^9 bytes per second.
     ratio : float or None
         The kernel's bandwidth over that of the copy.
-    wrong : int
-        Wrong elements, and wrong sums.
     """
 
     kernel: str
@@ -48,14 +42,10 @@ class KernelResult:
     elements: int
     bytes_moved: int
     iterations: int
-    median_us: float | None
-    min_us: float | None
-    p95_us: float | None
-    copy_median_us: float | None
-    bandwidth_GBps: float | None  # noqa: N815 - the unit's own spelling, and a name scripts rely on
-    copy_GBps: float | None  # noqa: N815
-    ratio: float | None
-    wrong: int
+    copy_median_us: float | None = field(metadata=shown("copy"))
+    bandwidth_GBps: float | None = field(metadata=shown("moved", "GB/s", bandwidth))  # noqa: N815 - as it is written
+    copy_GBps: float | None = field(metadata=shown("copy", "GB/s", bandwidth))  # noqa: N815
+    ratio: float | None = field(metadata=shown("moved / copy"))
 
 
 def summarise_kernel(
@@ -84,13 +74,8 @@ def summarise_kernel(
         The record.
     """
     moved = kernel.moved * count
-    names = ("median_us", "min_us", "p95_us", "copy_median_us", "bandwidth_GBps", "copy_GBps", "ratio")
-    figures: list[float | None] = [None] * len(names)
-    if not wrong:
-        calls, copies = times / 1e3
-        median, copy = float(np.median(calls)), float(np.median(copies))
-        figures = [round(number, 3) for number in (median, float(calls.min()), float(np.percentile(calls, 95)), copy)]
-        figures += [round(moved / (median * 1e3), 6), round(moved / (copy * 1e3), 6), round(copy / median, 4)]
+    calls, copies = (None, None) if wrong else times
+    call, copy = quantiles(calls), quantiles(copies)["median_us"]
     return KernelResult(
         kernel=kernel.name,
         dtype=kernel.dtype,
@@ -100,20 +85,21 @@ def summarise_kernel(
         elements=count,
         bytes_moved=moved,
         iterations=0 if wrong else times.shape[1],
+        **call,
+        copy_median_us=copy,
+        bandwidth_GBps=gigabytes_per_second(moved, call["median_us"]),
+        copy_GBps=gigabytes_per_second(moved, copy),
+        ratio=None if wrong else round(copy / call["median_us"], 4),
         wrong=wrong,
-        **dict(zip(names, figures, strict=True)),
     )
 
 
 def _columns(results: Sequence[KernelResult], with_cpu: bool) -> list[Column]:
     return [
-        name("size", lambda result: format_size(result.bytes), justify="right", repeats=False),
+        SIZE,
         name("kernel", "kernel", repeats=False),
         name("gradients", "dtype"),
-        figure("call", "us", "median_us", microseconds),
-        figure("p95", "us", "p95_us", microseconds),
-        figure("moved", "GB/s", "bandwidth_GBps", bandwidth),
-        figure("copy", "GB/s", "copy_GBps", bandwidth),
+        *columns_of(KernelResult, results, "median_us", "p95_us", "bandwidth_GBps", "copy_GBps"),
         Column("moved / copy", lambda result: ratios_text((result.median_us, result.copy_median_us))),
     ]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from ..core.case import Case
 from ..core.measure import Times
 from ..core.peers import OURS
 from ..core.plan import format_size
-from ..core.results import shared
+from ..core.results import ContestantResult, shared, wire_column
 from ..core.shapes import Model
-from ..core.table import Column, Layout, figure, megabytes, milliseconds, name, percentage, ratios
+from ..core.table import Column, Layout, columns_of, figure, megabytes, name, percentage, ratios, shown
 from .contestants import CSC, DENSE, SparseContestant
 
 
@@ -37,9 +38,9 @@ class Traced:
     link_seconds: float | None
 
 
-@dataclass(frozen=True)
-class SparseResult:
-    """One contestant's figures on one model; `core.results` explains the fields that all benches have.
+@dataclass(frozen=True, kw_only=True)
+class SparseResult(ContestantResult):
+    """One contestant's figures on one model; `wrong` counts elements, norms and selections.
 
     Attributes
     ----------
@@ -59,37 +60,28 @@ class SparseResult:
         By a rank in a step, as the network interface counts them.
     bytes_reported : int or None
         The same in messages to other nodes, as the library counts them, norms included.
-    link_share : float or None
-        The least time that the links between the hosts need for the gradients that are sent, over the median.
-    wrong : int
-        Wrong elements, norms and selections, summed over ranks and checks.
     """
 
-    backend: str
     method: str
     model: str
     tensors: int
     parameters: int
-    bytes: int
     chunk_size: int
     density: float | None
     sent_share: float
-    dtype: str
-    wire: str
-    device: str
-    ranks: int
-    nodes: int
-    iterations: int
-    median_us: float | None
-    min_us: float | None
-    p95_us: float | None
-    refill_median_us: float | None
-    cpu_us: float | None
-    bookkeeping_us: float | None
-    bytes_sent: int | None
-    bytes_reported: int | None
-    link_share: float | None
-    wrong: int
+    bookkeeping_us: float | None = field(metadata=shown("chunks"))
+    bytes_sent: int | None = field(
+        metadata=shown(
+            *("sent", "MB", megabytes),
+            note="sent is what a rank sends in a step, as the network interface counts it.",
+        )
+    )
+    bytes_reported: int | None = field(
+        metadata=shown(
+            *("reported", "MB", megabytes),
+            note="reported is what a rank sends in a step, as the library counts it, norms included.",
+        )
+    )
 
     @property
     def bookkeeping_share(self) -> float | None:
@@ -106,8 +98,6 @@ def summarise_sparse(
     times = None if wrong else traced.times
     bookkeeping = traced.bookkeeping_seconds
     exchange = contestant.exchange
-    found = shared(case, exchange.backend, exchange.wire, nodes, wrong, times, traced.link_seconds)
-    del found["algbw_GBps"], found["busbw_GBps"]  # they would count gradients that are not sent
     return SparseResult(
         method=exchange.method,
         model=model.name,
@@ -116,11 +106,10 @@ def summarise_sparse(
         chunk_size=chunk_size,
         density=contestant.density,
         sent_share=round(contestant.share, 6),
-        device="cpu",
         bookkeeping_us=None if times is None or bookkeeping is None else round(bookkeeping * 1e6, 3),
         bytes_sent=None if times is None else traced.bytes_sent,
         bytes_reported=None if times is None else contestant.bytes_reported(),
-        **found,
+        **shared(case, exchange, nodes, wrong, times, traced.link_seconds),
     )
 
 
@@ -135,28 +124,22 @@ def _columns(results: Sequence[SparseResult], with_cpu: bool) -> list[Column]:
                     return None if other == result else other
             return None
 
-        return ratios(f"{'dense' if backend == OURS else backend} / this", find)
+        heading = f"{'dense' if backend == OURS else backend} / this"
+        return ratios(heading, find, note="The last columns are the time of the dense exchange, over this one's.")
 
-    def known(heading: str, unit: str, value: str, show: Callable[[float | None], str]) -> Column:
-        return figure(heading, unit, value, show, shown=any(getattr(result, value) for result in results))
-
+    columns = partial(columns_of, SparseResult, results, time="ms")
     dense = dict.fromkeys(result.backend for result in results if result.method == DENSE)
+    kept = any(result.bookkeeping_share for result in results)
     return [
         name("model", "model", repeats=False),
         name("chunk", lambda result: format_size(result.chunk_size), repeats=False),
         name("", lambda result: result.method if result.backend == OURS else result.backend),
         name("density", lambda result: "" if result.density is None else f"{result.density:g}"),
-        name("wire", "wire", shown=any(result.wire != result.dtype for result in results)),
-        known("call", "ms", "median_us", milliseconds),
-        known("min", "ms", "min_us", milliseconds),
-        known("p95", "ms", "p95_us", milliseconds),
-        known("filled", "ms", "refill_median_us", milliseconds),
-        known("chunks", "ms", "bookkeeping_us", milliseconds),
-        known("chunks", "% of filled", "bookkeeping_share", percentage),
-        known("link", "%", "link_share", percentage),
-        known("sent", "MB", "bytes_sent", megabytes),
-        known("reported", "MB", "bytes_reported", megabytes),
-        figure("cpu", "ms", "cpu_us", milliseconds, shown=with_cpu),
+        wire_column(results),
+        *columns("median_us", "min_us", "p95_us", "refill_median_us", "bookkeeping_us"),
+        figure("chunks", "% of filled", "bookkeeping_share", percentage, shown=kept),
+        *columns("link_share", "bytes_sent", "bytes_reported"),
+        *columns("cpu_us", when=with_cpu),
         *map(compared, dense),
     ]
 
@@ -171,15 +154,7 @@ def _legend(results: Sequence[SparseResult], with_cpu: bool) -> str:
             " chunks is what the slowest rank spends with gathering, updating residuals, scattering and choosing, "
             "while backpropagation and communication go on or not; % of filled."
         )
-    if any(result.bytes_sent is not None for result in results):
-        text += " sent is what a rank sends in a step, as the network interface counts it."
-    if any(result.bytes_reported for result in results):
-        text += " reported is the same as the library says, norms included."
-    if any(result.link_share is not None for result in results):
-        text += " link is the least time that the links need for the gradients that are sent, over call."
-    if with_cpu:
-        text += " cpu is the processor time of a step, of all ranks together."
-    return text + " The last columns are the time of the dense exchange, over this one's."
+    return text
 
 
 LAYOUT = Layout(

@@ -39,9 +39,10 @@ from gradientflow.launch import Launcher, launch_environment, module_command, mp
 from gradientflow.machine_load import Load
 
 RESULT_FIELDS = [
-    *("backend", "collective", "algorithm", "memory", "dtype", "wire", "device", "ranks", "nodes", "bytes"),
-    *("iterations", "median_us", "min_us", "p95_us", "refill_median_us", "algbw_GBps", "busbw_GBps", "cpu_us"),
-    *("launch_us", "link_share", "wrong"),
+    *("backend", "dtype", "wire", "device", "ranks", "nodes", "bytes", "iterations"),
+    *("collective", "algorithm", "memory"),
+    *("median_us", "min_us", "p95_us", "refill_median_us", "cpu_us", "link_share", "algbw_GBps", "busbw_GBps"),
+    *("launch_us", "wrong"),
 ]
 REDUCE: dict[str, Callable[..., Any]] = {
     "sum": np.sum,

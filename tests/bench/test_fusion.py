@@ -196,7 +196,7 @@ def make_results() -> list[FusionResult]:
             *(method, backend, "array", threshold, "float32", [], 5), ready=lambda _: None, wait=lambda: None
         )
         times = Times(*(np.array([time, time]) for time in (call * 1000, 2 * call * 1000, call * 1000)))
-        return summarise_step(case, model, contestant, 1, copied, 0, times, None)
+        return summarise_step(case, model, contestant, copied, 1, 0, times, None)
 
     return [
         result("per-tensor", "gradientflow", None, 0, 12_000),
