@@ -88,8 +88,8 @@ BoundCall bind_call(const Communicator& communicator, Request request, const Lab
 
 // MPI may still write to the tensors of a call that was given up: they must live for ever.
 template <class... Tensors>
-void keep_if_stuck(const Communicator& communicator, Tensors&... tensors) {
-  if (communicator.group().stuck()) {
+void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&... tensors) {
+  if (communicator.group().has_abandoned_requests()) {
     (tensors.owner.release(), ...);
   }
 }
@@ -105,7 +105,7 @@ void run(Communicator& communicator, BoundCall bound) {
       synchronize(*bound.call.placement);
     }
   } catch (...) {
-    keep_if_stuck(communicator, bound.input, bound.output);
+    keep_if_requests_are_abandoned(communicator, bound.input, bound.output);
     throw;
   }
 }
@@ -160,7 +160,7 @@ void start(BoundPreparedCall& prepared, py::handle self) {
 
 // MPI may still write to the tensors of a call that was given up: then it is kept for ever.
 void let_go(BoundPreparedCall& prepared) {
-  if (!prepared.call->under_way() && !prepared.call->communicator().group().stuck()) {
+  if (!prepared.call->under_way() && !prepared.call->communicator().group().has_abandoned_requests()) {
     prepared.self = py::none();
   }
 }
@@ -273,7 +273,7 @@ void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
     const WithoutGil release;
     communicator.send(to.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
-    keep_if_stuck(communicator, tensor);
+    keep_if_requests_are_abandoned(communicator, tensor);
     throw;
   }
 }
@@ -284,7 +284,7 @@ void receive(Communicator& communicator, py::handle x, const Rank<"source">& fro
     const WithoutGil release;
     communicator.receive(from.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
-    keep_if_stuck(communicator, tensor);
+    keep_if_requests_are_abandoned(communicator, tensor);
     throw;
   }
 }
@@ -385,9 +385,9 @@ void bind_communicator(py::module_& module) {
   def_short_way<&wait_short>(prepared, "wait", {"timeout"});
 
   module.def(
-      "launcher_trouble",
+      "launcher_mismatch",
       [](std::uintptr_t mpi_comm_address) {
-        return transport::launcher_trouble(*reinterpret_cast<MPI_Comm*>(mpi_comm_address));  // NOLINT: from mpi4py
+        return transport::launcher_mismatch(*reinterpret_cast<MPI_Comm*>(mpi_comm_address));  // NOLINT: from mpi4py
       },
       py::arg("mpi_comm_address"));
 
@@ -425,7 +425,8 @@ void bind_communicator(py::module_& module) {
       .def_property_readonly("nodes", &Communicator::nodes)
       .def_property_readonly("closed", &Communicator::closed)
       .def_property_readonly("bytes_sent", &Communicator::bytes_sent)
-      .def_property_readonly("stuck", [](const Communicator& self) { return self.group().stuck(); })
+      .def_property_readonly("has_abandoned_requests",
+                             [](const Communicator& self) { return self.group().has_abandoned_requests(); })
       .def(
           "allocate", [](Communicator& self, std::size_t bytes) { return self.allocate(bytes); }, py::arg("bytes"),
           py::call_guard<WithoutGil>())

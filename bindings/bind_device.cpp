@@ -236,7 +236,7 @@ void bind_device(py::module_& module) {
       .def_property_readonly(
           "address", [](const DeviceSegment& segment) { return reinterpret_cast<std::uintptr_t>(segment.mine()); });
   submodule.def("built", &cuda::is_built, "Whether the library was built with CUDA.");
-  submodule.def("trouble", &cuda::runtime_trouble, "Why no device can be used; empty where one can.");
+  submodule.def("unavailable_reason", &cuda::unavailable_reason, "Why no device can be used; empty where one can.");
   submodule.def("count", &cuda::device_count, "How many devices there are; 0 without a driver.");
   submodule.def("name", [](int device) { return cuda::runtime().name(device); }, py::arg("device"));
   submodule.def("allocate", &allocate, py::arg("device"), py::arg("bytes"), py::call_guard<WithoutGil>());

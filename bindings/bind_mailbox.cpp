@@ -24,9 +24,9 @@ namespace {
 
 namespace py = pybind11;
 using transport::Arrival;
-using transport::Letter;
 using transport::Mailbox;
 using transport::Tags;
+using transport::Transfer;
 using Clock = Mailbox::Clock;
 using Tag = Argument<"tag", "a whole number", std::int64_t>;
 using Source = Argument<"source", "the number of a rank, or None", std::optional<int>>;
@@ -122,13 +122,13 @@ bool wait_in_steps(const Mailbox::Deadline& deadline, Step step) {
 struct BoundLetter {
   py::object box;
   std::shared_ptr<Mailbox> mailbox;
-  std::shared_ptr<Letter> letter;
+  std::shared_ptr<Transfer> letter;
 };
 
 // `start` makes the letter, without the GIL.
 template <class Start>
 BoundLetter bound(const std::shared_ptr<Mailbox>& mailbox, const Start& start) {
-  std::shared_ptr<Letter> letter;
+  std::shared_ptr<Transfer> letter;
   {
     const WithoutGil release;
     letter = start();

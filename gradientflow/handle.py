@@ -36,13 +36,14 @@ class Handle:
         let_go_of_done()
 
     def _let_go(self, ordered: bool = False) -> None:
-        """Release the tensors if the call is done and no stuck MPI request may still write to them.
+        """Release the tensors if the call is done and no abandoned MPI request may still write to them.
 
         For a call on a device, `done` covers the host's part only. A framework may reuse released memory at once, in
         the stream in which it was allocated. That is safe if this stream, or one that the framework knows to have used
         the memory, is `ordered` after the call; otherwise the device must have finished, too.
         """
-        if (self._native.done if ordered else self._native.device_done) and not self._communicator.stuck:
+        done = self._native.done if ordered else self._native.device_done
+        if done and not self._communicator.has_abandoned_requests:
             self._tensors = ()
             _in_flight.discard(self)
 

@@ -49,9 +49,9 @@ def init(comm: Any = None, config: Mapping[str, str] | None = None) -> Communica
 
     mpi = MPI.COMM_WORLD if comm is None else comm
     if isinstance(mpi, MPI.Intracomm) and MPI.Is_initialized() and not MPI.Is_finalized():
-        trouble = core.launcher_trouble(MPI._addressof(mpi))
-        if trouble:
-            raise MPILibraryError(trouble)
+        mismatch = core.launcher_mismatch(MPI._addressof(mpi))
+        if mismatch:
+            raise MPILibraryError(mismatch)
     if _servers() > 0:
         if mpi == MPI.COMM_WORLD:
             return _split_job(config).communicator(config)

@@ -32,8 +32,8 @@ def check_device(device: str) -> None:
     device : str
         "cpu" or "cuda".
     """
-    if device == "cuda" and (trouble := load_core().device.trouble()):
-        raise PlanError(f"--device cuda: {trouble}")
+    if device == "cuda" and (reason := load_core().device.unavailable_reason()):
+        raise PlanError(f"--device cuda: {reason}")
 
 
 def take_device(comm: Communicator) -> int:

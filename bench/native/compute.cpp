@@ -8,7 +8,7 @@
 #include <gradientflow/base/dtype.hpp>
 #include <gradientflow/compute/adam_step.hpp>
 #include <gradientflow/compute/chunks.hpp>
-#include <gradientflow/compute/cpu/string_copy.hpp>
+#include <gradientflow/compute/cpu/rep_movsb.hpp>
 #include <gradientflow/compute/kernels.hpp>
 #include <gradientflow/compute/local_updates.hpp>
 #include <gradientflow/compute/optimizer_steps.hpp>
@@ -64,8 +64,8 @@ void copy(const std::string& level, std::uintptr_t destination, std::uintptr_t s
   compute::copy_at(compute::simd_from_name(level), pointer(destination), pointer(source), bytes, store_of(streaming));
 }
 
-void copy_string(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) {
-  compute::copy_string(pointer(destination), pointer(source), bytes);
+void copy_rep_movsb(std::uintptr_t destination, std::uintptr_t source, std::size_t bytes) {
+  compute::copy_rep_movsb(pointer(destination), pointer(source), bytes);
 }
 
 std::size_t count_nonfinite(const std::string& level, std::uintptr_t source, const std::string& dtype,
@@ -225,7 +225,7 @@ std::tuple<std::size_t, float, std::size_t> select(const std::string& level, con
 }
 
 std::size_t combine(const std::string& level, std::uintptr_t gradient, const std::string& dtype, float scale,
-                    const compute::Block& block, const std::vector<std::uintptr_t>& blocks) {
+                    const compute::EntryBlock& block, const std::vector<std::uintptr_t>& blocks) {
   const std::vector<const std::byte*> data = blocks_at(blocks);
   return compute::combine_at(
       compute::simd_from_name(level),
@@ -249,7 +249,8 @@ void bind(py::module_& compute) {
               py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   compute.def("copy", &copy, py::arg("level"), py::arg("destination"), py::arg("source"), py::arg("bytes"),
               py::arg("streaming") = false, without_gil);
-  compute.def("copy_string", &copy_string, py::arg("destination"), py::arg("source"), py::arg("bytes"), without_gil);
+  compute.def("copy_rep_movsb", &copy_rep_movsb, py::arg("destination"), py::arg("source"), py::arg("bytes"),
+              without_gil);
   compute.def("count_nonfinite", &count_nonfinite, py::arg("level"), py::arg("source"), py::arg("dtype"),
               py::arg("count"), without_gil);
   compute.def("update_residual", &update_residual, py::arg("level"), py::arg("gradient"), py::arg("dtype"),
@@ -283,15 +284,15 @@ void bind(py::module_& compute) {
   compute.def("round_step", &round_step, py::arg("level"), py::arg("weight"), py::arg("before"), py::arg("mean"),
               py::arg("sum"), py::arg("gradient"), py::arg("dtype"), py::arg("count"), py::arg("rate"),
               py::arg("gradient_scale"), py::arg("weight_decay"), without_gil);
-  py::class_<compute::Block>(compute, "Block")
+  py::class_<compute::EntryBlock>(compute, "Block")
       .def(py::init<>())
-      .def_readonly("count", &compute::Block::count)
-      .def_readonly("k", &compute::Block::k)
-      .def_readonly("index_begin", &compute::Block::index_begin)
-      .def_readonly("value_begin", &compute::Block::value_begin)
-      .def_readonly("bytes", &compute::Block::bytes)
-      .def_property_readonly("values", [](const compute::Block& b) { return std::string(name_of(b.values)); })
-      .def_property_readonly("indices", [](const compute::Block& b) {
+      .def_readonly("count", &compute::EntryBlock::count)
+      .def_readonly("k", &compute::EntryBlock::k)
+      .def_readonly("index_begin", &compute::EntryBlock::index_begin)
+      .def_readonly("value_begin", &compute::EntryBlock::value_begin)
+      .def_readonly("bytes", &compute::EntryBlock::bytes)
+      .def_property_readonly("values", [](const compute::EntryBlock& b) { return std::string(name_of(b.values)); })
+      .def_property_readonly("indices", [](const compute::EntryBlock& b) {
         return std::array{"words", "offsets", "bitmap"}[static_cast<std::size_t>(b.indices)];
       });
   compute.def(

@@ -375,7 +375,7 @@ Launch select(const SelectFields& fields) {
 }
 
 // Computes the number of elements written, and 1 + the number of the first invalid block.
-Launch combine(Address gradient, const std::string& dtype, float scale, const compute::Block& block,
+Launch combine(Address gradient, const std::string& dtype, float scale, const compute::EntryBlock& block,
                const std::vector<Address>& addresses) {
   const auto blocks = std::make_shared<const std::vector<const std::byte*>>(blocks_at(addresses));
   const compute::Combine call{.gradient = pointer(gradient),

@@ -15,7 +15,7 @@ namespace gradientflow::native {
 // threshold
 using SelectFields =
     std::tuple<std::uintptr_t, std::string, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t,
-               compute::Block, std::uintptr_t, std::string, float, float, bool, std::uint64_t, float>;
+               compute::EntryBlock, std::uintptr_t, std::string, float, float, bool, std::uint64_t, float>;
 
 template <class T>
 T* pointer_to(std::uintptr_t address) {

@@ -236,8 +236,8 @@ def _cuda() -> Check:
     if not built:
         return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")
     version = f"built with CUDA {build_info().get('cuda', '?')}"
-    if trouble := devices.trouble():
-        return Check(name, "ok", f"{version}; {trouble}")
+    if reason := devices.unavailable_reason():
+        return Check(name, "ok", f"{version}; {reason}")
     names = [devices.name(device) for device in range(devices.count())]
     return Check(name, "ok", f"{version}; {len(names)} device{'' if len(names) == 1 else 's'}: {', '.join(names)}")
 

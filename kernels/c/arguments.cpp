@@ -142,7 +142,7 @@ std::optional<int> device_of(int device) {
   }
   const int devices = compute::cuda::device_count();
   if (devices == 0) {
-    throw Error(ErrorKind::system, compute::cuda::runtime_trouble());
+    throw Error(ErrorKind::system, compute::cuda::unavailable_reason());
   }
   if (device < 0 || device >= devices) {
     throw Error(ErrorKind::value, std::to_string(device) + " is not the number of a CUDA device: they are 0 to " +

@@ -47,9 +47,9 @@ void check_intracommunicator(MPI_Comm mpi) {
 }
 
 void check_launcher(MPI_Comm mpi) {
-  const std::string trouble = transport::launcher_trouble(mpi);
-  if (!trouble.empty()) {
-    throw Error(ErrorKind::mpi, trouble);
+  const std::string mismatch = transport::launcher_mismatch(mpi);
+  if (!mismatch.empty()) {
+    throw Error(ErrorKind::mpi, mismatch);
   }
 }
 

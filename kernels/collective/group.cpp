@@ -69,7 +69,7 @@ Group::Group(MPI_Comm comm, const Config& config) : config_(config), mpi_(comm, 
 
 // Memory that MPI may still read or write, because a message was abandoned, is leaked on purpose.
 Group::~Group() {
-  if (stuck()) {
+  if (has_abandoned_requests()) {
     static_cast<void>(agreement_.release());
     static_cast<void>(work_.release());
   }
@@ -148,7 +148,7 @@ Outcome Group::run(const Call& call) {
     outcome.idle = outcome.path == Path::alone ? call.signature.idle : all_idle_;
     return outcome;
   } catch (...) {
-    if (stuck()) {
+    if (has_abandoned_requests()) {
       for (const std::byte* const tensor : {call.input, static_cast<const std::byte*>(call.output)}) {
         static_cast<void>(new auto(node_->locate(tensor, 0).second));  // NOLINT(*-owning-memory): on purpose
       }
@@ -176,7 +176,7 @@ Outcome Group::serve(const Call& call) {
       break;
     case Path::mpi:
       mpi_.check_not_finalized();
-      announce(call, Along::nothing);
+      announce(call, Payload::nothing);
       mpi_collective(mpi_, call);
       break;
     case Path::agreement:
@@ -273,40 +273,40 @@ std::span<std::byte> Group::payload_of(const Call& call) {
   return {values, call.bytes()};
 }
 
-Statement Group::agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange) {
+Statement Group::agree(const Call& call, bool same, Payload payload, PairwiseAllreduce* exchange) {
   const Signature& signature = call.signature;
   const auto leaders = static_cast<std::size_t>(topology_.nodes());
   const auto me = static_cast<std::size_t>(topology_.node());
   const bool mapped = same && (node_->size() == 1 || in_node_memory(signature));
   Statement mine{signature, same, mapped};
   mine.signature.idle = node_->all_idle();
-  std::span<std::byte> payload;
-  if (same && along == Along::tensor) {
-    payload = payload_of(call);
+  std::span<std::byte> values;
+  if (same && payload == Payload::tensor) {
+    values = payload_of(call);
   }
   if (!Agreement::is_direct(topology_.nodes())) {
-    const Statement word = agreement_->agree_by_doubling(mine, payload, partial_reduction_of(signature).join());
-    if (word.same && !payload.empty()) {
-      const void* const source = payload.data();
-      conclude_payload(call, payload, {&source, 1});
+    const Statement agreed = agreement_->agree_by_doubling(mine, values, partial_reduction_of(signature).join());
+    if (agreed.same && !values.empty()) {
+      const void* const source = values.data();
+      conclude_payload(call, values, {&source, 1});
     }
-    return word;
+    return agreed;
   }
   std::vector<std::span<const std::byte>> parts;
-  for (std::size_t i = 0; i < leaders && same && along != Along::nothing; ++i) {
-    parts.push_back(along == Along::block    ? std::span(call.input, call.bytes())
-                    : along == Along::tensor ? payload
-                                             : exchange->part_for(i));
+  for (std::size_t i = 0; i < leaders && same && payload != Payload::nothing; ++i) {
+    parts.push_back(payload == Payload::block    ? std::span(call.input, call.bytes())
+                    : payload == Payload::tensor ? values
+                                                 : exchange->part_for(i));
   }
-  const Statement word = agreement_->agree_directly(mine, parts);
-  if (word.same && !payload.empty()) {
+  const Statement agreed = agreement_->agree_directly(mine, parts);
+  if (agreed.same && !values.empty()) {
     std::vector<const void*> sources(leaders);
     for (std::size_t i = 0; i < leaders; ++i) {
-      sources[i] = i == me ? payload.data() : agreement_->received(i);
+      sources[i] = i == me ? values.data() : agreement_->received(i);
     }
-    conclude_payload(call, payload, sources);
+    conclude_payload(call, values, sources);
   }
-  return word;
+  return agreed;
 }
 
 // Writes the result to the output or, if the node has other ranks, to the payload, which they read.
@@ -315,9 +315,9 @@ void Group::conclude_payload(const Call& call, std::span<std::byte> payload, std
   compute::reduce({&target, 1}, sources, call.signature.count, partial_reduction_of(call.signature).finish());
 }
 
-bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange) {
+bool Group::announce(const Call& call, Payload payload, PairwiseAllreduce* exchange) {
   const Signature& signature = call.signature;
-  const std::size_t payload_bytes = along == Along::tensor ? call.bytes() : 0;
+  const std::size_t payload_bytes = payload == Payload::tensor ? call.bytes() : 0;
   transport::Location input;
   transport::Location output;
   if (node_->size() > 1) {
@@ -338,8 +338,8 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
   const bool same = node_->try_exchange(signature, input, output, {call.input, node_->size() > 1 ? payload_bytes : 0});
   std::uint64_t verdict = different;
   if (node_->rank() == 0) {
-    const Statement word = agree(call, same, along, exchange);
-    verdict = !word.same ? different : alike | (word.mapped ? mapped : 0) | (word.signature.idle ? idle : 0);
+    const Statement agreed = agree(call, same, payload, exchange);
+    verdict = !agreed.same ? different : alike | (agreed.mapped ? mapped : 0) | (agreed.signature.idle ? idle : 0);
   }
   if (node_->size() > 1) {
     node_->tell(transport::Node::Topic::agreement, verdict);
@@ -358,14 +358,14 @@ bool Group::announce(const Call& call, Along along, PairwiseAllreduce* exchange)
 
 // All ranks know that some made a different call, and come here to tell each other which.
 void Group::raise_mismatch(const Call& call) {
-  const transport::Said mine(call.signature, call.label);
-  std::vector<transport::Said> said(everybody_.size());
+  const transport::CallReport mine(call.signature, call.label);
+  std::vector<transport::CallReport> reports(everybody_.size());
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
   pairwise(everybody, {.signature = {.count = sizeof mine, .kind = CallKind::allgather},
                        .input = reinterpret_cast<const std::byte*>(&mine),
-                       .output = reinterpret_cast<std::byte*>(said.data())});
-  throw transport::mismatch_error(said, everybody_);
+                       .output = reinterpret_cast<std::byte*>(reports.data())});
+  throw transport::mismatch_error(reports, everybody_);
 }
 
 std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choice& choice) {
@@ -373,10 +373,10 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
     return allreduce_over_messages(call, choice);
   }
   if (call.signature.kind == CallKind::allgather && choice.path == Path::agreement) {
-    gather_along(call);
+    gather_by_agreement(call);
     return {};
   }
-  announce(call, Along::nothing);
+  announce(call, Payload::nothing);
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
   messages_->expect(everybody_);
   const Shape shape = choice.path == Path::chain ? Shape::chain : Shape::binomial;
@@ -413,8 +413,8 @@ std::optional<std::size_t> Group::run_over_messages(const Call& call, const Choi
 }
 
 // One rank on each node: the blocks travel with the agreement.
-void Group::gather_along(const Call& call) {
-  announce(call, Along::block);
+void Group::gather_by_agreement(const Call& call) {
+  announce(call, Payload::block);
   const std::vector<int>& ranks = agreement_->leaders();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::byte* const block = ranks[i] == mpi_.rank() ? call.input : agreement_->received(i);
@@ -425,11 +425,11 @@ void Group::gather_along(const Call& call) {
 
 std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, const Choice& choice) {
   if (choice.path == Path::agreement) {
-    announce(call, call.bytes() > 0 ? Along::tensor : Along::nothing);
+    announce(call, call.bytes() > 0 ? Payload::tensor : Payload::nothing);
     return {};
   }
   if (choice.path == Path::hierarchical || choice.path == Path::hierarchical_lanes) {
-    const std::size_t nonfinite = run_in_levels(call, choice, announce(call, Along::nothing));
+    const std::size_t nonfinite = run_hierarchical(call, choice, announce(call, Payload::nothing));
     return call.signature.wire && topology_.nodes() > 1 ? std::optional(nonfinite) : std::nullopt;
   }
   const Lane everybody{*messages_, everybody_, static_cast<std::size_t>(mpi_.rank()), segments()};
@@ -438,7 +438,7 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
   if (choice.path == Path::pairwise) {
     pairwise_over_messages(call, everybody, operands);
   } else {
-    announce(call, Along::nothing);
+    announce(call, Payload::nothing);
     messages_->expect(everybody_);
     const auto allreduce = choice.path == Path::ring ? ring_allreduce : recursive_doubling;
     allreduce(everybody, operands, work_->scratch);
@@ -450,12 +450,12 @@ std::optional<std::size_t> Group::allreduce_over_messages(const Call& call, cons
 void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands) {
   PairwiseAllreduce exchange(everybody, operands, work_->scratch);
   if (largest_node_ > 1 || !Agreement::is_direct(topology_.nodes()) || exchange.largest_part() > largest_along) {
-    announce(call, Along::nothing);
+    announce(call, Payload::nothing);
     messages_->expect(everybody_);
     pairwise_allreduce(everybody, operands, work_->scratch);
     return;
   }
-  announce(call, Along::parts, &exchange);
+  announce(call, Payload::parts, &exchange);
   std::vector<const std::byte*> parts;
   for (std::size_t i = 0; i < everybody_.size(); ++i) {
     parts.push_back(agreement_->received(i));
@@ -463,7 +463,7 @@ void Group::pairwise_over_messages(const Call& call, const Lane& everybody, Oper
   exchange.finish(parts);
 }
 
-std::size_t Group::run_in_levels(const Call& call, const Choice& choice, bool mapped) {
+std::size_t Group::run_hierarchical(const Call& call, const Choice& choice, bool mapped) {
   const bool lanes = choice.path == Path::hierarchical_lanes;
   const Levels levels{*messages_, *node_, topology_, segments(), lanes, choice.between};
   const std::vector<int> participants = drivers(topology_, lanes);
@@ -564,7 +564,7 @@ Choice Group::run_in_node(const Call& call, Choice choice) {
 
 bool Group::agree_on(const Call& call) {
   mpi_.check_not_finalized();
-  announce({.signature = call.signature, .counts = call.counts, .label = call.label}, Along::nothing);
+  announce({.signature = call.signature, .counts = call.counts, .label = call.label}, Payload::nothing);
   return all_idle_;
 }
 
@@ -572,7 +572,7 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport
                                                     const std::function<void()>& attend) {
   if (topology_.nodes() > 1) {
     mpi_.check_not_finalized();
-    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Along::nothing);
+    announce({.signature = {.count = bytes, .kind = CallKind::allocate}}, Payload::nothing);
   }
   return node_->allocate(bytes, pages, attend);
 }
@@ -580,7 +580,7 @@ std::shared_ptr<transport::Segment> Group::allocate(std::size_t bytes, transport
 // One rank of each node asks rank 0 for the time, several times; the quickest answer counts.
 Group::Clock Group::compare_clocks() {
   mpi_.check_not_finalized();
-  announce({.signature = {.kind = CallKind::barrier}}, Along::nothing);
+  announce({.signature = {.kind = CallKind::barrier}}, Payload::nothing);
   Clock mine{static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()), 0.0};
   mine.run = mine.run * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(getpid());
   const std::vector<int>& leaders = agreement_->leaders();
@@ -599,7 +599,7 @@ Group::Clock Group::compare_clocks() {
 MPI_Comm Group::split(int color, int key) {
   mpi_.check_not_finalized();
   const Signature signature{.kind = CallKind::split};
-  announce({.signature = signature}, Along::nothing);
+  announce({.signature = signature}, Payload::nothing);
   return mpi_.split(color, key, [&] {
     if (const auto loss = node_->find_loss(signature)) {
       throw Error(*loss);

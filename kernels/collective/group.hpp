@@ -54,8 +54,8 @@ class Group {
   [[nodiscard]] static bool can_begin(const Call& call);
   void begin(const Call& call);
   Outcome finish(const Call& call, const std::function<void()>& before_more = {});  // see Node::confirm
-  [[nodiscard]] bool is_heard() const { return node_->is_heard(); }  // whether finish() would not have to wait
-  [[nodiscard]] bool is_heard_soon() const { return node_->is_heard_soon(); }  // the same after spinning
+  [[nodiscard]] bool is_confirmed() const { return node_->is_confirmed(); }  // whether finish() would not have to wait
+  [[nodiscard]] bool is_confirmed_soon() const { return node_->is_confirmed_soon(); }  // the same after spinning
   // Whether only the wait in finish() can make such a call slow.
   [[nodiscard]] static bool is_short(const Call& call);
 
@@ -85,7 +85,7 @@ class Group {
   MPI_Comm split(int color, int key);
 
   // Whether MPI may still write to the tensors of an abandoned call.
-  [[nodiscard]] bool stuck() const { return mpi_.stuck(); }
+  [[nodiscard]] bool has_abandoned_requests() const { return mpi_.has_abandoned_requests(); }
 
   // Makes a call that waits in another thread throw Error(closed).
   void interrupt() noexcept;
@@ -116,20 +116,20 @@ class Group {
 
   // The data that travel with the agreement: none, the tensor to reduce, a block to gather, or parts of the tensor, a
   // different one to each rank.
-  enum class Along { nothing, tensor, block, parts };
+  enum class Payload { nothing, tensor, block, parts };
 
   // Announces the call to the ranks of all nodes; throws Error(mismatch), on all of them, if it differs. Returns
   // whether on every node the tensors lie in memory that its ranks share.
-  bool announce(const Call& call, Along along, PairwiseAllreduce* exchange = nullptr);
-  Statement agree(const Call& call, bool same, Along along, PairwiseAllreduce* exchange);
+  bool announce(const Call& call, Payload payload, PairwiseAllreduce* exchange = nullptr);
+  Statement agree(const Call& call, bool same, Payload payload, PairwiseAllreduce* exchange);
   void conclude_payload(const Call& call, std::span<std::byte> payload, std::span<const void* const> sources);
   std::optional<std::size_t> allreduce_over_messages(const Call& call, const Choice& choice);
   void pairwise_over_messages(const Call& call, const Lane& everybody, Operands& operands);
   [[nodiscard]] PartialReduction partial_reduction_of(const transport::Signature& signature) const;
   [[nodiscard]] std::span<std::byte> payload_of(const Call& call);
-  void gather_along(const Call& call);
+  void gather_by_agreement(const Call& call);
   [[noreturn]] void raise_mismatch(const Call& call);
-  std::size_t run_in_levels(const Call& call, const Choice& choice, bool mapped);
+  std::size_t run_hierarchical(const Call& call, const Choice& choice, bool mapped);
   [[nodiscard]] Segments segments() const;
 
   Config config_;

@@ -24,7 +24,7 @@ enum class IndexFormat : std::uint8_t { words, offsets, bitmap };
 // the values alone, so all ranks have the same, and a message needs no sizes. A block holds the number of its entries
 // (32 bits), then their indices, ascending, then values, of float32, float16 or bfloat16. Parts begin at multiples of 4
 // bytes; unused bytes are zero, so that blocks of equal entries have equal bytes.
-struct Block {
+struct EntryBlock {
   std::size_t count;
   std::size_t k;
   DType values;
@@ -36,7 +36,7 @@ struct Block {
 
 // The layout with the smallest of the three index formats, the first of equal ones. Throws Error(value) unless `k` is
 // at most `count` and that below 2^32, Error(type) for other dtypes.
-[[nodiscard]] Block block_of(std::size_t count, std::size_t k, DType values);
+[[nodiscard]] EntryBlock block_of(std::size_t count, std::size_t k, DType values);
 
 // x = gradient * scale + residual, or with a velocity v:  v' = momentum * v + gradient * scale, x = v' + residual.
 // The selected entries of x are written to the block, clamped to magnitudes up to `limit` (float16: at most 65504) and
@@ -64,7 +64,7 @@ struct Select {
   std::uint64_t seed = 0;                                // of the sample, or of the entries drawn
   float limit = std::numeric_limits<float>::infinity();  // above 0
   float threshold = 0.0F;  // sampled: an earlier estimate, used in place of a sample unless it is 0
-  Block block;
+  EntryBlock block;
   std::byte* data;  // block.bytes
 };
 
@@ -93,7 +93,7 @@ struct Combine {
   void* gradient;
   DType dtype;
   float scale = 1.0F;
-  Block block;
+  EntryBlock block;
   std::span<const std::byte* const> blocks;  // one for each rank
 };
 // Returns the number of elements written: the size of the union.

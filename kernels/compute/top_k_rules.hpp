@@ -14,16 +14,18 @@
 
 namespace gradientflow::compute {
 
-inline constexpr std::size_t page = 65536;                  // elements whose indices have the same upper half
+inline constexpr std::size_t index_page = 65536;            // elements whose indices have the same upper half
 inline constexpr std::uint32_t infinity_bits = 0x7f800000;  // a magnitude: the bits of a float32 without its sign
 inline constexpr float largest_float16 = 65504.0F;
 
 GRADIENTFLOW_EVERYWHERE inline std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
-GRADIENTFLOW_EVERYWHERE inline std::size_t pages_of(std::size_t count) { return (count + page - 1) / page; }
+GRADIENTFLOW_EVERYWHERE inline std::size_t index_pages(std::size_t count) {
+  return (count + index_page - 1) / index_page;
+}
 GRADIENTFLOW_EVERYWHERE inline std::size_t bitmap_words(std::size_t count) { return (count + 31) / 32; }
 
 // The least magnitude that does not travel as 0.
-inline std::uint32_t least_that_travels(DType values) {
+inline std::uint32_t smallest_sent(DType values) {
   switch (values) {
     case DType::float16:
       return 0x33000001;  // above 2^-25
@@ -35,7 +37,7 @@ inline std::uint32_t least_that_travels(DType values) {
 }
 
 // The limit of the magnitudes that are sent.
-GRADIENTFLOW_EVERYWHERE inline float most_that_travels(DType values, float limit) {
+GRADIENTFLOW_EVERYWHERE inline float largest_sent(DType values, float limit) {
   return values == DType::float16 && limit > largest_float16 ? largest_float16 : limit;
 }
 

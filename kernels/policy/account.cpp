@@ -11,7 +11,7 @@ void Account::begin() {
   for (Worker& worker : workers_) {
     worker.pushes = 0;
     worker.waits.clear();
-    worker.here = true;
+    worker.is_present = true;
   }
   here_ = workers_.size();
   present_ = {{0, here_}};
@@ -25,7 +25,7 @@ void Account::note(const Event& event) {
   Worker& worker = workers_.at(static_cast<std::size_t>(event.worker));
   count(worker.pushes, -1);
   if (event.is_departure) {
-    worker.here = false;
+    worker.is_present = false;
     --here_;
   } else {
     ++worker.all;
@@ -40,7 +40,7 @@ void Account::note(const Event& event) {
     }
     other.waited += event.seconds - other.waits.front();
     other.waits.pop_front();
-    if (other.here) {
+    if (other.is_present) {
       ++together;
       const auto ahead = static_cast<std::size_t>(other.pushes - present_.begin()->first);
       staleness_.resize(std::max(staleness_.size(), ahead + 1));
@@ -55,9 +55,9 @@ void Account::note(const Event& event) {
 double Account::waited(int worker, double now) const {
   const Worker& found = at(worker);
   const double none = found.waited;
-  return found.here ? std::accumulate(found.waits.begin(), found.waits.end(), none,
-                                      [&](double sum, double since) { return sum + now - since; })
-                    : none;
+  return found.is_present ? std::accumulate(found.waits.begin(), found.waits.end(), none,
+                                            [&](double sum, double since) { return sum + now - since; })
+                          : none;
 }
 
 void Account::count(std::int64_t pushes, int change) {

@@ -43,7 +43,7 @@ class Account {
     std::int64_t pushes = 0;   // pushes in this run
     std::deque<double> waits;  // times of the pushes that are not answered
     double waited = 0;
-    bool here = true;
+    bool is_present = true;
   };
   [[nodiscard]] const Worker& at(int worker) const { return workers_.at(static_cast<std::size_t>(worker)); }
   void begin();

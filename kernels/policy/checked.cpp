@@ -28,7 +28,7 @@ Answer Checked::pushed(int worker, double seconds) {
 Answer Checked::departed(int worker, double seconds) {
   check_event("a departure", worker, seconds);
   return ask([&] {
-    counts(worker).here = false;
+    counts(worker).is_present = false;
     return policy_->departed(worker, seconds);
   });
 }
@@ -56,7 +56,7 @@ void Checked::check_event(std::string_view event, int worker, double seconds) {
   if (worker < 0 || worker >= workers()) {
     refuse_event("it has workers 0 to " + std::to_string(workers() - 1));
   }
-  if (!counts(worker).here) {
+  if (!counts(worker).is_present) {
     refuse_event("this worker has departed");
   }
   if (!std::isfinite(seconds) || seconds < last_) {

@@ -32,7 +32,7 @@ class Checked : public Policy {
   struct Counts {
     std::int64_t not_applied = 0;
     std::int64_t not_answered = 0;
-    bool here = true;
+    bool is_present = true;
   };
   template <class Ask>
   Answer ask(Ask ask);

@@ -40,10 +40,10 @@ std::int64_t Dssp::iterations_ahead(std::size_t worker, double seconds) const {
   const Pace& own = paces()[worker];
   const Pace* slowest = nullptr;
   for (const Pace& pace : paces()) {
-    if (judged_ == Judged::fastest && pace.here && pace.pushes > own.pushes) {
+    if (judged_ == Judged::fastest && pace.is_present && pace.pushes > own.pushes) {
       return 0;
     }
-    if (pace.here && slowest == nullptr && pace.pushes == fewest()) {
+    if (pace.is_present && slowest == nullptr && pace.pushes == fewest()) {
       slowest = &pace;
     }
   }

@@ -37,7 +37,7 @@ Answer ElasticBsp::pushed(int worker, double seconds) {
 }
 
 Answer ElasticBsp::departed(int worker, double seconds) {
-  paces_[static_cast<std::size_t>(worker)].here = false;
+  paces_[static_cast<std::size_t>(worker)].is_present = false;
   Answer answer;
   if (all_here([](const Pace&) { return false; })) {  // no worker is left
     return answer;
@@ -53,14 +53,14 @@ Answer ElasticBsp::departed(int worker, double seconds) {
 }
 
 bool ElasticBsp::all_here(bool (*is)(const Pace& pace)) const {
-  return std::all_of(paces_.begin(), paces_.end(), [&](const Pace& pace) { return !pace.here || is(pace); });
+  return std::all_of(paces_.begin(), paces_.end(), [&](const Pace& pace) { return !pace.is_present || is(pace); });
 }
 
 void ElasticBsp::search(double seconds, Answer& answer) {
   times_.clear();
   std::size_t workers = 0;
   for (const Pace& pace : paces_) {
-    if (!pace.here) {
+    if (!pace.is_present) {
       continue;
     }
     ++workers;
@@ -78,7 +78,7 @@ void ElasticBsp::search(double seconds, Answer& answer) {
   auto pushes = barrier.pushes.begin();
   for (std::size_t worker = 0; worker < paces_.size(); ++worker) {
     Pace& pace = paces_[worker];
-    if (!pace.here) {
+    if (!pace.is_present) {
       continue;
     }
     pace.left = static_cast<std::int64_t>(*pushes++) - (pace.answered < pace.pushes ? 1 : 0);
@@ -95,7 +95,7 @@ void ElasticBsp::hold_barrier_if_complete(Answer& answer) {
   is_known_ = false;
   for (std::size_t worker = 0; worker < paces_.size(); ++worker) {
     Pace& pace = paces_[worker];
-    if (pace.here) {
+    if (pace.is_present) {
       answer_all(static_cast<int>(worker), pace, answer);
     }
     pace.pushes = pace.answered = 0;

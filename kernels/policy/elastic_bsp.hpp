@@ -30,7 +30,7 @@ class ElasticBsp : public Policy {
     std::int64_t answered = 0;  // answered pushes since the last barrier
     double last = 0;            // time of the last push
     double before = 0;          // time of the push before
-    bool here = true;
+    bool is_present = true;
   };
   [[nodiscard]] bool all_here(bool (*is)(const Pace& pace)) const;
   void search(double seconds, Answer& answer);

@@ -38,7 +38,7 @@ Answer Ssp::pushed(int worker, double seconds) {
 Answer Ssp::departed(int worker, double seconds) {
   Answer answer;
   Pace& pace = paces_[static_cast<std::size_t>(worker)];
-  pace.here = false;
+  pace.is_present = false;
   if (pace.pushes == fewest_ && --slowest_ == 0) {
     find_slowest();
     follow_slowest(seconds, answer);
@@ -53,7 +53,7 @@ bool Ssp::goes_on_later(std::size_t /*worker*/, double /*seconds*/) { return fal
 void Ssp::find_slowest() {
   fewest_ = std::numeric_limits<std::int64_t>::max();
   for (const Pace& pace : paces_) {
-    if (pace.here && pace.pushes <= fewest_) {
+    if (pace.is_present && pace.pushes <= fewest_) {
       slowest_ = pace.pushes == fewest_ ? slowest_ + 1 : 1;
       fewest_ = pace.pushes;
     }
@@ -67,10 +67,10 @@ void Ssp::follow_slowest(double seconds, Answer& answer) {
       ++pace.answered;
       answer.go_on.push_back(static_cast<int>(worker));
     };
-    while (pace.here && pace.answered < pace.pushes && pace.answered + 1 - fewest_ <= staleness_) {
+    while (pace.is_present && pace.answered < pace.pushes && pace.answered + 1 - fewest_ <= staleness_) {
       answer_one();
     }
-    if (pace.here && pace.answered == pace.pushes - 1 && goes_on_later(worker, seconds)) {
+    if (pace.is_present && pace.answered == pace.pushes - 1 && goes_on_later(worker, seconds)) {
       answer_one();
     }
   }

@@ -30,7 +30,7 @@ class Ssp : public Policy {
     std::int64_t answered = 0;  // answered pushes
     double last = 0;            // time of the last push
     double before = 0;          // time of the push before
-    bool here = true;
+    bool is_present = true;
   };
   [[nodiscard]] const std::vector<Pace>& paces() const { return paces_; }
   [[nodiscard]] std::int64_t fewest() const { return fewest_; }

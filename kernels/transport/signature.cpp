@@ -125,13 +125,13 @@ Error difference_error(std::string_view what, std::span<const std::string> of_ea
   return {ErrorKind::mismatch, text};
 }
 
-Said::Said(const Signature& of_call, std::string_view its_label) : signature(of_call) {
+CallReport::CallReport(const Signature& of_call, std::string_view its_label) : signature(of_call) {
   its_label.copy(label.data(), longest_label);
 }
 
-Error mismatch_error(std::span<const Said> said, std::span<const int> ranks) {
+Error mismatch_error(std::span<const CallReport> reports, std::span<const int> ranks) {
   std::vector<std::string> texts;
-  for (const Said& each : said) {
+  for (const CallReport& each : reports) {
     texts.push_back(describe(each.signature, each.label.data()));
   }
   return difference_error("calls", texts, ranks);

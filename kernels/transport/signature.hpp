@@ -97,15 +97,15 @@ inline constexpr int made_for_count = 5;
                                      std::span<const int> ranks);
 
 // What each rank tells the others about its call once the calls are known to differ.
-struct Said {
-  Said() = default;
-  Said(const Signature& of_call, std::string_view its_label);
+struct CallReport {
+  CallReport() = default;
+  CallReport(const Signature& of_call, std::string_view its_label);
   Signature signature;
   std::array<char, 192> label{};  // ends with a zero
 };
-inline constexpr std::size_t longest_label = sizeof(Said::label) - 1;
+inline constexpr std::size_t longest_label = sizeof(CallReport::label) - 1;
 
-// difference_error() for calls: said[i] is what ranks[i] said.
-[[nodiscard]] Error mismatch_error(std::span<const Said> said, std::span<const int> ranks);
+// difference_error() for calls: reports[i] is that of ranks[i].
+[[nodiscard]] Error mismatch_error(std::span<const CallReport> reports, std::span<const int> ranks);
 
 }  // namespace gradientflow::transport

@@ -28,11 +28,11 @@ from kernel_data import (
     STORAGE,
     Array,
     Guarded,
+    canonical_nan,
     check_same,
     compute,
     narrow,
     random_bits,
-    same_nan,
     sample,
     widen,
 )
@@ -258,7 +258,7 @@ def arrays(dtype: str, seed: int) -> Iterator[tuple[Array, Array, float, tuple[i
 
 def check_sums(found: list[float], expected: list[float]) -> None:
     """Fails unless they have the same bits."""
-    check_same(np.array(found, np.float64), same_nan(np.array(expected, np.float64)))
+    check_same(np.array(found, np.float64), canonical_nan(np.array(expected, np.float64)))
 
 
 def at(memory: Memory | None) -> int:
@@ -278,7 +278,7 @@ def test_the_residuals_of_a_list_of_chunks_are_updated(place: Place, dtype: str)
         norms.append(add_up(np.abs(x)))
         results.append((source, np.zeros_like(gradient)))
         results += [(before, residual)] if before else []
-        results += [(after, same_nan(x * np.float32(0.9)))] if after else []
+        results += [(after, canonical_nan(x * np.float32(0.9)))] if after else []
     check_sums(place.kernels.update_residual(calls, dtype), norms)
     check_memory(results)
 
@@ -293,7 +293,7 @@ def test_a_list_of_chunks_is_gathered(place: Place, dtype: str) -> None:
         calls.append((source.address, at(before), buffer.address, len(gradient), scale))
         x = corrected(gradient, dtype, residual if before else None, scale)
         norms.append(add_up(np.abs(x)))
-        results += [(source, gradient), (buffer, narrow(same_nan(x / np.float32(scale)), dtype))]
+        results += [(source, gradient), (buffer, narrow(canonical_nan(x / np.float32(scale)), dtype))]
         results += [(before, residual)] if before else []
     check_sums(place.kernels.gather(calls, dtype), norms)
     check_memory(results)

@@ -110,7 +110,7 @@ def narrow(values: Array, dtype: str) -> Array:
     return np.where(is_nan, nan, rounded).astype(np.uint16).view(np.float16)
 
 
-def same_nan(values: Array) -> Array:
+def canonical_nan(values: Array) -> Array:
     """Every NaN that comes out of arithmetic is the same one."""
     return np.where(np.isnan(values), values.dtype.type(np.nan), values)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from kernel_data import CASTABLE, FLOATS, Array, narrow, same_nan, widen
+from kernel_data import CASTABLE, FLOATS, Array, canonical_nan, narrow, widen
 
 BLOCK, LANES = 2048, 64  # of sums
 
@@ -42,8 +42,8 @@ def stepped(
     )
     step = inner * (widen(gradient, dtype) * scale + decay * weight)
     if momentum is not None:
-        momentum = step = same_nan(factor * momentum + step)
-    return same_nan(weight - outer * step), momentum
+        momentum = step = canonical_nan(factor * momentum + step)
+    return canonical_nan(weight - outer * step), momentum
 
 
 ADAM = ("gradient_scale", "weight_decay", "rate", "root", "beta_1", "alpha_1", "beta_2", "alpha_2", "epsilon", "keep")
@@ -55,9 +55,9 @@ def adam_stepped(
     """The weights, the mean and the mean square after a step of Adam, whose rates are in the order of ADAM."""
     scale, decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon, keep = np.array(rates, np.float32)
     g = widen(gradient, dtype) * scale + decay * weight
-    mean = same_nan(beta_1 * mean + alpha_1 * g)
-    mean_square = same_nan(beta_2 * mean_square + alpha_2 * g * g)
-    return same_nan(keep * weight - rate * mean / (np.sqrt(mean_square) / root + epsilon)), mean, mean_square
+    mean = canonical_nan(beta_1 * mean + alpha_1 * g)
+    mean_square = canonical_nan(beta_2 * mean_square + alpha_2 * g * g)
+    return canonical_nan(keep * weight - rate * mean / (np.sqrt(mean_square) / root + epsilon)), mean, mean_square
 
 
 def glu_stepped(
@@ -69,7 +69,7 @@ def glu_stepped(
     )
     direction = alpha * (widen(gradient, dtype) * scale) + decay * weight
     direction = direction + beta * ((pre_weight - weight) * global_scale)
-    return same_nan(weight - rate * direction), weight if refreshes else pre_weight
+    return canonical_nan(weight - rate * direction), weight if refreshes else pre_weight
 
 
 def dc_stepped(
@@ -81,10 +81,10 @@ def dc_stepped(
     )
     direction = widen(gradient, dtype) * scale
     squares = direction * direction
-    mean_square = same_nan(keep * mean_square + (np.float32(1) - keep) * squares)
+    mean_square = canonical_nan(keep * mean_square + (np.float32(1) - keep) * squares)
     if before is not None:
         direction = direction + lambda_0 / np.sqrt(mean_square + epsilon) * squares * (weight - before)
-    return same_nan(weight - rate * (direction + decay * weight)), mean_square
+    return canonical_nan(weight - rate * (direction + decay * weight)), mean_square
 
 
 def replica_stepped(
@@ -93,7 +93,7 @@ def replica_stepped(
     """The weights and the sums after a step on a replica."""
     rate, scale, decay = (np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay"))
     direction = widen(gradient, dtype) * scale + decay * weight
-    return same_nan(weight - rate * direction), same_nan(sums + direction)
+    return canonical_nan(weight - rate * direction), canonical_nan(sums + direction)
 
 
 def round_ended(
@@ -108,15 +108,15 @@ def round_ended(
     """The weights and the sums after the end of a round."""
     rate, scale, decay = (np.float32(rates[name]) for name in ("rate", "gradient_scale", "weight_decay"))
     if gradient is not None:
-        sums = same_nan(sums + (widen(gradient, dtype) * scale + decay * weight))
+        sums = canonical_nan(sums + (widen(gradient, dtype) * scale + decay * weight))
     base = weight if before is None else before
-    return base if mean is None else same_nan(base - rate * mean), sums
+    return base if mean is None else canonical_nan(base - rate * mean), sums
 
 
 def cast(values: Array, to: str, of: str, scale: float = 1.0) -> Array:
     """Each element times the scale, rounded once."""
     with np.errstate(all="ignore"):
-        return narrow(same_nan(widen(values, of) * np.float32(scale)), to)
+        return narrow(canonical_nan(widen(values, of) * np.float32(scale)), to)
 
 
 def combine(a: Array, b: Array, op: str) -> Array:
@@ -141,7 +141,7 @@ def reduced(sources: list[Array], dtype: str, op: str, divisor: int = 1) -> Arra
         if op == "mean":
             result = result / result.dtype.type(divisor)
     if dtype in FLOATS and op not in ("max", "min"):
-        result = same_nan(result)
+        result = canonical_nan(result)
     return narrow(result, dtype) if dtype in CASTABLE else result
 
 

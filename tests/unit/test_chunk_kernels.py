@@ -19,11 +19,11 @@ from kernel_data import (
     STORAGE,
     Array,
     Guarded,
+    canonical_nan,
     check_same,
     compute,
     narrow,
     random_bits,
-    same_nan,
     sample,
     widen,
 )
@@ -64,7 +64,7 @@ def check_update_residual(
     """One chunk that stays in the residual, at all levels."""
     with np.errstate(all="ignore"):
         x = corrected(gradient, dtype, residual, scale)
-        expected, norm = same_nan(x * np.float32(momentum)), add_up(np.abs(x))
+        expected, norm = canonical_nan(x * np.float32(momentum)), add_up(np.abs(x))
     for level, streaming in itertools.product(LEVELS, (False, True) if keep else (False,)):
         memory = Guarded(gradient, offsets[0] * gradient.itemsize % LINE)
         before = placed(residual, offsets[1])
@@ -85,7 +85,7 @@ def check_gather(gradient: Array, dtype: str, residual: Array | None, scale: flo
     """One chunk that is sent, at all levels."""
     with np.errstate(all="ignore"):
         x = corrected(gradient, dtype, residual, scale)
-        expected, norm = narrow(same_nan(x / np.float32(scale)), dtype), add_up(np.abs(x))
+        expected, norm = narrow(canonical_nan(x / np.float32(scale)), dtype), add_up(np.abs(x))
     for level in LEVELS:
         memory = Guarded(gradient, offsets[0] * gradient.itemsize % LINE)
         before = placed(residual, offsets[1])

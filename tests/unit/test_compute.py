@@ -362,7 +362,7 @@ def ways_to_copy() -> list[Callable[[int, int, int], None]]:
         compute.copy(level, destination, source, size, streaming)
 
     return [
-        compute.copy_string,
+        compute.copy_rep_movsb,
         *(partial(in_vectors, level, streaming) for level, streaming in itertools.product(LEVELS, (False, True))),
     ]
 

@@ -25,10 +25,10 @@ Agreement::Agreement(transport::Messages& messages, std::vector<int> leaders, st
     return;  // its leader tells it the result
   }
   for (std::size_t i = 0; direct && i < leaders_.size(); ++i) {
-    messages_.acquaint(leaders_[i]);
+    messages_.add_peer(leaders_[i]);
   }
   for (const Round& round : rounds_) {
-    messages_.acquaint(leaders_[round.peer]);
+    messages_.add_peer(leaders_[round.peer]);
   }
 }
 
@@ -46,7 +46,7 @@ Message Agreement::receive(std::size_t leader) {
   return messages_.receive(leaders_[leader], Purpose::agreement, buffer.data(), buffer.size());
 }
 
-bool Agreement::hear(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const {
+bool Agreement::receive(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const {
   Statement theirs;
   std::memcpy(&theirs, incoming_[leader % incoming_.size()].data(), sizeof theirs);
   word.same = word.same && theirs.same && theirs.signature == word.signature && bytes == sizeof word + expected;
@@ -69,7 +69,7 @@ Statement Agreement::agree_directly(Statement word, std::span<const std::span<co
   const std::size_t expected = part(index_).size();
   for (std::size_t k = 1; k < n; ++k) {
     const std::size_t bytes = messages_.wait(incoming.at(k));
-    hear(word, (index_ + n - k) % n, bytes, expected);
+    receive(word, (index_ + n - k) % n, bytes, expected);
   }
   for (std::size_t k = 1; k < n; ++k) {
     messages_.wait(outgoing.at(k));
@@ -84,7 +84,7 @@ Statement Agreement::agree_by_doubling(Statement word, std::span<std::byte> payl
     Message outgoing = round.sends ? send(round.peer, word, payload) : Message();
     const std::size_t bytes = messages_.wait(incoming);
     messages_.wait(outgoing);
-    if (!round.receives || !hear(word, round.peer, bytes, payload.size()) || payload.empty()) {
+    if (!round.receives || !receive(word, round.peer, bytes, payload.size()) || payload.empty()) {
       continue;
     }
     const std::byte* const theirs = received(0);

@@ -53,7 +53,7 @@ class Agreement {
   transport::Message receive(std::size_t leader);
 
   // Combines a leader's message, `bytes` long, with `word`. Returns whether its `expected` bytes of data are valid.
-  bool hear(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
+  bool receive(Statement& word, std::size_t leader, std::size_t bytes, std::size_t expected) const;
 
   transport::Messages& messages_;
   std::vector<int> leaders_;

@@ -57,7 +57,7 @@ void Operands::merge(const Range& range, const std::byte* first, const std::byte
 void Operands::add_inputs(const Range& range, const std::byte* received, bool final) {
   std::size_t sources = inputs_.size() + 1;
   if (how_.parts.divides_first()) {
-    sources_[1] = bring(range);
+    sources_[1] = contribute(range);
     sources = 2;
   } else {
     list_inputs(range, 1);
@@ -66,22 +66,22 @@ void Operands::add_inputs(const Range& range, const std::byte* received, bool fi
   reduce_sources(range, sources, final ? how_.parts.finish() : how_.parts.join(), final);
 }
 
-bool Operands::brings_input() const { return inputs_.size() == 1 && !how_.parts.divides_first(); }
+bool Operands::contributes_input() const { return inputs_.size() == 1 && !how_.parts.divides_first(); }
 
 const std::byte* Operands::own(const Range& range) const {
-  return brings_input() ? inputs_.front() + range.begin * element_ : partial(range);
+  return contributes_input() ? inputs_.front() + range.begin * element_ : partial(range);
 }
 
-const std::byte* Operands::bring(const Range& range) {
-  if (!brings_input()) {
+const std::byte* Operands::contribute(const Range& range) {
+  if (!contributes_input()) {
     list_inputs(range, 0);
     reduce_sources(range, inputs_.size(), how_.parts.begin(), false);
   }
   return own(range);
 }
 
-const std::byte* Operands::bring_apart(const Range& range, std::byte* buffer) {
-  if (brings_input()) {
+const std::byte* Operands::contribute_apart(const Range& range, std::byte* buffer) {
+  if (contributes_input()) {
     return own(range);
   }
   list_inputs(range, 0);

@@ -62,11 +62,11 @@ class Operands {
 
   // Computes this member's contribution for elements `range`: its only input, or the reduced inputs, in its output.
   // own() is the address of the contribution, until a function below overwrites it.
-  const std::byte* bring(const Range& range);
+  const std::byte* contribute(const Range& range);
   [[nodiscard]] const std::byte* own(const Range& range) const;
 
   // The same with `buffer` in place of the output, which stays unchanged.
-  const std::byte* bring_apart(const Range& range, std::byte* buffer);
+  const std::byte* contribute_apart(const Range& range, std::byte* buffer);
 
   // This rank's output, from which partial results are sent and into which final ones are received.
   [[nodiscard]] std::byte* partial(const Range& range) const { return outputs_.front() + range.begin * element_; }
@@ -103,7 +103,7 @@ class Operands {
   void reduce_sources(const Range& range, std::size_t sources, const compute::Reduction& how, bool everywhere);
   void list_inputs(const Range& range, std::size_t place);  // in sources_, from `place` on
   void add_inputs(const Range& range, const std::byte* received, bool final);
-  [[nodiscard]] bool brings_input() const;  // whether the contribution is the input, unchanged
+  [[nodiscard]] bool contributes_input() const;  // whether the contribution is the input, unchanged
 
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;

@@ -29,7 +29,8 @@ std::byte* PairwiseAllreduce::slot(std::size_t index, std::size_t element) {
 std::span<const std::byte> PairwiseAllreduce::part_for(std::size_t to) {
   const Range range = slice_of(to);
   std::byte* const buffer = slot(to, wire_element_);
-  const std::byte* values = operands_.bring_apart(range, operands_.cast() ? slot(2 * lane_.size(), element_) : buffer);
+  const std::byte* values =
+      operands_.contribute_apart(range, operands_.cast() ? slot(2 * lane_.size(), element_) : buffer);
   if (operands_.cast()) {
     operands_.encode(buffer, values, range.size(), false);
     values = buffer;
@@ -55,7 +56,7 @@ void PairwiseAllreduce::finish(std::span<const std::byte* const> parts) {
   };
   others([&](std::size_t peer) { incoming_[peer] = receive_result(peer); });
   std::vector<const std::byte*> values(parts.begin(), parts.end());
-  values[me] = operands_.bring_apart(mine, slot(2 * n, element_));
+  values[me] = operands_.contribute_apart(mine, slot(2 * n, element_));
   if (operands_.cast()) {
     others([&](std::size_t peer) {
       std::byte* const decoded = slot(2 * n + 1 + peer, element_);

@@ -61,7 +61,7 @@ void recursive_doubling(const Lane& lane, Operands& operands, Scratch& scratch) 
     if (!round.sends || range.size() == 0) {
       return transport::Message();
     }
-    const std::byte* from = is_first(t) ? operands.bring(range) : operands.partial(range);
+    const std::byte* from = is_first(t) ? operands.contribute(range) : operands.partial(range);
     if (operands.cast()) {
       operands.encode(sending_slot(t), from, range.size(), is_finished(t));
       from = sending_slot(t);

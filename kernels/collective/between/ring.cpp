@@ -86,7 +86,7 @@ void ring_allreduce(const Lane& lane, Operands& operands, Scratch& scratch) {
   };
   const auto send = [&](std::size_t t) {
     const Range range = schedule.sent(t);
-    const std::byte* from = schedule.step(t) == 0 ? operands.bring(range) : operands.partial(range);
+    const std::byte* from = schedule.step(t) == 0 ? operands.contribute(range) : operands.partial(range);
     if (operands.cast()) {
       operands.encode(sending_slot(t), from, range.size(), schedule.step(t) > last_sum);
       from = sending_slot(t);

@@ -35,7 +35,7 @@ void put(std::array<char, size>& to, std::string_view text) {
 }
 
 // Why these ranks cannot use NCCL together; empty if they can.
-std::string trouble_with_nccl(const std::vector<Equipment>& all) {
+std::string reason_without_nccl(const std::vector<Equipment>& all) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].no_nccl[0] != '\0') {
       return "rank " + std::to_string(rank) + " has no NCCL: " + all[rank].no_nccl.data();
@@ -66,7 +66,7 @@ DeviceGroup::DeviceGroup(Group& group, int device) : group_(group), device_(devi
     find_nccl(bus_id);
     if (group_.topology().nodes() == 1) {
       peers_ = std::make_unique<PeerExchange>(group_.node(), group_.config().device_slot_bytes);
-      no_peers_ = peers_->trouble();
+      no_peers_ = peers_->unavailable_reason();
     } else {
       no_peers_ = "the ranks are on " + std::to_string(group_.topology().nodes()) + " nodes";
     }
@@ -77,16 +77,16 @@ DeviceGroup::~DeviceGroup() = default;
 
 void DeviceGroup::find_nccl(const std::string& bus_id) {
   Equipment mine{};
-  std::string trouble;
-  nccl_library_ = transport::NcclLibrary::load(group_.config(), trouble);
-  put(mine.no_nccl, trouble);
+  std::string unavailable_reason;
+  nccl_library_ = transport::NcclLibrary::load(group_.config(), unavailable_reason);
+  put(mine.no_nccl, unavailable_reason);
   put(mine.bus_id, bus_id);
   mine.nccl_version = nccl_library_ == nullptr ? 0 : nccl_library_->version();
   mine.host = transport::host_key();
   const char* const several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NOLINT(concurrency-mt-unsafe): read only
   mine.several_ranks = several != nullptr && std::string_view(several) == "1";
   const std::vector<Equipment> all = group_.mpi().allgather(mine);
-  no_nccl_ = trouble_with_nccl(all);
+  no_nccl_ = reason_without_nccl(all);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
       if (all[rank].host == all[other].host && all[rank].bus_id == all[other].bus_id) {

@@ -21,15 +21,15 @@ namespace cuda = compute::cuda;
 constexpr std::size_t most_events = 2;
 
 // A rank's part of the board: the state of its share, for the others. Zeros at first.
-struct Note {
+struct BoardEntry {
   std::atomic<std::uint32_t> closed;              // 1: it no longer maps parts of the others
   std::array<std::array<char, 400>, 2> failures;  // why a step failed; two steps alternate
   cuda::ProcessHandle memory;
   std::array<cuda::ProcessHandle, most_events> events;
 };
 
-Note& note_of(const transport::Segment& board, std::size_t rank) {
-  return *reinterpret_cast<Note*>(board.part(static_cast<int>(rank)));
+BoardEntry& entry_of(const transport::Segment& board, std::size_t rank) {
+  return *reinterpret_cast<BoardEntry*>(board.part(static_cast<int>(rank)));
 }
 
 std::size_t ranks_of(const transport::Node& node) { return static_cast<std::size_t>(node.size()); }
@@ -49,12 +49,12 @@ class Steps {
     try {
       work();
     } catch (const Error& error) {
-      auto& failure = note_of(board_, rank_of(node_)).failures.at(place);
+      auto& failure = entry_of(board_, rank_of(node_)).failures.at(place);
       std::string_view(error.what()).copy(failure.data(), failure.size() - 1);
     }
     node_.synchronize();
     for (std::size_t rank = 0; rank < ranks_of(node_); ++rank) {
-      if (const auto& failure = note_of(board_, rank).failures.at(place); failure[0] != '\0') {
+      if (const auto& failure = entry_of(board_, rank).failures.at(place); failure[0] != '\0') {
         throw Error(kind, "rank " + std::to_string(node_.world_rank(static_cast<int>(rank))) + " " + failure.data());
       }
     }
@@ -96,7 +96,7 @@ Waiting& waiting() {
 
 // Returns whether the parts of the others are closed.
 bool close_parts(DeviceShare& share) {
-  std::atomic<std::uint32_t>& closed = note_of(*share.board, share.rank).closed;
+  std::atomic<std::uint32_t>& closed = entry_of(*share.board, share.rank).closed;
   if (closed.load(std::memory_order_relaxed) == 0) {
     if (!cuda::runtime().happened(share.last_use->get())) {
       return false;
@@ -115,7 +115,7 @@ bool close_parts(DeviceShare& share) {
 
 bool is_closed_by_all(const DeviceShare& share) {
   for (std::size_t rank = 0; rank < share.parts.size(); ++rank) {
-    if (note_of(*share.board, rank).closed.load(std::memory_order_acquire) == 0) {
+    if (entry_of(*share.board, rank).closed.load(std::memory_order_acquire) == 0) {
       return false;
     }
   }
@@ -137,7 +137,7 @@ void free_retired_shares() noexcept {
       if (close_parts(*entry) && is_closed_by_all(*entry)) {
         freed.splice(freed.end(), all.list, entry);
       }
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device is in trouble; the memory stays
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the device has failed; the memory stays
     }
     entry = next;
   }
@@ -162,7 +162,7 @@ DeviceSegment::~DeviceSegment() {
 std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::size_t bytes, std::uint32_t id,
                                                    std::size_t events, std::shared_ptr<cuda::OwnedEvent> last_use) {
   free_retired_shares();
-  const std::shared_ptr<transport::Segment> board = node.allocate(sizeof(Note));
+  const std::shared_ptr<transport::Segment> board = node.allocate(sizeof(BoardEntry));
   free_retired_shares();  // all ranks are here: now shares that all of them have released are freed
   const std::size_t rounded =
       (std::max<std::size_t>(bytes, 1) + cuda::shared_grain - 1) / cuda::shared_grain * cuda::shared_grain;
@@ -179,7 +179,7 @@ std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::s
     share.parts[share.rank] = share.own.data();
   });
   steps.take(ErrorKind::system, [&] {
-    Note& mine = note_of(*board, share.rank);
+    BoardEntry& mine = entry_of(*board, share.rank);
     share.board = board;
     try {
       mine.memory = cuda::runtime().share(share.own.data());
@@ -193,7 +193,7 @@ std::shared_ptr<DeviceSegment> DeviceSegment::make(transport::Node& node, std::s
   });
   steps.take(ErrorKind::system, [&] {
     for (std::size_t rank = 0; rank < ranks_of(node); ++rank) {
-      const Note& theirs = note_of(*board, rank);
+      const BoardEntry& theirs = entry_of(*board, rank);
       if (rank == share.rank) {
         continue;  // CUDA does not open handles of the same process
       }

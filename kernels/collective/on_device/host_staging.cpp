@@ -85,7 +85,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
       std::optional<CallPiece> next;
       if (i < pieces.size()) {
         next = pieces.at(i);
-        bring_down(call, *next, i % slots, rounded);
+        copy_down(call, *next, i % slots, rounded);
       }
       if (below) {
         const std::size_t slot = (i - 1) % slots;
@@ -95,7 +95,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
         if (rounded) {
           nonfinite += compute::count_nonfinite(piece.output, piece.signature.dtype, piece.signature.count);
         }
-        bring_up(call, *below, slot, rounded);
+        copy_up(call, *below, slot, rounded);
       }
       below = std::move(next);
     }
@@ -110,7 +110,7 @@ std::optional<std::size_t> HostStaging::run(const Call& call) {
 }
 
 // Waits, in its stream, until the slot's previous piece has been copied up.
-void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
+void HostStaging::copy_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];
   runtime.wait(down_->get(), slot.up.get());
@@ -130,7 +130,7 @@ void HostStaging::bring_down(const Call& call, const CallPiece& piece, std::size
   runtime.record(slot.down.get(), down_->get());
 }
 
-void HostStaging::bring_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
+void HostStaging::copy_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded) {
   const cuda::Runtime& runtime = cuda::runtime();
   const Slot& slot = slots_[index];
   const std::byte* const buffer = is_in_place(call.signature.kind) ? slot.input : slot.output;

@@ -43,8 +43,8 @@ class HostStaging {
   [[nodiscard]] static transport::Signature on_host(transport::Signature signature);
   [[nodiscard]] static Call call_on_host(Call piece, const Slot& slot);
   [[nodiscard]] bool rounds(const transport::Signature& signature) const;
-  void bring_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
-  void bring_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
+  void copy_down(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
+  void copy_up(const Call& call, const CallPiece& piece, std::size_t index, bool rounded);
 
   Group& group_;
   std::size_t capacity_;

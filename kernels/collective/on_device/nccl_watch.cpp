@@ -140,9 +140,9 @@ void NcclWatch::run() {
     if (ends_) {
       return;
     }
-    if (const std::optional<Error> trouble = find_trouble()) {
+    if (const std::optional<Error> error = find_error()) {
       lock.unlock();
-      fail(*trouble);
+      fail(*error);
       lock.lock();
     } else if (under_way_.empty()) {
       changed_.notify_all();
@@ -153,7 +153,7 @@ void NcclWatch::run() {
 }
 
 // A call cannot begin before the previous one has ended, so only the oldest one is checked.
-std::optional<Error> NcclWatch::find_trouble() {
+std::optional<Error> NcclWatch::find_error() {
   try {
     forget_finished();
     if (under_way_.empty()) {
@@ -165,9 +165,9 @@ std::optional<Error> NcclWatch::find_trouble() {
       return Error(kind, what + (loss ? std::string("; ") + loss->what() : ""));
     };
     for (const auto& communicator : communicators_) {
-      if (const auto trouble = communicator->trouble()) {
-        return error(trouble->kind(),
-                     describe(oldest.signature) + " failed on rank " + std::to_string(rank_) + ": " + trouble->what());
+      if (const auto failed = communicator->asynchronous_error()) {
+        return error(failed->kind(),
+                     describe(oldest.signature) + " failed on rank " + std::to_string(rank_) + ": " + failed->what());
       }
     }
     const auto now = Clock::now();

@@ -66,7 +66,7 @@ class NcclWatch {
 
   void run();
   void forget_finished();
-  [[nodiscard]] std::optional<Error> find_trouble();
+  [[nodiscard]] std::optional<Error> find_error();
   [[nodiscard]] Events take_events();
 
   transport::Node& node_;

@@ -32,8 +32,8 @@ PeerExchange::PeerExchange(transport::Node& node, std::size_t slot_bytes)
       half_bytes_(slot_bytes / 2 / line * line),
       last_(std::make_shared<cuda::OwnedEvent>()) {
   if (ranks_ > cuda::most_tensors) {
-    trouble_ = "the node has " + std::to_string(ranks_) + " ranks, and no more than " +
-               std::to_string(cuda::most_tensors) + " can exchange tensors in memory of their devices";
+    unavailable_reason_ = "the node has " + std::to_string(ranks_) + " ranks, and no more than " +
+                          std::to_string(cuda::most_tensors) + " can exchange tensors in memory of their devices";
     return;
   }
   try {
@@ -43,7 +43,7 @@ PeerExchange::PeerExchange(transport::Node& node, std::size_t slot_bytes)
     if (error.kind() != ErrorKind::memory && error.kind() != ErrorKind::system) {
       throw;
     }
-    trouble_ = error.what();
+    unavailable_reason_ = error.what();
     slots_.reset();
   }
 }
@@ -130,7 +130,7 @@ void PeerExchange::in_order(cuda::Stream stream, Work work) {
   cuda::runtime().record(last_->get(), stream);
 }
 
-void PeerExchange::meet(cuda::Stream stream) {
+void PeerExchange::stream_barrier(cuda::Stream stream) {
   const std::size_t turn = meetings_++ % 2;
   cuda::runtime().record(slots_->event(node_.rank(), turn), stream);
   node_.synchronize();
@@ -151,13 +151,13 @@ void PeerExchange::reduce_in_place(const Call& call, const DeviceSegment& segmen
   }
   const std::vector<const void*> sources(tensors.begin(), tensors.end());
   in_order(placement_of(call).stream, [&] {
-    meet(placement_of(call).stream);
+    stream_barrier(placement_of(call).stream);
     if (mine.size() > 0) {
       cuda::runtime().reduce(tensors, sources, mine.size(),
                              reduction(call.signature, node_.size(), compute::Store::cached),
                              placement_of(call).stream);
     }
-    meet(placement_of(call).stream);
+    stream_barrier(placement_of(call).stream);
   });
 }
 
@@ -179,7 +179,7 @@ void PeerExchange::pass(const Call& call, const CallPiece& piece) {
   for (const Move& move : piece.in) {
     cuda::runtime().copy(slot(rank_) + move.buffer, call.input + move.tensor, move.bytes, placement_of(call).stream);
   }
-  meet(placement_of(call).stream);
+  stream_barrier(placement_of(call).stream);
   switch (call.signature.kind) {
     case CallKind::allreduce:
     case CallKind::reduce:
@@ -225,7 +225,7 @@ void PeerExchange::reduce_piece(const Call& call, const CallPiece& piece) {
   if (const Range mine = slice_of(rank_); mine.size() > 0) {
     reduce(call, mine, {slot(rank_) + mine.begin * element, place(call, piece, mine.begin * element)});
   }
-  meet(placement_of(call).stream);
+  stream_barrier(placement_of(call).stream);
   for (std::size_t i = 1; i < ranks_; ++i) {
     const std::size_t peer = (rank_ + i) % ranks_;
     if (const Range theirs = slice_of(peer); theirs.size() > 0) {

@@ -38,14 +38,14 @@ namespace gradientflow::collective {
 class PeerExchange {
  public:
   // On the current device, like everything else here. Finds out whether the ranks of the node can access each other's
-  // memory. Collective over the node. A failure of one rank's device becomes `trouble`, the same on all ranks; throws
-  // Error if a rank is lost meanwhile.
+  // memory. Collective over the node. A failure of one rank's device becomes the reason why they cannot, the same on
+  // all ranks; throws Error if a rank is lost meanwhile.
   PeerExchange(transport::Node& node, std::size_t slot_bytes);
   PeerExchange(const PeerExchange&) = delete;
   PeerExchange& operator=(const PeerExchange&) = delete;
   ~PeerExchange() = default;
 
-  [[nodiscard]] const std::string& trouble() const { return trouble_; }  // empty: they can
+  [[nodiscard]] const std::string& unavailable_reason() const { return unavailable_reason_; }  // empty: they can
 
   // Zero-filled memory for every rank, which all of them map. Only if the ranks can access each other's memory.
   // Collective. Throws the same on all ranks: Error(memory) if one lacks memory, Error(system) if one cannot map that
@@ -67,7 +67,7 @@ class PeerExchange {
   void in_order(compute::cuda::Stream stream, Work work);
   [[nodiscard]] std::size_t find_stranger() const;
   void check_memory();
-  void meet(compute::cuda::Stream stream);
+  void stream_barrier(compute::cuda::Stream stream);
   void pass(const Call& call, const CallPiece& piece);
   void reduce_piece(const Call& call, const CallPiece& piece);
   void copy_piece(const Call& call, const CallPiece& piece) const;
@@ -77,7 +77,7 @@ class PeerExchange {
   transport::Node& node_;
   std::size_t ranks_;
   std::size_t rank_;
-  std::string trouble_;
+  std::string unavailable_reason_;
   std::size_t half_bytes_;
   std::size_t half_ = 0;                             // of the slots: the one in use
   std::size_t meetings_ = 0;                         // number of meetings so far

@@ -153,26 +153,26 @@ Choice select(const Situation& s, const Config& config) {
   throw Error(ErrorKind::internal, "unknown algorithm");
 }
 
-std::vector<Way> select_for_all_sizes(Situation situation, const Config& config) {
+std::vector<SizeChoice> select_for_all_sizes(Situation situation, const Config& config) {
   constexpr std::size_t largest = std::size_t{1} << 40;
   const auto choice_at = [&](std::size_t bytes) {
     situation.bytes = bytes;
     return select(situation, config);
   };
   const auto alike = [](const Choice& a, const Choice& b) { return a.path == b.path && a.between == b.between; };
-  std::vector<Way> ways = {{0, choice_at(0)}};
+  std::vector<SizeChoice> choices = {{0, choice_at(0)}};
   for (std::size_t bytes = 1; bytes <= largest; bytes *= 2) {
-    while (!alike(choice_at(bytes), ways.back().choice)) {  // bisect for the size where the choice changes
-      std::size_t below = std::max(ways.back().from, bytes / 2);
+    while (!alike(choice_at(bytes), choices.back().choice)) {  // bisect for the size where the choice changes
+      std::size_t below = std::max(choices.back().from, bytes / 2);
       std::size_t above = bytes;
       while (above - below > 1) {
         const std::size_t middle = below + (above - below) / 2;
-        (alike(choice_at(middle), ways.back().choice) ? below : above) = middle;
+        (alike(choice_at(middle), choices.back().choice) ? below : above) = middle;
       }
-      ways.push_back({above, choice_at(above)});
+      choices.push_back({above, choice_at(above)});
     }
   }
-  return ways;
+  return choices;
 }
 
 }  // namespace gradientflow::collective

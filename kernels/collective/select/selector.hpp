@@ -35,11 +35,11 @@ inline constexpr Choice in_one_segment = {Path::node_memory, "all tensors lie in
 [[nodiscard]] Choice select(const Situation& situation, const Config& config);
 
 // The choices for all sizes, smallest first, each with its smallest size in bytes. `situation.bytes` is not read.
-struct Way {
+struct SizeChoice {
   std::size_t from;
   Choice choice;
 };
 
-[[nodiscard]] std::vector<Way> select_for_all_sizes(Situation situation, const Config& config);
+[[nodiscard]] std::vector<SizeChoice> select_for_all_sizes(Situation situation, const Config& config);
 
 }  // namespace gradientflow::collective

@@ -26,10 +26,10 @@ template <class Gradient, class Parameter>
   const Floats old_weight = load<Floats>(memory.before + i * sizeof(float));
   const Floats g = Gradient::load_ordered(memory.gradient + i * Gradient::size) * call.gradient_scale +
                    call.weight_decay * old_weight;
-  const Floats new_mean = same_nan(call.beta_1 * load<Floats>(mean) + call.alpha_1 * g);
-  const Floats new_square = same_nan(call.beta_2 * load<Floats>(mean_square) + call.alpha_2 * g * g);
+  const Floats new_mean = canonical_nan(call.beta_1 * load<Floats>(mean) + call.alpha_1 * g);
+  const Floats new_square = canonical_nan(call.beta_2 * load<Floats>(mean_square) + call.alpha_2 * g * g);
   const Floats step = call.rate * new_mean / (square_root(new_square) / call.root + call.epsilon);
-  const Floats new_weight = same_nan(call.keep * old_weight - step);
+  const Floats new_weight = canonical_nan(call.keep * old_weight - step);
   store<false>(mean, new_mean);
   store<false>(mean_square, new_square);
   store<false>(weight, new_weight);

@@ -15,7 +15,7 @@ inline std::size_t cast_blocks(std::byte* destination, const std::byte* source, 
   for (; end - i >= width * lanes; i += width * lanes) {
     Floats values[width];
     for (std::size_t v = 0; v < width; ++v) {
-      values[v] = same_nan(From::load_ordered(source + (i + v * lanes) * From::size) * scale);
+      values[v] = canonical_nan(From::load_ordered(source + (i + v * lanes) * From::size) * scale);
     }
     for (std::size_t v = 0; v < width; ++v) {
       To::store_ordered(destination + (i + v * lanes) * To::size, values[v]);

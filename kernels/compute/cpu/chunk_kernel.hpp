@@ -54,12 +54,12 @@ struct UpdateResidualPass {
     after.save(next_residual, i, count);
   }
 
-  void settle(std::size_t begin, std::size_t end) const {
+  void canonicalize_nans(std::size_t begin, std::size_t end) const {
     if constexpr (keeping != Keeping::nothing) {
       for (std::size_t i = begin; i < end; ++i) {
         float value = 0;
         std::memcpy(&value, next_residual + i * float_size, float_size);
-        value = same_nan(value);
+        value = canonical_nan(value);
         std::memcpy(next_residual + i * float_size, &value, float_size);
       }
     }
@@ -78,7 +78,7 @@ struct GatherPass {
   [[gnu::always_inline]] Floats at(std::size_t i) const {
     const Floats x = corrected<Element, has_residual>(gradient, residual, i, scale);
     const Floats sent = x * inverse;
-    Element::store_ordered(buffer + i * Element::size, is_finite ? sent : same_nan(sent));
+    Element::store_ordered(buffer + i * Element::size, is_finite ? sent : canonical_nan(sent));
     return magnitude(x);
   }
 
@@ -90,7 +90,7 @@ struct GatherPass {
     to.save(buffer, i, count);
   }
 
-  void settle(std::size_t begin, std::size_t end) const {
+  void canonicalize_nans(std::size_t begin, std::size_t end) const {
     Sums sums = {};
     add_block(GatherPass<Element, has_residual, false>{gradient, residual, buffer, scale, inverse}, begin, end, sums);
   }
@@ -114,7 +114,7 @@ struct ScatterPass {
     add_row(ScatterPass{to.bytes, from.bytes, scale}, 0, sums);
     to.save(gradient, i, count);
   }
-  void settle(std::size_t /*begin*/, std::size_t /*end*/) const {}
+  void canonicalize_nans(std::size_t /*begin*/, std::size_t /*end*/) const {}
 };
 
 inline std::byte* bytes_of(void* pointer) { return static_cast<std::byte*>(pointer); }

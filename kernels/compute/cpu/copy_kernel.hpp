@@ -1,6 +1,6 @@
 // Copies of memory in vectors, into the caches or past them.
 //
-// Not by memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (string_copy.hpp).
+// Not by memcpy: from 2 KiB on, glibc's is `rep movsb`, also on processors where that is slow (rep_movsb.hpp).
 #pragma once
 
 #include "vector.hpp"

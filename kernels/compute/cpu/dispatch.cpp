@@ -5,8 +5,8 @@
 
 #include "../../base/error.hpp"
 #include "../kernels.hpp"
+#include "rep_movsb.hpp"
 #include "select.hpp"
-#include "string_copy.hpp"
 
 namespace gradientflow::compute {
 namespace {
@@ -96,8 +96,8 @@ std::size_t count_nonfinite(const void* source, DType dtype, std::size_t count) 
 }
 
 void copy(void* destination, const void* source, std::size_t bytes, Store store) {
-  if (store == Store::cached && bytes >= string_copy_bytes && string_copy_is_fast()) {
-    copy_string(destination, source, bytes);
+  if (store == Store::cached && bytes >= rep_movsb_bytes && rep_movsb_is_fast()) {
+    copy_rep_movsb(destination, source, bytes);
   } else {
     copy_with(active_table(), destination, source, bytes, store);
   }

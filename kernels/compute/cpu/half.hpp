@@ -1,8 +1,8 @@
 // float16 and bfloat16 to float32 and back, on whole vectors, the same bits at every SIMD level.
 //
 // Rounding is to nearest, ties to even; subnormals and infinities are kept; what is too large becomes infinity. A NaN
-// becomes a NaN: to_float keeps its sign and payload. from_float takes the NaN that to_float gives, and same_nan's;
-// results of arithmetic pass through same_nan first.
+// becomes a NaN: to_float keeps its sign and payload. from_float takes the NaN that to_float gives, and
+// canonical_nan's; results of arithmetic pass through canonical_nan first.
 #pragma once
 
 #include "vector.hpp"
@@ -27,7 +27,7 @@ constexpr std::size_t lanes = sizeof(Floats) / sizeof(float);
 // processors differ in the NaN that they make of inf - inf. So that the bits are the same everywhere, each NaN that
 // comes out of arithmetic becomes the quiet one without sign or payload.
 template <class V>
-[[gnu::always_inline]] inline V same_nan(V value) {
+[[gnu::always_inline]] inline V canonical_nan(V value) {
   return (value != value) ? V{} + __builtin_nanf("") : value;
 }
 

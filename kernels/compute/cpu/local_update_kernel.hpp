@@ -44,7 +44,7 @@ struct GluRule {
     if constexpr (refreshes) {
       store<false>(pre_weight, old_weight);
     }
-    store<false>(weight, same_nan(old_weight - call.rate * direction));
+    store<false>(weight, canonical_nan(old_weight - call.rate * direction));
   }
 };
 
@@ -58,7 +58,7 @@ struct DcRule {
     const Floats old_weight = load<Floats>(weight);
     const Floats gradient = Gradient::load_ordered(memory.gradient + i * Gradient::size) * call.gradient_scale;
     const Floats squares = gradient * gradient;
-    const Floats mean = same_nan(call.decay * load<Floats>(mean_square) + (1.0F - call.decay) * squares);
+    const Floats mean = canonical_nan(call.decay * load<Floats>(mean_square) + (1.0F - call.decay) * squares);
     store<false>(mean_square, mean);
     Floats direction = gradient;
     if constexpr (compensates) {
@@ -66,7 +66,7 @@ struct DcRule {
       direction += lambda * squares * (old_weight - load<Floats>(memory.before + i * sizeof(float)));
     }
     direction += call.weight_decay * old_weight;
-    store<false>(weight, same_nan(old_weight - call.rate * direction));
+    store<false>(weight, canonical_nan(old_weight - call.rate * direction));
   }
 };
 

@@ -36,10 +36,10 @@ inline std::size_t step_blocks(const std::byte* before, std::byte* weight, std::
                                rates.weight_decay * old_weight;
       Floats step = rates.inner * direction;
       if constexpr (has_momentum) {
-        step = same_nan(rates.factor * load<Floats>(momentum + at * sizeof(float)) + step);
+        step = canonical_nan(rates.factor * load<Floats>(momentum + at * sizeof(float)) + step);
         store<false>(momentum + at * sizeof(float), step);
       }
-      const Floats new_weight = same_nan(old_weight - rates.outer * step);
+      const Floats new_weight = canonical_nan(old_weight - rates.outer * step);
       store<streaming>(weight + at * sizeof(float), new_weight);
       Parameter::store_ordered(parameter + at * Parameter::size, new_weight);
     }

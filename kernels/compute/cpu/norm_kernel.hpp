@@ -2,8 +2,8 @@
 //
 // A pass goes over a chunk row by row, norm_lanes elements each. Its at(i) processes the vector that begins at element
 // i and returns the terms to add up; its rest(i, count, sums) does so with the last elements, fewer than a row, in
-// padded copies. Where the sum of a block is not finite, and only there, settle(begin, end) is called after it: to look
-// for NaN in each vector would take a third of the time on a chunk in the caches.
+// padded copies. Where the sum of a block is not finite, and only there, canonicalize_nans(begin, end) is called after
+// it: to look for NaN in each vector would take a third of the time on a chunk in the caches.
 #pragma once
 
 #include "../chunks.hpp"
@@ -85,7 +85,7 @@ template <class Pass>
     add_block(pass, begin, end, sums);
     const float sum = fold_lanes(sums);
     if (!__builtin_isfinite(sum)) {
-      pass.settle(begin, end);
+      pass.canonicalize_nans(begin, end);
     }
     total += static_cast<double>(sum);
   }
@@ -105,7 +105,7 @@ struct SquaresPass {
     const PaddedRow<Element::size> row(source, i, count);
     add_row(SquaresPass{row.bytes, scale}, 0, sums);
   }
-  void settle(std::size_t /*begin*/, std::size_t /*end*/) const {}
+  void canonicalize_nans(std::size_t /*begin*/, std::size_t /*end*/) const {}
 };
 
 template <class Element>

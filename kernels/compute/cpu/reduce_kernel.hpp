@@ -16,7 +16,7 @@ namespace {
 template <class V>
 [[gnu::always_inline]] inline V arithmetic_result(V value) {
   if constexpr (is_float<V>) {
-    return same_nan(value);
+    return canonical_nan(value);
   } else {
     return value;
   }
@@ -31,7 +31,7 @@ struct Sum {
     return a + b;
   }
   template <class V>
-  [[gnu::always_inline]] static V settle(V value) {
+  [[gnu::always_inline]] static V canonical(V value) {
     return arithmetic_result(value);
   }
 };
@@ -44,7 +44,7 @@ struct Product {
     return a * b;
   }
   template <class V>
-  [[gnu::always_inline]] static V settle(V value) {
+  [[gnu::always_inline]] static V canonical(V value) {
     return arithmetic_result(value);
   }
 };
@@ -58,7 +58,7 @@ struct Maximum {
     return ((a >= b) | (a != a)) ? a : b;
   }
   template <class V>
-  [[gnu::always_inline]] static V settle(V value) {
+  [[gnu::always_inline]] static V canonical(V value) {
     return value;
   }
 };
@@ -71,7 +71,7 @@ struct Minimum {
     return ((a <= b) | (a != a)) ? a : b;
   }
   template <class V>
-  [[gnu::always_inline]] static V settle(V value) {
+  [[gnu::always_inline]] static V canonical(V value) {
     return value;
   }
 };
@@ -147,7 +147,7 @@ struct Kernel {
   [[gnu::always_inline]] static Values finish(const Values& values, Finish finish) {
     Values result;
     for (std::size_t p = 0; p < Values::parts; ++p) {
-      result.part[p] = OpType::settle(finish.finish(values.part[p]));
+      result.part[p] = OpType::canonical(finish.finish(values.part[p]));
     }
     return result;
   }

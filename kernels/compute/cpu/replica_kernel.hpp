@@ -23,7 +23,7 @@ template <class Gradient>
   const Floats direction =
       Gradient::load_ordered(memory.gradient + i * Gradient::size) * gradient_scale + weight_decay * weight;
   std::byte* const sum = memory.sum + i * sizeof(float);
-  store<false>(sum, same_nan(load<Floats>(sum) + direction));
+  store<false>(sum, canonical_nan(load<Floats>(sum) + direction));
   return direction;
 }
 
@@ -38,7 +38,7 @@ struct ReplicaRule {
     if constexpr (keeps) {
       store<false>(memory.kept + i * sizeof(float), weight);
     }
-    store<false>(place, same_nan(weight - call.rate * direction));
+    store<false>(place, canonical_nan(weight - call.rate * direction));
   }
 };
 
@@ -57,7 +57,7 @@ struct RoundRule {
     }
     if constexpr (has_mean) {
       std::byte* const mean = memory.mean + i * sizeof(float);
-      base = same_nan(base - call.rate * load<Floats>(mean));
+      base = canonical_nan(base - call.rate * load<Floats>(mean));
       store<false>(mean, Floats{});
     }
     if constexpr (has_before || has_mean) {

@@ -84,12 +84,12 @@ class Writer {
       : call_(call),
         narrow_(table.cast[float_index(call.block.values)][float_index(DType::float32)]),
         widen_(table.cast[float_index(DType::float32)][float_index(call.block.values)]),
-        limit_(most_that_travels(call.block.values, call.limit)) {
+        limit_(largest_sent(call.block.values, call.limit)) {
     std::memset(call.data, 0, call.block.bytes);
   }
 
   void write(const std::uint32_t* indices, const float* x, std::size_t number) {
-    const Block& block = call_.block;
+    const EntryBlock& block = call_.block;
     const std::size_t size = size_of(block.values);
     for (std::size_t begin = 0; begin < number; begin += batch) {
       const std::size_t some = std::min(batch, number - begin);
@@ -129,9 +129,9 @@ class Writer {
         put_word(indices + entry * 4, index);
         break;
       case IndexFormat::offsets: {
-        const auto offset = static_cast<std::uint16_t>(index % page);
+        const auto offset = static_cast<std::uint16_t>(index % index_page);
         std::memcpy(indices + entry * 2, &offset, sizeof offset);
-        std::byte* const entries = indices + padded(call_.block.k * 2) + index / page * 4;
+        std::byte* const entries = indices + padded(call_.block.k * 2) + index / index_page * 4;
         put_word(entries, word_at(entries) + 1);
         break;
       }
@@ -157,7 +157,7 @@ class Selection {
         count_(call.block.count),
         k_(call.block.k),
         dtype_size_(size_of(call.dtype)),
-        floor_(least_that_travels(call.block.values)) {
+        floor_(smallest_sent(call.block.values)) {
     make_room(run);
   }
 
@@ -407,7 +407,7 @@ Error no_block(std::size_t number, const std::string& what) {
 // Goes through the indices of a block, window by window.
 class Reader {
  public:
-  Reader(const Block& block, const std::byte* data)
+  Reader(const EntryBlock& block, const std::byte* data)
       : block_(block), data_(data), indices_(data + block.index_begin), entries_(word_at(data)) {}
 
   // Throws unless the number of indices is right, and they ascend and lie within the layer.
@@ -423,9 +423,9 @@ class Reader {
         break;
       case IndexFormat::offsets:
         there = 0;
-        for (std::size_t p = 0; p < pages_of(block_.count) && there <= entries_; ++p) {
+        for (std::size_t p = 0; p < index_pages(block_.count) && there <= entries_; ++p) {
           const std::size_t end = there + entries_of_page(p);
-          ascend = ascend && end <= entries_ && ascend_below<std::uint16_t>(there, end, block_.count - p * page);
+          ascend = ascend && end <= entries_ && ascend_below<std::uint16_t>(there, end, block_.count - p * index_page);
           there = end;
         }
         break;
@@ -462,7 +462,7 @@ class Reader {
         for (; position_ == page_end_; ++page_) {
           page_end_ += entries_of_page(page_);
         }
-        index = (page_ - 1) * page + half_at(indices_ + position_ * 2);
+        index = (page_ - 1) * index_page + half_at(indices_ + position_ * 2);
         break;
       case IndexFormat::bitmap:
         while (word_at(indices_ + word_ * 4) == 0) {
@@ -489,7 +489,7 @@ class Reader {
         break;
       case IndexFormat::offsets:
         for (; position_ < page_end_; ++position_) {
-          const std::size_t index = half_at(indices_ + position_ * 2) - begin % page;
+          const std::size_t index = half_at(indices_ + position_ * 2) - begin % index_page;
           if (index >= window) {
             break;
           }
@@ -535,7 +535,7 @@ class Reader {
     return ascend;
   }
 
-  const Block& block_;
+  const EntryBlock& block_;
   const std::byte* data_;
   const std::byte* indices_;
   std::size_t entries_;
@@ -628,14 +628,14 @@ Selected select_with(const KernelTable& table, const Select& call) {
 
 }  // namespace
 
-Block block_of(std::size_t count, std::size_t k, DType values) {
+EntryBlock block_of(std::size_t count, std::size_t k, DType values) {
   static_cast<void>(float_index(values));
   if (k > count || count > std::numeric_limits<std::uint32_t>::max()) {
     throw Error(ErrorKind::value,
                 "a block of entries is of at most as many as the layer has elements, below 2^32, not " +
                     std::to_string(k) + " of " + std::to_string(count));
   }
-  const std::array<std::size_t, 3> sizes = {k * 4, padded(k * 2) + pages_of(count) * 4, bitmap_words(count) * 4};
+  const std::array<std::size_t, 3> sizes = {k * 4, padded(k * 2) + index_pages(count) * 4, bitmap_words(count) * 4};
   const auto smallest = std::min_element(sizes.begin(), sizes.end());
   constexpr std::size_t head = sizeof(std::uint32_t);
   return {.count = count,

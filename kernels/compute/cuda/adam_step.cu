@@ -50,10 +50,10 @@ struct AdamBody {
     for (int k = 0; k < n; ++k) {
       const float weight = elements.weight[k];
       const float g = Element::to_float(elements.gradient[k]) * call.gradient_scale + call.weight_decay * weight;
-      means[k] = same_nan(call.beta_1 * elements.mean[k] + call.alpha_1 * g);
-      squares[k] = same_nan(call.beta_2 * elements.mean_square[k] + call.alpha_2 * g * g);
+      means[k] = canonical_nan(call.beta_1 * elements.mean[k] + call.alpha_1 * g);
+      squares[k] = canonical_nan(call.beta_2 * elements.mean_square[k] + call.alpha_2 * g * g);
       const float step = call.rate * means[k] / (sqrtf(squares[k]) / call.root + call.epsilon);
-      weights[k] = same_nan(call.keep * weight - step);
+      weights[k] = canonical_nan(call.keep * weight - step);
     }
     store<n>(call.mean + i, means);
     store<n>(call.mean_square + i, squares);

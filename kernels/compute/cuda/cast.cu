@@ -28,7 +28,7 @@ struct CastBody {
     Pack<typename To::Stored, n> result;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      result[k] = To::from_float(same_nan(From::to_float(elements[k]) * scale));
+      result[k] = To::from_float(canonical_nan(From::to_float(elements[k]) * scale));
     }
     store<n>(destination + i, result);
   }

@@ -21,7 +21,7 @@ __device__ Pack<float, n> load_residual(const float* residual, std::size_t i) {
 }
 
 template <class Element, int n>
-struct GradientAndHeld {
+struct GradientAndResidual {
   Pack<typename Element::Stored, n> gradient;
   Pack<float, n> residual;
 
@@ -33,7 +33,7 @@ struct UpdateResidualBody {
   using Stored = typename Element::Stored;
   static constexpr int width = 4;
   template <int n>
-  using Elements = GradientAndHeld<Element, n>;
+  using Elements = GradientAndResidual<Element, n>;
 
   Stored* gradient;
   const float* residual;
@@ -63,7 +63,7 @@ struct UpdateResidualBody {
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       const float x = elements.corrected(k, scale);
-      next[k] = same_nan(x * momentum);
+      next[k] = canonical_nan(x * momentum);
       magnitudes[k] = fabsf(x);
     }
     if (next_residual != nullptr) {
@@ -79,7 +79,7 @@ struct GatherBody {
   using Stored = typename Element::Stored;
   static constexpr int width = 4;
   template <int n>
-  using Elements = GradientAndHeld<Element, n>;
+  using Elements = GradientAndResidual<Element, n>;
 
   const Stored* gradient;
   const float* residual;
@@ -108,7 +108,7 @@ struct GatherBody {
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       const float x = elements.corrected(k, scale);
-      sent[k] = Element::from_float(same_nan(x * inverse));
+      sent[k] = Element::from_float(canonical_nan(x * inverse));
       magnitudes[k] = fabsf(x);
     }
     store<n>(buffer + i, sent);

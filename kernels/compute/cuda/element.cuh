@@ -13,7 +13,7 @@
 
 namespace gradientflow::compute::cuda {
 
-__device__ inline float same_nan(float value) { return value != value ? __uint_as_float(0x7fc00000U) : value; }
+__device__ inline float canonical_nan(float value) { return value != value ? __uint_as_float(0x7fc00000U) : value; }
 
 struct Float32 {
   using Stored = float;
@@ -21,7 +21,7 @@ struct Float32 {
   __device__ static Stored from_float(float value) { return value; }
 };
 
-// The only NaN that from_float accepts is that of same_nan.
+// The only NaN that from_float accepts is that of canonical_nan.
 struct Float16 {
   using Stored = std::uint16_t;
   __device__ static float to_float(Stored stored) { return __half2float(__ushort_as_half(stored)); }

@@ -12,7 +12,7 @@ namespace {
 
 struct Loaded {
   const Runtime* runtime = nullptr;
-  std::string trouble;
+  std::string unavailable_reason;
 };
 
 // As configured, or beside the library that contains this function.
@@ -52,16 +52,16 @@ const Loaded& loaded() {
 
 }  // namespace
 
-std::string runtime_trouble() {
+std::string unavailable_reason() {
   const Loaded& library = loaded();
-  return library.runtime == nullptr ? library.trouble : library.runtime->trouble();
+  return library.runtime == nullptr ? library.unavailable_reason : library.runtime->unavailable_reason();
 }
 
 const Runtime& runtime() {
-  static const std::string trouble = runtime_trouble();
+  static const std::string reason = unavailable_reason();
   const Runtime* const runtime = loaded().runtime;
-  if (runtime == nullptr || !trouble.empty()) {
-    throw Error(ErrorKind::system, trouble);
+  if (runtime == nullptr || !reason.empty()) {
+    throw Error(ErrorKind::system, reason);
   }
   return *runtime;
 }

@@ -41,7 +41,7 @@ struct GluBody {
       const float global = (elements.pre_weight[k] - weight) * call.global_scale;
       const float direction = call.alpha * (Element::to_float(elements.gradient[k]) * call.gradient_scale) +
                               call.weight_decay * weight + call.beta * global;
-      weights[k] = same_nan(weight - call.rate * direction);
+      weights[k] = canonical_nan(weight - call.rate * direction);
     }
     if (call.refreshes) {
       store<n>(call.pre_weight + i, elements.weight);
@@ -87,14 +87,14 @@ struct DcBody {
       const float weight = elements.weight[k];
       const float g = Element::to_float(elements.gradient[k]) * call.gradient_scale;
       const float squares = g * g;
-      means[k] = same_nan(call.decay * elements.mean_square[k] + (1.0F - call.decay) * squares);
+      means[k] = canonical_nan(call.decay * elements.mean_square[k] + (1.0F - call.decay) * squares);
       float direction = g;
       if (call.gradient_weight != nullptr) {
         const float lambda = call.lambda_0 / sqrtf(means[k] + call.epsilon);
         direction += lambda * squares * (weight - elements.gradient_weight[k]);
       }
       direction += call.weight_decay * weight;
-      weights[k] = same_nan(weight - call.rate * direction);
+      weights[k] = canonical_nan(weight - call.rate * direction);
     }
     store<n>(call.mean_square + i, means);
     store<n>(call.weight + i, weights);

@@ -47,10 +47,10 @@ struct StepBody {
           Element::to_float(elements.gradient[k]) * call.gradient_scale + call.weight_decay * elements.weight[k];
       float step = call.inner_rate * direction;
       if (call.momentum != nullptr) {
-        step = same_nan(call.factor * elements.momentum[k] + step);
+        step = canonical_nan(call.factor * elements.momentum[k] + step);
       }
       momenta[k] = step;
-      weights[k] = same_nan(elements.weight[k] - call.outer_rate * step);
+      weights[k] = canonical_nan(elements.weight[k] - call.outer_rate * step);
     }
     if (call.momentum != nullptr) {
       store<n>(call.momentum + i, momenta);

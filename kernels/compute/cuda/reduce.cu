@@ -63,7 +63,7 @@ __device__ T product_of(T a, T b) {
 template <class T>
 __device__ T settled(T value) {
   if constexpr (std::is_same_v<T, float>) {
-    return same_nan(value);
+    return canonical_nan(value);
   } else if constexpr (std::is_same_v<T, double>) {
     return value != value ? __longlong_as_double(0x7ff8000000000000LL) : value;
   } else {

@@ -39,8 +39,8 @@ struct ReplicaBody {
     for (int k = 0; k < n; ++k) {
       const float direction =
           Element::to_float(elements.gradient[k]) * call.gradient_scale + call.weight_decay * elements.weight[k];
-      sums[k] = same_nan(elements.sum[k] + direction);
-      weights[k] = same_nan(elements.weight[k] - call.rate * direction);
+      sums[k] = canonical_nan(elements.sum[k] + direction);
+      weights[k] = canonical_nan(elements.weight[k] - call.rate * direction);
     }
     if (call.before != nullptr) {
       store<n>(call.before + i, elements.weight);
@@ -87,11 +87,11 @@ struct RoundBody {
     Pack<float, n> sums;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      sums[k] = same_nan(elements.sum[k] + (Element::to_float(elements.gradient[k]) * call.gradient_scale +
-                                            call.weight_decay * elements.weight[k]));
+      sums[k] = canonical_nan(elements.sum[k] + (Element::to_float(elements.gradient[k]) * call.gradient_scale +
+                                                 call.weight_decay * elements.weight[k]));
       weights[k] = call.before == nullptr ? elements.weight[k] : elements.before[k];
       if (call.mean != nullptr) {
-        weights[k] = same_nan(weights[k] - call.rate * elements.mean[k]);
+        weights[k] = canonical_nan(weights[k] - call.rate * elements.mean[k]);
       }
     }
     if (gradient != nullptr) {

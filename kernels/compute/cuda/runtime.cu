@@ -39,7 +39,7 @@ class CudaRuntime final : public Runtime {
     return count;
   }
 
-  [[nodiscard]] std::string trouble() const override {
+  [[nodiscard]] std::string unavailable_reason() const override {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {

@@ -55,9 +55,9 @@ class Runtime {
   virtual ~Runtime() = default;
 
   // ---- devices
-  [[nodiscard]] virtual int device_count() const noexcept = 0;  // 0 without a driver
-  [[nodiscard]] virtual std::string trouble() const = 0;        // why there is no device, if there is none
-  [[nodiscard]] virtual int device() const = 0;                 // the calling thread's
+  [[nodiscard]] virtual int device_count() const noexcept = 0;       // 0 without a driver
+  [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // why there is no device, if there is none
+  [[nodiscard]] virtual int device() const = 0;                      // the calling thread's
   virtual void use(int device) const = 0;
   [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // by this process, so that use() costs nothing
   [[nodiscard]] virtual std::string name(int device) const = 0;
@@ -126,7 +126,7 @@ inline constexpr const char* make_runtime_name = "gradientflow_cuda_runtime";
 [[nodiscard]] const Runtime& runtime();
 
 // Why runtime() throws; empty where it does not.
-[[nodiscard]] std::string runtime_trouble();
+[[nodiscard]] std::string unavailable_reason();
 
 // Whether the core was built with CUDA: whether the library is there, even if no device is.
 [[nodiscard]] bool is_built();

@@ -11,8 +11,6 @@
 namespace gradientflow::compute::cuda {
 namespace {
 
-using Entries = compute::Block;
-
 constexpr auto sentence = "the gradients and entries of sparse communication are float16, bfloat16 or float32";
 constexpr unsigned bin_count = 2048;
 constexpr unsigned own = 8;                   // neighbouring elements that a thread has
@@ -342,22 +340,22 @@ __global__ void __launch_bounds__(threads) count_chosen(Select call, const State
 
 template <class Value>
 __device__ void write_entry(const Select& call, std::uint32_t entry, std::size_t i) {
-  const Entries& block = call.block;
+  const EntryBlock& block = call.block;
   std::byte* const indices = call.data + block.index_begin;
   switch (block.indices) {
     case IndexFormat::words:
       reinterpret_cast<std::uint32_t*>(indices)[entry] = static_cast<std::uint32_t>(i);
       break;
     case IndexFormat::offsets:
-      reinterpret_cast<std::uint16_t*>(indices)[entry] = static_cast<std::uint16_t>(i % page);
-      atomicAdd(reinterpret_cast<std::uint32_t*>(indices + padded(block.k * 2)) + i / page, 1U);
+      reinterpret_cast<std::uint16_t*>(indices)[entry] = static_cast<std::uint16_t>(i % index_page);
+      atomicAdd(reinterpret_cast<std::uint32_t*>(indices + padded(block.k * 2)) + i / index_page, 1U);
       break;
     case IndexFormat::bitmap:
       atomicAdd(reinterpret_cast<std::uint32_t*>(indices) + i / 32, 1U << i % 32);  // the bit is not set yet
       break;
   }
   const float x = call.next_residual[i];
-  const float limit = most_that_travels(block.values, call.limit);
+  const float limit = largest_sent(block.values, call.limit);
   const typename Value::Stored sent = Value::from_float(x > limit ? limit : x < -limit ? -limit : x);
   reinterpret_cast<typename Value::Stored*>(call.data + block.value_begin)[entry] = sent;
   call.next_residual[i] = x - Value::to_float(sent);
@@ -430,12 +428,12 @@ bool takes_sample(const Select& call) {
 constexpr std::uint32_t nothing = 0xffffffffU;  // no entries: a NaN that no sum is
 
 // The parts in which a block is worked on: 2,048 entries, a page, or 2,048 bits.
-std::size_t parts_of(const Entries& block) {
+std::size_t parts_of(const EntryBlock& block) {
   switch (block.indices) {
     case IndexFormat::words:
       return groups_of(block.k);
     case IndexFormat::offsets:
-      return pages_of(block.count);
+      return index_pages(block.count);
     default:
       return groups_of(block.count);
   }
@@ -445,7 +443,7 @@ __device__ std::uint32_t word_at(const std::byte* data) { return *reinterpret_ca
 
 // Counts the entries of each part of a block.
 __global__ void __launch_bounds__(threads)
-    count_parts(Entries block, const std::byte* data, std::size_t parts, std::uint32_t* entries) {
+    count_parts(EntryBlock block, const std::byte* data, std::size_t parts, std::uint32_t* entries) {
   const std::size_t part = static_cast<std::size_t>(blockIdx.x) * threads + threadIdx.x;
   if (part >= parts) {
     return;
@@ -465,15 +463,16 @@ __global__ void __launch_bounds__(threads)
   entries[part] = number;
 }
 
-__device__ std::size_t index_at(const Entries& block, const std::byte* data, std::size_t part, std::size_t entry) {
+__device__ std::size_t index_at(const EntryBlock& block, const std::byte* data, std::size_t part, std::size_t entry) {
   const std::byte* const indices = data + block.index_begin;
-  return block.indices == IndexFormat::words ? reinterpret_cast<const std::uint32_t*>(indices)[entry]
-                                             : part * page + reinterpret_cast<const std::uint16_t*>(indices)[entry];
+  return block.indices == IndexFormat::words
+             ? reinterpret_cast<const std::uint32_t*>(indices)[entry]
+             : part * index_page + reinterpret_cast<const std::uint16_t*>(indices)[entry];
 }
 
 // A thread block for each part. Sets combined->bad to `number` if the block is invalid and none before it was.
 __global__ void __launch_bounds__(threads)
-    check_parts(Entries block, const std::byte* data, std::size_t parts, const std::uint32_t* before,
+    check_parts(EntryBlock block, const std::byte* data, std::size_t parts, const std::uint32_t* before,
                 std::uint64_t number, Combined* combined) {
   const std::size_t part = blockIdx.x;
   const std::size_t said = word_at(data);
@@ -494,16 +493,17 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class Value>
-__device__ void add_entry(const Entries& block, const std::byte* data, std::size_t entry, std::uint32_t* sum) {
+__device__ void add_entry(const EntryBlock& block, const std::byte* data, std::size_t entry, std::uint32_t* sum) {
   const float value = Value::to_float(reinterpret_cast<const typename Value::Stored*>(data + block.value_begin)[entry]);
-  const std::uint32_t bits = __float_as_uint(same_nan(*sum == nothing ? value : __uint_as_float(*sum) + value));
+  const std::uint32_t bits = __float_as_uint(canonical_nan(*sum == nothing ? value : __uint_as_float(*sum) + value));
   *sum = bits;
 }
 
 // A thread block for each part.
 template <class Value>
-__global__ void __launch_bounds__(threads) add_parts(Entries block, const std::byte* data, const std::uint32_t* before,
-                                                     std::uint32_t* sums, const Combined* combined) {
+__global__ void __launch_bounds__(threads)
+    add_parts(EntryBlock block, const std::byte* data, const std::uint32_t* before, std::uint32_t* sums,
+              const Combined* combined) {
   __shared__ std::uint32_t shared[threads];
   if (combined->bad != 0) {
     return;
@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(threads)
   for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * threads + threadIdx.x; i < count;
        i += static_cast<std::size_t>(gridDim.x) * threads) {
     if (sums[i] != nothing) {
-      gradient[i] = Element::from_float(same_nan(__uint_as_float(sums[i]) * scale));
+      gradient[i] = Element::from_float(canonical_nan(__uint_as_float(sums[i]) * scale));
       ++written;
     }
   }
@@ -567,7 +567,7 @@ void select(const Select& call, Selected* selected, void* scratch, Stream stream
   State* const state = parts.state;
   std::uint32_t* const certain = parts.certain;
   std::uint32_t* const equal = parts.equal;
-  const std::uint32_t floor = least_that_travels(call.block.values);
+  const std::uint32_t floor = smallest_sent(call.block.values);
   const bool is_random = call.how == Select::How::random;
   check(cudaMemsetAsync(state, 0, sizeof(State), own_stream));
   check(cudaMemsetAsync(&state->least_sent, 0xff, sizeof state->least_sent, own_stream));

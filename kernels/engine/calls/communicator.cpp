@@ -353,11 +353,11 @@ bool Communicator::take(PreparedCall& prepared) {
 collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<double> timeout, const LetGo& let_go) {
   check_process();
   const bool mine = take(prepared);
-  if (let_go && !(mine && collective::Group::is_short(prepared.call_) && group_->is_heard_soon())) {
+  if (let_go && !(mine && collective::Group::is_short(prepared.call_) && group_->is_confirmed_soon())) {
     let_go();
   }
   if (mine) {
-    if (!timeout || group_->is_heard() || !usable_.load()) {
+    if (!timeout || group_->is_confirmed() || !usable_.load()) {
       const std::unique_ptr<Communicator, LeaveTurn> turn(this);
       prepared.handle_ = nullptr;
       check_usable();
@@ -389,9 +389,9 @@ collective::Outcome Communicator::finish(PreparedCall& prepared, std::optional<d
 bool Communicator::is_finished(PreparedCall& prepared) {
   check_process();
   if (take(prepared)) {
-    const bool is_heard = group_->is_heard();
+    const bool is_confirmed = group_->is_confirmed();
     offer(prepared);
-    return is_heard;
+    return is_confirmed;
   }
   const std::lock_guard lock(mutex_);
   return prepared.handle_ != nullptr && prepared.handle_->done();
@@ -412,7 +412,7 @@ collective::Outcome Communicator::run(const collective::Call& call, const LetGo&
 collective::Outcome Communicator::execute(const collective::Call& call, const LetGo& let_go) {
   if (let_go && collective::Group::is_short(call)) {
     group_->begin(call);
-    if (!group_->is_heard_soon()) {
+    if (!group_->is_confirmed_soon()) {
       let_go();
     }
     return group_->finish(call, let_go);

@@ -24,7 +24,7 @@ struct TopKLayer {
   double ratio = 1.0;
   std::size_t k = 0;
   bool dense = false;  // all of it is averaged, in place
-  compute::Block block{};
+  compute::EntryBlock block{};
   std::size_t data = 0;  // where its block begins in the memory for blocks, in bytes
   std::size_t message = 0;
 };

@@ -129,8 +129,8 @@ struct ReceivedNote {
   const std::size_t bytes = arrival->envelope().bytes;
   auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
   std::byte* const data = memory.get();
-  const auto letter = mailbox.receive(*arrival, data, memory);
-  mailbox.wait(*letter);
+  const auto transfer = mailbox.receive(*arrival, data, memory);
+  mailbox.wait(*transfer);
   ReceivedNote received{arrival->envelope().source, {}, {data + sizeof(Note), data + bytes}};
   std::memcpy(&received.note, data, sizeof(Note));
   return received;

@@ -114,7 +114,7 @@ ParameterServer::ParameterServer(Communicator& everybody, const std::vector<std:
   const ServerRoles roles = roles_of(everybody.size(), counts, threshold, options);
   const ServerLayout layout(counts, roles.servers.size(), threshold, options.wire);
   communicator_ = everybody.duplicate("parameter server", transport::MadeFor::parameter_server);
-  communicator_->count_as_sent({});  // letters are not counted
+  communicator_->count_as_sent({});  // transfers of a mailbox are not counted
   check_same_on_all_ranks(*communicator_, "parameter servers", entries_of(counts, roles, threshold, options));
   const MPI_Comm ranks = communicator_->split(0, communicator_->rank());
   auto mailbox =

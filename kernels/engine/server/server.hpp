@@ -113,7 +113,7 @@ class Server {
     std::vector<SkippedPush> skipped;  // since the last release
     Settings settings = std::make_shared<const std::vector<ServerSettings>>();  // last received
     std::shared_ptr<std::byte[]> received;                                      // push from another node
-    std::vector<std::shared_ptr<transport::Letter>> parts;                      // its pieces, being received
+    std::vector<std::shared_ptr<transport::Transfer>> parts;                    // its pieces, being received
     std::vector<ReceivedNote> pulls;                                            // not answered yet
     bool has_weights = false;  // of another node: already sent for its next pull due
     bool departed = false;

@@ -87,7 +87,7 @@ void Server::send_weights(int number, bool exact, std::size_t range) {
   }
   if (piece.count > 0) {
     static_cast<void>(shared_.mailbox->send(number, shared_.tags.pulled(), values, piece.count * item, copy.values,
-                                            transport::Way::in_parts));
+                                            transport::Route::in_parts));
   }
 }
 

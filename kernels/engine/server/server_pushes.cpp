@@ -24,7 +24,7 @@ void Server::expect_push(int number) {
     if (piece.count > 0) {
       of.parts.push_back(shared_.mailbox->receive(
           number, shared_.tags.pushed(), of.received.get() + piece.shard * size_of(shared_.wire),
-          piece.count * size_of(shared_.wire), of.received, transport::Way::in_parts));
+          piece.count * size_of(shared_.wire), of.received, transport::Route::in_parts));
     }
   }
 }
@@ -36,7 +36,7 @@ bool Server::is_whole(const Worker& of) const {
   }
   const bool is_remote = !is_here(of.notes.front().source);
   return !is_remote || (of.pushes.empty() && std::all_of(of.parts.begin(), of.parts.end(),
-                                                         [](const auto& letter) { return letter->ended(); }));
+                                                         [](const auto& transfer) { return transfer->ended(); }));
 }
 
 bool Server::take_up(int number) {
@@ -67,8 +67,8 @@ bool Server::take_up(int number) {
 
 void Server::take_up_push(int number, const ReceivedNote& received) {
   Worker& of = worker(number);
-  for (const auto& letter : of.parts) {
-    letter->check();
+  for (const auto& transfer : of.parts) {
+    transfer->check();
   }
   if (!received.payload.empty()) {
     of.settings = std::make_shared<const std::vector<ServerSettings>>(received.payload_as<ServerSettings>());

@@ -10,14 +10,14 @@ namespace gradientflow::engine {
 void Server::load(const ReceivedNote& received) {
   auto values = std::make_shared_for_overwrite<float[]>(std::max<std::size_t>(shard_.size(), 1));
   float* const data = values.get();
-  const auto letter =
+  const auto transfer =
       shared_.mailbox->receive(received.source, shared_.tags.loaded(), data, shard_.size() * sizeof(float), values);
-  while (!shared_.mailbox->ended_by(*letter, Clock::now() + between_looks)) {
+  while (!shared_.mailbox->ended_by(*transfer, Clock::now() + between_looks)) {
     if (stops_) {
       return;
     }
   }
-  letter->check();
+  transfer->check();
   shard_.load(received.note.number, data);
   ++changes_;
   if (received.note.number == 0) {

@@ -107,15 +107,15 @@ class ServerWorker {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
-  using Letters = std::vector<std::shared_ptr<transport::Letter>>;
+  using Transfers = std::vector<std::shared_ptr<transport::Transfer>>;
 
   // Data that does not fit into the caches is evicted before it is read again.
   [[nodiscard]] static compute::Store store_for(std::size_t bytes) {
     return bytes >= 4 * mib ? compute::Store::streaming : compute::Store::cached;
   }
-  [[nodiscard]] static bool have_ended(const Letters& letters) {
-    return std::all_of(letters.begin(), letters.end(),
-                       [](const auto& letter) { return letter == nullptr || letter->ended(); });
+  [[nodiscard]] static bool have_ended(const Transfers& transfers) {
+    return std::all_of(transfers.begin(), transfers.end(),
+                       [](const auto& transfer) { return transfer == nullptr || transfer->ended(); });
   }
   [[nodiscard]] int rank() const { return shared_.mailbox->rank(); }
   [[nodiscard]] std::size_t servers() const { return shared_.roles.servers.size(); }
@@ -152,7 +152,7 @@ class ServerWorker {
   std::uint64_t begin_pull(bool exact, std::uint64_t end);
   void check_pull(std::uint64_t pull) const;
   [[nodiscard]] bool has_come() const;
-  [[nodiscard]] const std::shared_ptr<transport::Letter>& letter_of(const TensorPart& part) const {
+  [[nodiscard]] const std::shared_ptr<transport::Transfer>& transfer_of(const TensorPart& part) const {
     return answers_under_way_[part.server * shared_.layout.ranges().size() + part.range];
   }
   [[nodiscard]] DType pulled() const { return exact_ ? DType::float32 : shared_.wire; }
@@ -178,7 +178,7 @@ class ServerWorker {
   std::size_t sent_ = 0;           // ranges of the current push
   int copying_ = 0;                // number of threads
   std::condition_variable copied_;
-  Letters sends_[2];                      // by slot
+  Transfers sends_[2];                    // by slot
   std::vector<ServerSettings> settings_;  // the last ones
   std::uint64_t released_ = 0;
   std::uint64_t round_ = 0;
@@ -193,7 +193,7 @@ class ServerWorker {
   std::vector<bool> has_answered_;          // by server
   std::vector<bool> gathered_;              // by tensor: its parts at servers of this node are copied to the place
   bool has_place_ = false;
-  Letters answers_under_way_;  // by server, then by range; null where none is expected
+  Transfers answers_under_way_;  // by server, then by range; null where none is expected
   std::uint64_t reports_asked_ = 0;
   std::uint64_t reports_come_ = 0;
   std::vector<double> report_;  // the last one

@@ -47,7 +47,7 @@ void ServerWorker::expect_answers(bool exact) {
                                        : shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.pulled(),
                                                                   shared_.memory.place(rank()) + piece.flat * item,
                                                                   piece.count * item, shared_.memory.owner(),
-                                                                  transport::Way::in_parts));
+                                                                  transport::Route::in_parts));
     }
   }
   ++pulls_;
@@ -81,9 +81,9 @@ void ServerWorker::wait_for_pull(std::uint64_t pull, Seconds timeout) {
 // Waits until the last pull has come, or another one has begun.
 void ServerWorker::await_pull(Lock& lock, std::uint64_t pull, Seconds timeout) {
   wait(lock, timeout, "pull " + std::to_string(pull), [&] { return pull != pulls_ || has_come(); });
-  for (const auto& letter : answers_under_way_) {
-    if (letter != nullptr && pull == pulls_) {
-      letter->check();
+  for (const auto& transfer : answers_under_way_) {
+    if (transfer != nullptr && pull == pulls_) {
+      transfer->check();
     }
   }
 }
@@ -108,14 +108,14 @@ bool ServerWorker::has_come() const { return answers_ == servers() && have_ended
 // Waits until a part has come, or throws.
 void ServerWorker::await_part(Lock& lock, std::uint64_t pull, const TensorPart& part, Seconds timeout) {
   const auto is_there = [&] {
-    return pull != pulls_ || (letter_of(part) != nullptr ? letter_of(part)->ended() : has_answered_[part.server]);
+    return pull != pulls_ || (transfer_of(part) != nullptr ? transfer_of(part)->ended() : has_answered_[part.server]);
   };
   if (!is_there()) {
     wait(lock, timeout, "pull " + std::to_string(pull), is_there);
   }
   check_pull(pull);
-  if (letter_of(part) != nullptr) {
-    letter_of(part)->check();
+  if (transfer_of(part) != nullptr) {
+    transfer_of(part)->check();
   }
 }
 

@@ -57,12 +57,12 @@ bool ServerWorker::slot_is_free() {
   if (released_ + most_under_way < next) {
     return false;
   }
-  Letters& sends = sends_[next % 2];
+  Transfers& sends = sends_[next % 2];
   if (!have_ended(sends)) {
     return false;
   }
-  for (const auto& letter : sends) {
-    letter->check();
+  for (const auto& transfer : sends) {
+    transfer->check();
   }
   sends.clear();
   for (std::size_t s = 0; s < servers(); ++s) {
@@ -177,7 +177,7 @@ void ServerWorker::send_ranges() {
       if (!is_here(s) && piece.count > 0) {
         sends_[(pushes_ + 1) % 2].push_back(shared_.mailbox->send(shared_.roles.servers[s], shared_.tags.pushed(),
                                                                   slot + piece.flat * item, piece.count * item,
-                                                                  shared_.memory.owner(), transport::Way::in_parts));
+                                                                  shared_.memory.owner(), transport::Route::in_parts));
       }
     }
   }

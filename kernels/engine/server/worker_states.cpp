@@ -28,17 +28,17 @@ void ServerWorker::save(std::size_t array, std::span<float* const> tensors, Seco
   Lock lock(mutex_);
   check_usable();
   std::vector<std::shared_ptr<float[]>> shards;
-  Letters letters;
+  Transfers transfers;
   for (std::size_t s = 0; s < servers(); ++s) {
     const std::size_t size = shared_.layout.shard_size(s);
     shards.push_back(std::make_shared_for_overwrite<float[]>(std::max<std::size_t>(size, 1)));
-    letters.push_back(shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.state(), shards.back().get(),
-                                               size * sizeof(float), shards.back()));
+    transfers.push_back(shared_.mailbox->receive(shared_.roles.servers[s], shared_.tags.state(), shards.back().get(),
+                                                 size * sizeof(float), shards.back()));
   }
   ask_all({.kind = NoteKind::state, .number = array, .pushes = pushes_});
-  wait(lock, timeout, "the request for the state", [&] { return have_ended(letters); });
+  wait(lock, timeout, "the request for the state", [&] { return have_ended(transfers); });
   for (std::size_t s = 0; s < servers(); ++s) {
-    letters[s]->check();
+    transfers[s]->check();
     for (const TensorPart& part : shared_.layout.parts_of_server(s)) {
       std::copy_n(shards[s].get() + part.shard, part.count, tensors[part.tensor] + part.begin);
     }

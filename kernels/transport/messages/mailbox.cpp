@@ -98,13 +98,13 @@ int Tags::at(std::int64_t number) const {
   return first + static_cast<int>(number);
 }
 
-void Letter::check() const {
+void Transfer::check() const {
   if (error_) {
     throw Error(*error_);
   }
 }
 
-std::string Letter::what() const {
+std::string Transfer::what() const {
   return (kind_ == Kind::send ? "the send to " : "the receive from ") + rank_text(peer_) + " with tag " +
          std::to_string(tag_);
 }
@@ -171,8 +171,8 @@ Mailbox::Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::
       alarm_(std::make_shared<Alarm>()),
       tags_left_(notice_tag_),
       parts_under_way_(static_cast<std::size_t>(mpi_->size())),
-      words_(static_cast<std::size_t>(mpi_->size())),
-      acquainted_(words_.size()) {}
+      peers_(static_cast<std::size_t>(mpi_->size())),
+      known_peers_(peers_.size()) {}
 
 // In a forked process MPI must not be called, and the mailbox's thread does not exist.
 Mailbox::~Mailbox() {
@@ -183,13 +183,13 @@ Mailbox::~Mailbox() {
   close(false);
   std::vector<int> awaited;
   for (int r = 0; r < size(); ++r) {
-    if (r != rank() && words_[static_cast<std::size_t>(r)].state == State::open) {
+    if (r != rank() && peers_[static_cast<std::size_t>(r)].state == State::open) {
       awaited.push_back(r);
     }
   }
   // Messages that have been drawn and not received would stay with MPI; and of many ranks, not all send notices.
   if (!arrived_.empty() || taken_ > 0 || size() > few_ranks) {
-    mpi_->keep();
+    mpi_->never_free();
   }
   mpi_->await_last_messages(std::move(awaited), notice_tag_);
 }
@@ -222,21 +222,23 @@ void Mailbox::check_rank(int rank, bool may_be_any) const {
   }
 }
 
-std::shared_ptr<Letter> Mailbox::make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
-                                             Owner owner) {
+std::shared_ptr<Transfer> Mailbox::make_transfer(Transfer::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+                                                 Owner owner) {
   check_usable();
-  check_rank(peer, kind == Letter::Kind::receive);
+  check_rank(peer, kind == Transfer::Kind::receive);
   if (!has_thread_) {  // before MPI has the memory
-    start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] { carry(mailbox, alarm); }).detach();
+    start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] {
+      thread_main(mailbox, alarm);
+    }).detach();
     has_thread_ = true;
   }
-  auto letter = std::make_shared<Letter>();
-  letter->kind_ = kind;
-  letter->peer_ = peer;
-  letter->tag_ = Tags{0, notice_tag_}.at(tag);
-  letter->bytes_ = bytes;
-  letter->owner_ = std::move(owner);
-  return letter;
+  auto transfer = std::make_shared<Transfer>();
+  transfer->kind_ = kind;
+  transfer->peer_ = peer;
+  transfer->tag_ = Tags{0, notice_tag_}.at(tag);
+  transfer->bytes_ = bytes;
+  transfer->owner_ = std::move(owner);
+  return transfer;
 }
 
 Tags Mailbox::draw(std::int64_t count) {
@@ -255,31 +257,31 @@ Tags Mailbox::draw_rest() {
   return {0, std::exchange(tags_left_, 0)};
 }
 
-std::shared_ptr<Letter> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
-                                      Way way) {
+std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
+                                        Route route) {
   auto held = lock();
-  auto letter = make_letter(Letter::Kind::send, to, tag, bytes, std::move(owner));
-  acquainted_[static_cast<std::size_t>(to)] = true;
-  if (const auto error = loss(to, letter->what())) {
-    end(letter, error);
-  } else if (way == Way::in_parts) {
-    letter->data_ = const_cast<void*>(data);  // NOLINT(*-const-cast): only read
-    letter->parts_ = parts_of(bytes);
-    leaving_.push_back(letter);
+  auto transfer = make_transfer(Transfer::Kind::send, to, tag, bytes, std::move(owner));
+  known_peers_[static_cast<std::size_t>(to)] = true;
+  if (const auto error = loss(to, transfer->what())) {
+    end(transfer, error);
+  } else if (route == Route::in_parts) {
+    transfer->data_ = const_cast<void*>(data);  // NOLINT(*-const-cast): only read
+    transfer->parts_ = parts_of(bytes);
+    leaving_.push_back(transfer);
     send_parts();
   } else {
     const Extent extent(bytes);
-    mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, letter->tag_, mpi_->get(), &letter->request_),
+    mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, transfer->tag_, mpi_->get(), &transfer->request_),
                 "MPI_Isend");
-    start(letter);
+    start(transfer);
   }
   finish(held);
-  return letter;
+  return transfer;
 }
 
 // The next part that has not begun.
-std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole) {
-  auto part = std::make_shared<Letter>();
+std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& whole) {
+  auto part = std::make_shared<Transfer>();
   const std::size_t begin = whole->parts_begun_++ * part_bytes;
   part->kind_ = whole->kind_;
   part->peer_ = whole->peer_;
@@ -294,14 +296,14 @@ std::shared_ptr<Letter> Mailbox::next_part(const std::shared_ptr<Letter>& whole)
 // Begins as many parts as may be under way. A synchronous send ends when the receiver has taken it: that bounds what
 // waits there.
 void Mailbox::send_parts() {
-  for (const std::shared_ptr<Letter>& whole : leaving_) {
+  for (const std::shared_ptr<Transfer>& whole : leaving_) {
     std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
     while (!whole->ended() && whole->parts_begun_ < whole->parts_ && under_way < most_parts_under_way) {
       if (const auto error = loss(whole->peer_, whole->what())) {
         end(whole, error);
         break;
       }
-      const std::shared_ptr<Letter> part = next_part(whole);
+      const std::shared_ptr<Transfer> part = next_part(whole);
       mpi_->check(MPI_Issend(part->data_, static_cast<int>(part->bytes_), MPI_BYTE, part->peer_, part->tag_,
                              mpi_->get(), &part->request_),
                   "MPI_Issend");
@@ -313,43 +315,44 @@ void Mailbox::send_parts() {
   std::erase_if(leaving_, [](const auto& each) { return each->ended() || each->parts_begun_ == each->parts_; });
 }
 
-std::shared_ptr<Letter> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
-                                         Way way) {
+std::shared_ptr<Transfer> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
+                                           Route route) {
   auto held = lock();
-  auto letter = make_letter(Letter::Kind::receive, from, tag, bytes, std::move(owner));
-  letter->data_ = data;
-  letter->parts_ = way == Way::in_parts ? parts_of(bytes) : 0;
+  auto transfer = make_transfer(Transfer::Kind::receive, from, tag, bytes, std::move(owner));
+  transfer->data_ = data;
+  transfer->parts_ = route == Route::in_parts ? parts_of(bytes) : 0;
   if (from >= 0) {
-    acquainted_[static_cast<std::size_t>(from)] = true;
+    known_peers_[static_cast<std::size_t>(from)] = true;
   }
   progress(false);
-  posted_.push_back(letter);
-  for (auto at = arrived_.begin(); at != arrived_.end() && !posted_.empty() && posted_.back() == letter;) {
-    if ((*at)->envelope_.tag == letter->tag_ && is_from((*at)->envelope_, from)) {
+  posted_.push_back(transfer);
+  for (auto at = arrived_.begin(); at != arrived_.end() && !posted_.empty() && posted_.back() == transfer;) {
+    if ((*at)->envelope_.tag == transfer->tag_ && is_from((*at)->envelope_, from)) {
       const std::unique_ptr<Arrival> arrival = std::move(*at);
       at = arrived_.erase(at);
-      begin_receive(letter, arrival->envelope_, arrival->message_);
+      begin_receive(transfer, arrival->envelope_, arrival->message_);
     } else {
       ++at;
     }
   }
-  if (!posted_.empty() && posted_.back() == letter) {
-    if (const auto error = loss(from, letter->what())) {
+  if (!posted_.empty() && posted_.back() == transfer) {
+    if (const auto error = loss(from, transfer->what())) {
       posted_.pop_back();
-      end(letter, error);
+      end(transfer, error);
     } else {
       alarm_->ring_if_idle();
     }
   }
   finish(held);
-  return letter;
+  return transfer;
 }
 
-// Receives the message of a letter in posted_, or of its next part. The letter is posted until all parts have begun.
-void Mailbox::begin_receive(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message) {
-  const std::shared_ptr<Letter> part = letter->parts_ == 0 ? letter : next_part(letter);
-  if (letter->parts_begun_ == letter->parts_) {
-    std::erase(posted_, letter);
+// Receives the message of a transfer in posted_, or of its next part. The transfer is posted until all parts have
+// begun.
+void Mailbox::begin_receive(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
+  const std::shared_ptr<Transfer> part = transfer->parts_ == 0 ? transfer : next_part(transfer);
+  if (transfer->parts_begun_ == transfer->parts_) {
+    std::erase(posted_, transfer);
   }
   begin(part, envelope, message);
 }
@@ -414,24 +417,25 @@ std::optional<Error> Mailbox::loss_of(int rank, const std::string& what) const {
 
 bool Mailbox::has_closed(int rank) const {
   const auto held = lock();
-  return words_[static_cast<std::size_t>(rank)].state == State::closed;
+  return peers_[static_cast<std::size_t>(rank)].state == State::closed;
 }
 
-std::shared_ptr<Letter> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
+std::shared_ptr<Transfer> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
   auto held = lock();
   if (arrival.mailbox_.lock().get() != this) {
     throw Error(ErrorKind::value, "the message has come to another mailbox than " + name_);
   }
   const Envelope& envelope = arrival.envelope_;
-  auto letter = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
-  letter->data_ = data;
+  auto transfer =
+      make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
+  transfer->data_ = data;
   if (arrival.message_ == MPI_MESSAGE_NULL) {
     throw Error(ErrorKind::value, "the message has been received already");
   }
   --taken_;
-  begin(letter, arrival.envelope_, arrival.message_);
+  begin(transfer, arrival.envelope_, arrival.message_);
   finish(held);
-  return letter;
+  return transfer;
 }
 
 void Mailbox::drop(Arrival& arrival) noexcept {
@@ -450,55 +454,56 @@ void Mailbox::drop(Arrival& arrival) noexcept {
 }
 
 // The thread need not look after what MPI has done at once.
-void Mailbox::start(const std::shared_ptr<Letter>& letter) {
-  if (!test(letter)) {
-    in_flight_.push_back(letter);
+void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
+  if (!test(transfer)) {
+    in_flight_.push_back(transfer);
     alarm_->ring_if_idle();
   }
 }
 
-void Mailbox::begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message) {
-  letter->envelope_ = envelope;
-  if (envelope.bytes != letter->bytes_) {
+void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
+  transfer->envelope_ = envelope;
+  if (envelope.bytes != transfer->bytes_) {
     try {
       discard(envelope, message);
     } catch (const std::bad_alloc&) {
       ++taken_;  // MPI keeps it
     }
-    end(letter,
-        Error(ErrorKind::mismatch, letter->what() + " of " + std::to_string(letter->bytes_) + " bytes on rank " +
+    end(transfer,
+        Error(ErrorKind::mismatch, transfer->what() + " of " + std::to_string(transfer->bytes_) + " bytes on rank " +
                                        std::to_string(rank()) + " met a message of " + std::to_string(envelope.bytes) +
                                        " from rank " + std::to_string(envelope.source)));
     return;
   }
   try {
     const Extent extent(envelope.bytes);
-    mpi_->check(MPI_Imrecv(letter->data_, extent.count(), extent.type(), &message, &letter->request_), "MPI_Imrecv");
-    start(letter);
+    mpi_->check(MPI_Imrecv(transfer->data_, extent.count(), extent.type(), &message, &transfer->request_),
+                "MPI_Imrecv");
+    start(transfer);
   } catch (const Error& error) {
-    end(letter, error);
+    end(transfer, error);
   }
 }
 
 // Receives a message that nobody wants, because its sender waits until it is received.
 void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
   auto memory = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(envelope.bytes, 1));
-  auto unwanted = make_letter(Letter::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
+  auto unwanted = make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
   unwanted->data_ = memory.get();
   begin(unwanted, envelope, message);
 }
 
 void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
-  acquainted_[static_cast<std::size_t>(envelope.source)] = true;
+  known_peers_[static_cast<std::size_t>(envelope.source)] = true;
   if (envelope.tag == notice_tag_) {
     read_notice(envelope, message);
     return;
   }
-  const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& letter) {
-    return letter->tag_ == envelope.tag && is_from(envelope, letter->peer_);
+  const auto found = std::find_if(posted_.begin(), posted_.end(), [&](const auto& transfer) {
+    return transfer->tag_ == envelope.tag && is_from(envelope, transfer->peer_);
   });
   if (found != posted_.end()) {
-    begin_receive(std::shared_ptr<Letter>(*found), envelope, message);  // which may take it out of the list
+    begin_receive(std::shared_ptr<Transfer>(*found), envelope, message);  // which may take it out of the list
     return;
   }
   auto arrival = std::make_unique<Arrival>();
@@ -507,22 +512,22 @@ void Mailbox::deliver(const Envelope& envelope, MPI_Message& message) {
   arrived_.push_back(std::move(arrival));
 }
 
-void Mailbox::end(const std::shared_ptr<Letter>& letter, std::optional<Error> error) {
-  letter->error_ = std::move(error);
-  letter->ended_.store(true, std::memory_order_release);
-  if (letter->then_) {
-    callbacks_.push_back(std::exchange(letter->then_, nullptr));
+void Mailbox::end(const std::shared_ptr<Transfer>& transfer, std::optional<Error> error) {
+  transfer->error_ = std::move(error);
+  transfer->ended_.store(true, std::memory_order_release);
+  if (transfer->then_) {
+    callbacks_.push_back(std::exchange(transfer->then_, nullptr));
   }
-  ended_.push_back(letter);
-  if (letter->whole_ != nullptr) {
-    end_part(*letter);
+  ended_.push_back(transfer);
+  if (transfer->whole_ != nullptr) {
+    end_part(*transfer);
   }
 }
 
 // The whole ends with its last part, or with the first one that fails.
-void Mailbox::end_part(const Letter& part) {
-  const std::shared_ptr<Letter>& whole = part.whole_;
-  if (part.kind_ == Letter::Kind::send) {
+void Mailbox::end_part(const Transfer& part) {
+  const std::shared_ptr<Transfer>& whole = part.whole_;
+  if (part.kind_ == Transfer::Kind::send) {
     --parts_under_way_[static_cast<std::size_t>(part.peer_)];
   }
   ++whole->parts_ended_;
@@ -532,12 +537,12 @@ void Mailbox::end_part(const Letter& part) {
   }
 }
 
-// Releases the memory of letters that have ended and runs their callbacks, while no lock is held.
+// Releases the memory of transfers that have ended and runs their callbacks, while no lock is held.
 void Mailbox::finish(std::unique_lock<std::mutex>& lock) {
   std::vector<Owner> owners;
   owners.reserve(ended_.size());
-  for (const auto& letter : std::exchange(ended_, {})) {
-    owners.push_back(std::move(letter->owner_));
+  for (const auto& transfer : std::exchange(ended_, {})) {
+    owners.push_back(std::move(transfer->owner_));
   }
   const bool has_callbacks = !callbacks_.empty();
   lock.unlock();
@@ -546,33 +551,33 @@ void Mailbox::finish(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-bool Mailbox::test(const std::shared_ptr<Letter>& letter) {
+bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
   int done = 0;
-  const int code = MPI_Test(&letter->request_, &done, MPI_STATUS_IGNORE);
+  const int code = MPI_Test(&transfer->request_, &done, MPI_STATUS_IGNORE);
   if (code == MPI_SUCCESS) {
     if (done != 0) {
-      end(letter);
+      end(transfer);
     }
     return done != 0;
   }
   try {
-    mpi_->check(code, letter->what());
+    mpi_->check(code, transfer->what());
   } catch (const Error& error) {
-    end(letter, error);
+    end(transfer, error);
   }
   return true;
 }
 
 // Parts sent to one rank end in their order, and each test looks for messages: so only the first one is tested.
 void Mailbox::test_all() {
-  std::vector<bool> waits(words_.size());
-  std::erase_if(in_flight_, [&](const auto& letter) {
-    const bool is_sent_part = letter->whole_ != nullptr && letter->kind_ == Letter::Kind::send;
-    const auto peer = static_cast<std::size_t>(std::max(letter->peer_, 0));
+  std::vector<bool> waits(peers_.size());
+  std::erase_if(in_flight_, [&](const auto& transfer) {
+    const bool is_sent_part = transfer->whole_ != nullptr && transfer->kind_ == Transfer::Kind::send;
+    const auto peer = static_cast<std::size_t>(std::max(transfer->peer_, 0));
     if (is_sent_part && waits[peer]) {
       return false;
     }
-    const bool ended = test(letter);
+    const bool ended = test(transfer);
     waits[peer] = waits[peer] || (is_sent_part && !ended);
     return ended;
   });
@@ -595,7 +600,7 @@ bool Mailbox::progress(bool look) {
     send_parts();
     const bool drawn = !closed_ && draw_messages();
     if (!closed_ && (look || is_told_of_deaths_)) {
-      look_out();
+      check_peers();
     }
     return drawn || ended;
   } catch (const Error& error) {
@@ -641,35 +646,35 @@ void Mailbox::read_notice(const Envelope& envelope, MPI_Message& message) {
 }
 
 void Mailbox::note(int rank, State state, std::optional<Error> reason) {
-  Word& word = words_[static_cast<std::size_t>(rank)];
-  if (word.state != State::open || rank == this->rank()) {
+  PeerState& known = peers_[static_cast<std::size_t>(rank)];
+  if (known.state != State::open || rank == this->rank()) {
     return;
   }
-  word = {state, Clock::now(), std::move(reason)};
+  known = {state, Clock::now(), std::move(reason)};
   ++lost_;
   end_posted_in_vain();
 }
 
 // All messages of a rank have been drawn before its notice, or before it was found dead.
 void Mailbox::end_posted_in_vain() {
-  std::erase_if(posted_, [this](const auto& letter) {
-    auto error = loss(letter->peer_, letter->what());
+  std::erase_if(posted_, [this](const auto& transfer) {
+    auto error = loss(transfer->peer_, transfer->what());
     if (!error) {
       return false;
     }
-    end(letter, std::move(error));
+    end(transfer, std::move(error));
     return true;
   });
 }
 
 void Mailbox::end_all(const Error& error) {
-  for (auto* const letters : {&posted_, &leaving_, &in_flight_}) {
-    for (const auto& letter : std::exchange(*letters, {})) {
-      const bool is_mpi_done = letter->request_ == MPI_REQUEST_NULL;
+  for (auto* const transfers : {&posted_, &leaving_, &in_flight_}) {
+    for (const auto& transfer : std::exchange(*transfers, {})) {
+      const bool is_mpi_done = transfer->request_ == MPI_REQUEST_NULL;
       if (!is_mpi_done) {
-        finish_later(std::move(letter->owner_), {letter->request_});
+        finish_later(std::move(transfer->owner_), {transfer->request_});
       }
-      end(letter, error);
+      end(transfer, error);
     }
   }
 }
@@ -683,15 +688,15 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
   if (peer == any_source) {
     return Error(ErrorKind::peer, "all other ranks have closed " + name_ + ", given up or died" + ending());
   }
-  const Word& word = words_[static_cast<std::size_t>(peer)];
-  switch (word.state) {
+  const PeerState& known = peers_[static_cast<std::size_t>(peer)];
+  switch (known.state) {
     case State::open:
       return std::nullopt;
     case State::closed:
       return Error(ErrorKind::peer, rank_text(peer) + " has closed " + name_ + ending());
     case State::failed:
-      if (word.reason) {
-        return word.reason;
+      if (known.reason) {
+        return known.reason;
       }
       return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
     case State::died:
@@ -702,13 +707,13 @@ std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
 
 // Notes ranks that have died, and gives up messages under way to or from ranks that left a while ago. A receive from a
 // rank that has closed goes on: its message may still be arriving, however long that takes.
-void Mailbox::look_out() {
+void Mailbox::check_peers() {
   std::vector<int> dead;
   if (std::exchange(is_told_of_deaths_, false)) {
     dead = failed_ranks(mpi_->get());
   }
   for (int r = 0; r < size(); ++r) {
-    if (words_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
+    if (peers_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
       dead.push_back(r);
     }
   }
@@ -723,15 +728,15 @@ void Mailbox::look_out() {
     return;
   }
   const auto now = Clock::now();
-  std::erase_if(in_flight_, [&](const auto& letter) {
-    const int peer = letter->kind_ == Letter::Kind::send ? letter->peer_ : letter->envelope_.source;
-    const Word& word = words_[static_cast<std::size_t>(peer)];
-    const bool may_come = word.state == State::closed && letter->kind_ == Letter::Kind::receive;
-    if (word.state == State::open || may_come || now - word.since < leave_time) {
+  std::erase_if(in_flight_, [&](const auto& transfer) {
+    const int peer = transfer->kind_ == Transfer::Kind::send ? transfer->peer_ : transfer->envelope_.source;
+    const PeerState& known = peers_[static_cast<std::size_t>(peer)];
+    const bool may_come = known.state == State::closed && transfer->kind_ == Transfer::Kind::receive;
+    if (known.state == State::open || may_come || now - known.since < leave_time) {
       return false;
     }
-    finish_later(std::move(letter->owner_), {letter->request_});
-    end(letter, loss(peer, letter->what()));
+    finish_later(std::move(transfer->owner_), {transfer->request_});
+    end(transfer, loss(peer, transfer->what()));
     return true;
   });
 }
@@ -772,27 +777,27 @@ bool Mailbox::wait_until(const Deadline& deadline, Done done) {
   return true;
 }
 
-bool Mailbox::ended_by(const Letter& letter, const Deadline& deadline) {
-  return wait_until(deadline, [&] { return letter.ended(); });
+bool Mailbox::ended_by(const Transfer& transfer, const Deadline& deadline) {
+  return wait_until(deadline, [&] { return transfer.ended(); });
 }
 
-void Mailbox::wait(const Letter& letter, std::optional<double> seconds) {
+void Mailbox::wait(const Transfer& transfer, std::optional<double> seconds) {
   Deadline deadline;
   if (seconds) {
     deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                   std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
   }
-  if (!ended_by(letter, deadline)) {
-    throw timeout_error(letter, seconds.value_or(0.0));
+  if (!ended_by(transfer, deadline)) {
+    throw timeout_error(transfer, seconds.value_or(0.0));
   }
-  letter.check();
+  transfer.check();
 }
 
-Error Mailbox::timeout_error(const Letter& letter, double seconds) const {
-  std::string text = letter.what() + " was not done within " + format_number(seconds) + " s on rank " +
+Error Mailbox::timeout_error(const Transfer& transfer, double seconds) const {
+  std::string text = transfer.what() + " was not done within " + format_number(seconds) + " s on rank " +
                      std::to_string(rank()) + "; it goes on";
   const auto held = lock();
-  if (letter.kind_ == Letter::Kind::receive && !arrived_.empty()) {
+  if (transfer.kind_ == Transfer::Kind::receive && !arrived_.empty()) {
     text += ". Nobody has asked for ";
     for (std::size_t i = 0; i < std::min(arrived_.size(), told_in_errors); ++i) {
       const Envelope& envelope = arrived_[i]->envelope_;
@@ -804,23 +809,23 @@ Error Mailbox::timeout_error(const Letter& letter, double seconds) const {
   return {ErrorKind::timeout, text};
 }
 
-Error Mailbox::given_up(const Letter& letter, const std::string& why) {
-  return {ErrorKind::closed, letter.what() + " was given up: " + why};
+Error Mailbox::given_up(const Transfer& transfer, const std::string& why) {
+  return {ErrorKind::closed, transfer.what() + " was given up: " + why};
 }
 
-bool Mailbox::cancel(const std::shared_ptr<Letter>& letter) {
+bool Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
   auto held = lock();
-  const bool is_posted = std::erase(posted_, letter) > 0;
+  const bool is_posted = std::erase(posted_, transfer) > 0;
   if (is_posted) {
-    end(letter, given_up(*letter, "it has been cancelled"));
+    end(transfer, given_up(*transfer, "it has been cancelled"));
   }
   finish(held);
   return is_posted;
 }
 
-void Mailbox::when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then) {
+void Mailbox::when_ended(const std::shared_ptr<Transfer>& transfer, std::function<void()> then) {
   auto held = lock();
-  if (letter->ended()) {
+  if (transfer->ended()) {
     if (!closed_) {
       callbacks_.push_back(std::move(then));
       finish(held);
@@ -830,28 +835,28 @@ void Mailbox::when_ended(const std::shared_ptr<Letter>& letter, std::function<vo
     then();
     return;
   }
-  letter->then_ = std::move(then);
+  transfer->then_ = std::move(then);
 }
 
 // The thread holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait
 // for it to end.
-void Mailbox::carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
+void Mailbox::thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
   std::chrono::nanoseconds nap = shortest_nap;
-  const auto carry_on = [&] {
+  const auto work = [&] {
     const std::shared_ptr<Mailbox> self = mailbox.lock();
     try {
-      return self != nullptr && self->carry_on(nap);
+      return self != nullptr && self->work(nap);
     } catch (const std::bad_alloc&) {  // another time
       return true;
     }
   };
-  while (carry_on()) {
+  while (work()) {
     alarm->sleep(nap);
   }
 }
 
 // Returns whether to call it again, after a nap.
-bool Mailbox::carry_on(std::chrono::nanoseconds& nap) {
+bool Mailbox::work(std::chrono::nanoseconds& nap) {
   std::unique_lock lock(mutex_);
   if (closed_) {
     return false;
@@ -882,8 +887,8 @@ void Mailbox::tell(State state, const std::optional<Error>& reason) {
   }
   std::vector<MPI_Request> requests;
   for (int r = 0; r < size(); ++r) {
-    const bool knows = size() <= few_ranks || acquainted_[static_cast<std::size_t>(r)];
-    if (r != rank() && knows && words_[static_cast<std::size_t>(r)].state != State::died) {
+    const bool knows = size() <= few_ranks || known_peers_[static_cast<std::size_t>(r)];
+    if (r != rank() && knows && peers_[static_cast<std::size_t>(r)].state != State::died) {
       MPI_Isend(notice->data(), static_cast<int>(notice->size()), MPI_BYTE, r, notice_tag_, mpi_->get(),
                 &requests.emplace_back(MPI_REQUEST_NULL));
     }
@@ -905,8 +910,8 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
       return;
     }
     const std::string why = name_ + " has been closed";
-    for (const auto& letter : std::exchange(posted_, {})) {
-      end(letter, given_up(*letter, why));
+    for (const auto& transfer : std::exchange(posted_, {})) {
+      end(transfer, given_up(*transfer, why));
     }
     const auto deadline = Clock::now() + leave_time;
     while (progress(false), orderly && !in_flight_.empty() && Clock::now() < deadline) {
@@ -914,12 +919,12 @@ void Mailbox::close(bool orderly, const std::optional<Error>& reason) noexcept {
       std::this_thread::sleep_for(1ms);
       lock.lock();
     }
-    for (const auto& letter : std::exchange(leaving_, {})) {
-      end(letter, given_up(*letter, why));
+    for (const auto& transfer : std::exchange(leaving_, {})) {
+      end(transfer, given_up(*transfer, why));
     }
-    for (const auto& letter : std::exchange(in_flight_, {})) {
-      finish_later(std::move(letter->owner_), {letter->request_});
-      end(letter, given_up(*letter, why));
+    for (const auto& transfer : std::exchange(in_flight_, {})) {
+      finish_later(std::move(transfer->owner_), {transfer->request_});
+      end(transfer, given_up(*transfer, why));
     }
     if (!mpi_->finalized()) {
       tell(orderly ? State::closed : State::failed, reason);

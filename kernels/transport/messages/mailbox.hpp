@@ -49,7 +49,7 @@ struct Envelope {
 };
 
 // How a message travels. Sender and receiver give the same.
-enum class Way : std::uint8_t { whole, in_parts };
+enum class Route : std::uint8_t { whole, in_parts };
 
 // A range of a mailbox's tags, for one purpose.
 struct Tags {
@@ -62,7 +62,7 @@ struct Tags {
 };
 
 // A send or receive, under way or ended. It goes on, and keeps the owner of its memory, even if no caller holds it.
-class Letter {
+class Transfer {
  public:
   // Whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
   [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
@@ -88,7 +88,7 @@ class Letter {
   std::size_t parts_ = 0;  // in which it travels; 0: it is a part, or travels whole
   std::size_t parts_begun_ = 0;
   std::size_t parts_ended_ = 0;
-  std::shared_ptr<Letter> whole_;  // of a part
+  std::shared_ptr<Transfer> whole_;  // of a part
   MPI_Request request_ = MPI_REQUEST_NULL;
   std::shared_ptr<const void> owner_;
   Envelope envelope_;
@@ -136,20 +136,20 @@ class Mailbox {
   [[nodiscard]] Tags draw(std::int64_t count);
   [[nodiscard]] Tags draw_rest();
 
-  // Starts to send `bytes` bytes, which must stay as they are until the letter has ended. Throws Error(value),
+  // Starts to send `bytes` bytes, which must stay as they are until the transfer has ended. Throws Error(value),
   // Error(closed), Error(mpi), Error(system).
-  [[nodiscard]] std::shared_ptr<Letter> send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
-                                             Way way = Way::whole);
+  [[nodiscard]] std::shared_ptr<Transfer> send(int to, std::int64_t tag, const void* data, std::size_t bytes,
+                                               Owner owner, Route route = Route::whole);
 
   // Starts to receive a message of exactly `bytes` bytes from rank `from`, or from any. Throws as `send` does.
-  [[nodiscard]] std::shared_ptr<Letter> receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
-                                                Way way = Way::whole);
+  [[nodiscard]] std::shared_ptr<Transfer> receive(int from, std::int64_t tag, void* data, std::size_t bytes,
+                                                  Owner owner, Route route = Route::whole);
 
   // Takes the oldest message without a posted receive out of the mailbox, from rank `from` or any, with one of these
   // tags; receive(arrival) then receives it. Returns nothing where none comes by the deadline. Throws Error(peer) where
   // none can come any more, Error(value), Error(closed).
   [[nodiscard]] std::unique_ptr<Arrival> next(int from, const Tags& tags, const Deadline& deadline);
-  [[nodiscard]] std::shared_ptr<Letter> receive(Arrival& arrival, void* data, Owner owner);
+  [[nodiscard]] std::shared_ptr<Transfer> receive(Arrival& arrival, void* data, Owner owner);
 
   // The same without waiting: returns nothing where no message is there, also where none can come any more.
   [[nodiscard]] std::unique_ptr<Arrival> take(int from, const Tags& tags);
@@ -159,29 +159,30 @@ class Mailbox {
   bool until(const std::function<bool()>& done, const Deadline& deadline);
 
   // How many other ranks are known to have closed, given up or died; and the error, if any, why rank `rank` cannot take
-  // part in `what` any more: the one that its letters raise.
+  // part in `what` any more: the one that its transfers raise.
   [[nodiscard]] int losses() const;
   [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
   [[nodiscard]] bool has_closed(int rank) const;  // orderly
 
-  // Waits until the letter has ended, or the deadline has passed. Returns whether it has ended.
-  [[nodiscard]] bool ended_by(const Letter& letter, const Deadline& deadline);
+  // Waits until the transfer has ended, or the deadline has passed. Returns whether it has ended.
+  [[nodiscard]] bool ended_by(const Transfer& transfer, const Deadline& deadline);
 
-  // Waits and throws as Letter::check does; Error(timeout) if `seconds` pass first. The letter then goes on, and can be
-  // waited for again.
-  void wait(const Letter& letter, std::optional<double> seconds = {});
+  // Waits and throws as Transfer::check does; Error(timeout) if `seconds` pass first. The transfer then goes on, and
+  // can be waited for again.
+  void wait(const Transfer& transfer, std::optional<double> seconds = {});
 
   // The Error(timeout) of `wait`.
-  [[nodiscard]] Error timeout_error(const Letter& letter, double seconds) const;
+  [[nodiscard]] Error timeout_error(const Transfer& transfer, double seconds) const;
 
   // Makes progress, without waiting.
   void poll();
 
   // Ends a receive whose message has not come, with Error(closed). Returns whether it did.
-  bool cancel(const std::shared_ptr<Letter>& letter);
+  bool cancel(const std::shared_ptr<Transfer>& transfer);
 
-  // Calls `then` once the letter has ended, in the mailbox's thread, or in the one that closes it. Once for a letter.
-  void when_ended(const std::shared_ptr<Letter>& letter, std::function<void()> then);
+  // Calls `then` once the transfer has ended, in the mailbox's thread, or in the one that closes it. Once for a
+  // transfer.
+  void when_ended(const std::shared_ptr<Transfer>& transfer, std::function<void()> then);
 
   // Gives up receives. If `orderly`, waits a moment for messages under way and tells the others that this rank has
   // closed. Otherwise tells them that it has given up, and the reason, if any, which they then raise. Closing twice is
@@ -195,7 +196,7 @@ class Mailbox {
   friend class Arrival;
   enum class State : std::int32_t { open, closed, failed, died };
 
-  struct Word {  // what is known of another rank
+  struct PeerState {  // what is known of another rank
     State state = State::open;
     Clock::time_point since{};
     std::optional<Error> reason = {};  // why it has given up, if it has said so
@@ -217,23 +218,23 @@ class Mailbox {
   void check_usable() const;
   [[nodiscard]] std::unique_ptr<Arrival> find_arrival(int from, const Tags& tags);
   void check_rank(int rank, bool may_be_any) const;
-  [[nodiscard]] std::shared_ptr<Letter> make_letter(Letter::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
-                                                    Owner owner);
-  [[nodiscard]] static std::shared_ptr<Letter> next_part(const std::shared_ptr<Letter>& whole);
+  [[nodiscard]] std::shared_ptr<Transfer> make_transfer(Transfer::Kind kind, int peer, std::int64_t tag,
+                                                        std::size_t bytes, Owner owner);
+  [[nodiscard]] static std::shared_ptr<Transfer> next_part(const std::shared_ptr<Transfer>& whole);
   void send_parts();
-  void begin_receive(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
-  void start(const std::shared_ptr<Letter>& letter);
-  void begin(const std::shared_ptr<Letter>& letter, const Envelope& envelope, MPI_Message& message);
+  void begin_receive(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message);
+  void start(const std::shared_ptr<Transfer>& transfer);
+  void begin(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message);
   void discard(const Envelope& envelope, MPI_Message& message);
   void deliver(const Envelope& envelope, MPI_Message& message);
-  void end(const std::shared_ptr<Letter>& letter, std::optional<Error> error = {});
-  void end_part(const Letter& part);
-  [[nodiscard]] static Error given_up(const Letter& letter, const std::string& why);
-  [[nodiscard]] bool test(const std::shared_ptr<Letter>& letter);
+  void end(const std::shared_ptr<Transfer>& transfer, std::optional<Error> error = {});
+  void end_part(const Transfer& part);
+  [[nodiscard]] static Error given_up(const Transfer& transfer, const std::string& why);
+  [[nodiscard]] bool test(const std::shared_ptr<Transfer>& transfer);
   void test_all();
   bool progress(bool look);
   bool draw_messages();
-  void look_out();
+  void check_peers();
   void read_notice(const Envelope& envelope, MPI_Message& message);
   void note(int rank, State state, std::optional<Error> reason = {});
   void end_posted_in_vain();
@@ -244,8 +245,8 @@ class Mailbox {
   template <class Done>
   bool wait_until(const Deadline& deadline, Done done);
   void finish(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool carry_on(std::chrono::nanoseconds& nap);
-  static void carry(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
+  [[nodiscard]] bool work(std::chrono::nanoseconds& nap);
+  static void thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm);
 
   std::unique_ptr<MpiCommunicator> mpi_;
   std::string name_;
@@ -257,18 +258,18 @@ class Mailbox {
 
   mutable std::mutex mutex_;
   int tags_left_;
-  std::vector<std::shared_ptr<Letter>> posted_;     // receives whose message has not come, the oldest first
-  std::deque<std::unique_ptr<Arrival>> arrived_;    // messages that nobody has asked for, the oldest first
-  std::vector<std::shared_ptr<Letter>> in_flight_;  // what MPI works on
-  std::vector<std::shared_ptr<Letter>> leaving_;    // sends of which parts have not begun, the oldest first
-  std::vector<std::size_t> parts_under_way_;        // by rank
-  std::vector<std::shared_ptr<Letter>> ended_;      // since the last finish()
-  std::vector<std::function<void()>> callbacks_;    // of those that have ended
-  std::size_t taken_ = 0;                           // arrivals that have not been received
-  std::vector<Word> words_;                         // by rank
-  std::vector<bool> acquainted_;                    // by rank: messages have passed, or are awaited
-  int lost_ = 0;                                    // ranks that are no longer open
-  bool is_told_of_deaths_ = false;                  // by MPI, since look_out() was called
+  std::vector<std::shared_ptr<Transfer>> posted_;     // receives whose message has not come, the oldest first
+  std::deque<std::unique_ptr<Arrival>> arrived_;      // messages that nobody has asked for, the oldest first
+  std::vector<std::shared_ptr<Transfer>> in_flight_;  // what MPI works on
+  std::vector<std::shared_ptr<Transfer>> leaving_;    // sends of which parts have not begun, the oldest first
+  std::vector<std::size_t> parts_under_way_;          // by rank
+  std::vector<std::shared_ptr<Transfer>> ended_;      // since the last finish()
+  std::vector<std::function<void()>> callbacks_;      // of those that have ended
+  std::size_t taken_ = 0;                             // arrivals that have not been received
+  std::vector<PeerState> peers_;                      // by rank
+  std::vector<bool> known_peers_;                     // by rank: messages have passed, or are awaited
+  int lost_ = 0;                                      // ranks that are no longer open
+  bool is_told_of_deaths_ = false;                    // by MPI, since check_peers() was called
   bool has_thread_ = false;
   bool closed_ = false;
   std::atomic<bool> has_left_{false};  // the thread that closes it is done with MPI

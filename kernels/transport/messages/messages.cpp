@@ -39,7 +39,7 @@ Messages::Messages(MpiCommunicator& mpi, Node& node, const Topology& topology, d
       topology_(&topology),
       timeout_(timeout),
       peers_(static_cast<std::size_t>(mpi.size())),
-      acquainted_(peers_.size()) {}
+      known_peers_(peers_.size()) {}
 
 Messages::~Messages() {
   for (Sent& sent : sent_) {
@@ -75,7 +75,7 @@ void Messages::begin(const Signature& signature, const std::vector<int>& partici
 }
 
 Message Messages::send(int to, Purpose purpose, const void* data, std::size_t bytes) const {
-  acquainted_[static_cast<std::size_t>(to)] = true;
+  known_peers_[static_cast<std::size_t>(to)] = true;
   Message message;
   message.mpi_ = mpi_;
   message.peer_ = to;
@@ -91,7 +91,7 @@ Message Messages::send(int to, Purpose purpose, const void* data, std::size_t by
 }
 
 Message Messages::receive(int from, Purpose purpose, void* data, std::size_t bytes) const {
-  acquainted_[static_cast<std::size_t>(from)] = true;
+  known_peers_[static_cast<std::size_t>(from)] = true;
   Message message;
   message.mpi_ = mpi_;
   message.peer_ = from;
@@ -121,7 +121,7 @@ std::size_t Messages::wait(Message& message) {
   Patience patience(timeout_, awake_, last_wait_);
   while (!done(message, status)) {
     if (patience.pause()) {
-      look_out(message, describe(signature_), true);
+      check_peers(message, describe(signature_), true);
       if (patience.over()) {
         raise_timeout(message.peer_);
       }
@@ -146,7 +146,7 @@ std::size_t Messages::wait_apart(Message& message, const std::string& what) {
   Patience patience(timeout_);
   while (!done()) {
     if (patience.pause()) {
-      look_out(message, what, false);
+      check_peers(message, what, false);
       if (patience.over()) {
         throw Error(ErrorKind::timeout, what + " timed out after " + format_number(timeout_) +
                                             " s (GRADIENTFLOW_TIMEOUT) on rank " + std::to_string(rank()) +
@@ -163,7 +163,7 @@ std::size_t Messages::wait_apart(Message& message, const std::string& what) {
 
 // A failed rank ends the collective call wherever it is awaited. A closed rank is an error only for its waiters; what
 // it sent before it closed has arrived before its notice.
-void Messages::look_out(const Message& awaited, const std::string& what, bool collective) {
+void Messages::check_peers(const Message& awaited, const std::string& what, bool collective) {
   if (mpi_->interrupted()) {
     throw Error(ErrorKind::closed, "the communicator was closed during " + what);
   }
@@ -279,7 +279,7 @@ void Messages::tell_failed(const Error& error) noexcept {
 std::vector<int> Messages::ranks_to_tell() const {
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {
-    const bool knows = (topology_->nodes() > 1 && size() <= few_ranks) || acquainted_[static_cast<std::size_t>(r)];
+    const bool knows = (topology_->nodes() > 1 && size() <= few_ranks) || known_peers_[static_cast<std::size_t>(r)];
     if (knows && r != rank()) {
       ranks.push_back(r);
     }

@@ -83,7 +83,7 @@ class Messages {
 
   // Rank `peer` may wait for this one before any message has passed between them: it is told, too, when this one
   // leaves.
-  void acquaint(int peer) { acquainted_[static_cast<std::size_t>(peer)] = true; }
+  void add_peer(int peer) { known_peers_[static_cast<std::size_t>(peer)] = true; }
 
   // Begins the next collective call; its number becomes part of the tags. `participants`: the ranks that exchange
   // messages in it, among which the roll is called when it stalls. The vector must outlive the call.
@@ -141,7 +141,7 @@ class Messages {
   };
 
   [[nodiscard]] bool done(Message& message, MPI_Status& status) const;
-  void look_out(const Message& awaited, const std::string& what, bool collective);
+  void check_peers(const Message& awaited, const std::string& what, bool collective);
   [[nodiscard]] Error failure_of(int rank, const std::string& what) const;
   void read_notices();
   void read_notices(Purpose purpose);
@@ -163,7 +163,7 @@ class Messages {
   const std::vector<int>* participants_ = nullptr;
   std::vector<PeerState> peers_;  // by rank
   std::mutex peers_mutex_;
-  mutable std::vector<std::atomic<bool>> acquainted_;  // by rank
+  mutable std::vector<std::atomic<bool>> known_peers_;  // by rank
   std::mutex sent_mutex_;
   std::vector<Sent> sent_;
   mutable std::atomic<std::uint64_t> bytes_sent_{0};

@@ -67,11 +67,11 @@ bool is_alone() {
 }  // namespace
 
 // The variables of one launcher stay set where another is started below it, so one that says 1 is enough.
-std::string launcher_trouble(MPI_Comm comm) {
+std::string launcher_mismatch(MPI_Comm comm) {
   if (comm == MPI_COMM_SELF || !is_alone()) {
     return {};
   }
-  std::string trouble;
+  std::string mismatch;
   for (const Launcher& launcher : launchers) {
     const auto place = place_by(launcher);
     if (!place) {
@@ -80,20 +80,21 @@ std::string launcher_trouble(MPI_Comm comm) {
     if (place->size == 1) {
       return {};
     }
-    if (trouble.empty()) {
+    if (mismatch.empty()) {
       const bool by_slurm = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr && launcher.name == launchers[1].name;
-      trouble = started_by(by_slurm ? launchers[2].name : launcher.name, launcher, *place) +
-                "start it with the launcher of that library (`gradientflow run` finds it; with srun, try --mpi=pmix or "
-                "--mpi=pmi2), or " +
-                std::string(alone);
+      mismatch =
+          started_by(by_slurm ? launchers[2].name : launcher.name, launcher, *place) +
+          "start it with the launcher of that library (`gradientflow run` finds it; with srun, try --mpi=pmix or "
+          "--mpi=pmi2), or " +
+          std::string(alone);
     }
   }
-  if (const auto place = place_by(torchrun); trouble.empty() && place && place->size > 1) {
-    trouble = started_by(torchrun.name, torchrun, *place) +
-              "start it with `gradientflow run -n N -- PROGRAM`, or with mpirun, in place of torchrun, or " +
-              std::string(alone) + " (in Python gf.init(MPI.COMM_SELF))";
+  if (const auto place = place_by(torchrun); mismatch.empty() && place && place->size > 1) {
+    mismatch = started_by(torchrun.name, torchrun, *place) +
+               "start it with `gradientflow run -n N -- PROGRAM`, or with mpirun, in place of torchrun, or " +
+               std::string(alone) + " (in Python gf.init(MPI.COMM_SELF))";
   }
-  return trouble;
+  return mismatch;
 }
 
 }  // namespace gradientflow::transport

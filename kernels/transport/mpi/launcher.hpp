@@ -10,6 +10,6 @@ namespace gradientflow::transport {
 
 // What is wrong with how this process was started, in one sentence; empty where nothing is. `comm`: what a communicator
 // is to be made of; MPI_COMM_SELF shows that the program wants to be alone. MPI must be initialised.
-[[nodiscard]] std::string launcher_trouble(MPI_Comm comm);
+[[nodiscard]] std::string launcher_mismatch(MPI_Comm comm);
 
 }  // namespace gradientflow::transport

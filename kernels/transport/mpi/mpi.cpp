@@ -138,7 +138,7 @@ MPI_Comm MpiCommunicator::duplicate(MPI_Comm original) const {
 }
 
 MpiCommunicator::~MpiCommunicator() {
-  if (comm_ != MPI_COMM_NULL && !finalized() && !stuck_) {
+  if (comm_ != MPI_COMM_NULL && !finalized() && !has_abandoned_requests_) {
     retire(comm_, std::move(awaited_), awaited_tag_);
   }
 }
@@ -200,7 +200,7 @@ std::vector<std::byte> MpiCommunicator::gather_by_messages(const void* mine, std
       give_up(receives[r], true);
       give_up(sends[r], false);
     }
-    stuck_ = true;  // what others have sent may still come
+    has_abandoned_requests_ = true;  // what others have sent may still come
     throw;
   }
   return all;
@@ -234,7 +234,7 @@ void MpiCommunicator::check_not_finalized() const {
 
 template <class Done, class Missing>
 void MpiCommunicator::wait_until(Done done, const std::string& what, Missing missing, double seconds,
-                                 const LookOut& look_out) const {
+                                 const CheckPeers& check_peers) const {
   Patience patience(seconds);
   while (!done()) {
     const bool has_slept = patience.pause();
@@ -254,8 +254,8 @@ void MpiCommunicator::wait_until(Done done, const std::string& what, Missing mis
     if (interrupted()) {
       throw Error(ErrorKind::closed, "the communicator was closed during " + what);
     }
-    if (look_out) {
-      look_out();
+    if (check_peers) {
+      check_peers();
     }
   }
 }
@@ -270,14 +270,14 @@ void MpiCommunicator::wait(MPI_Request& request, const std::string& what, std::o
         },
         what, [] { return std::vector<int>(); }, seconds.value_or(timeout_));
   } catch (const Error&) {
-    stuck_ = true;
+    has_abandoned_requests_ = true;
     throw;
   }
 }
 
 // A rank whose MPI_Comm_split has ended, or that gives up, says so to all others; it returns its part once all have
 // said that theirs has ended: so all return, or none. Until then no rank goes on, so one that has left is missing.
-MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) const {
+MPI_Comm MpiCommunicator::split(int color, int key, const CheckPeers& check_peers) const {
   const int mpi_color = color < 0 ? MPI_UNDEFINED : color;
   if (size_ == 1 || !mpi_thread_multiple()) {
     MPI_Comm part = MPI_COMM_NULL;
@@ -288,10 +288,10 @@ MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) con
   const Splitting splitting(comm_, mpi_color, key);
   MPI_Comm part = MPI_COMM_NULL;
   try {
-    wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, look_out);
+    wait_until([&] { return splitting.ended(); }, what, [] { return std::vector<int>(); }, timeout_, check_peers);
     part = splitting.part();
   } catch (const Error& error) {
-    stuck_ = true;
+    has_abandoned_requests_ = true;
     throw give_up_in(what, error);
   }
   const auto here = Roll::Answer::here;
@@ -305,7 +305,7 @@ MPI_Comm MpiCommunicator::split(int color, int key, const LookOut& look_out) con
     }
   }
   if (!by.empty()) {
-    stuck_ = true;
+    has_abandoned_requests_ = true;
     throw abandoned(by, what);
   }
   return part;
@@ -338,7 +338,7 @@ void MpiCommunicator::give_up(MPI_Request& request, bool receives) const noexcep
       return;
     }
   }
-  stuck_ = true;
+  has_abandoned_requests_ = true;
   if (request != MPI_REQUEST_NULL) {  // MPI_Cancel and MPI_Test may have ended it
     MPI_Request_free(&request);
   }

@@ -41,7 +41,7 @@ inline constexpr int set_up_tag = 7;
 
 class MpiCommunicator {
  public:
-  using LookOut = std::function<void()>;
+  using CheckPeers = std::function<void()>;
 
   // Duplicates `original`, so that our messages never meet the user's. Collective. Throws Error(timeout) that names the
   // ranks that have not come within `timeout` seconds, Error(peer) on a rank for which others have not waited. Both
@@ -66,8 +66,8 @@ class MpiCommunicator {
   // As MPI_Comm_split, with MPI_COMM_NULL for a negative color. Collective; all ranks get their part or none does.
   // Throws Error(timeout) that names the ranks whose split has not ended in time, Error(peer) on a rank for which
   // others have not waited; beyond few_ranks, no rank is named. Where MPI cannot be called from several threads it has
-  // no timeout. `look_out`: called several times a second, to throw where a rank is missing.
-  [[nodiscard]] MPI_Comm split(int color, int key, const LookOut& look_out) const;
+  // no timeout. `check_peers`: called several times a second, to throw where a rank is missing.
+  [[nodiscard]] MPI_Comm split(int color, int key, const CheckPeers& check_peers) const;
 
   // The communicator is freed only after a last message with `tag` has come from each of `ranks`.
   void await_last_messages(std::vector<int> ranks, int tag) noexcept {
@@ -76,10 +76,10 @@ class MpiCommunicator {
   }
 
   // Never frees the communicator, because MPI still has messages of it.
-  void keep() noexcept { stuck_.store(true); }
+  void never_free() noexcept { has_abandoned_requests_.store(true); }
 
   // Whether a request was given up: MPI may still read and write its buffers.
-  [[nodiscard]] bool stuck() const noexcept { return stuck_.load(); }
+  [[nodiscard]] bool has_abandoned_requests() const noexcept { return has_abandoned_requests_.load(); }
 
   // Gives up a request that is still under way. Only a receive can be cancelled; of a send MPI may still read the
   // memory, and the communicator is stuck.
@@ -119,7 +119,7 @@ class MpiCommunicator {
                                                           double seconds) const;
   template <class Done, class Missing>
   void wait_until(Done done, const std::string& what, Missing missing, double seconds,
-                  const LookOut& look_out = {}) const;
+                  const CheckPeers& check_peers = {}) const;
   [[nodiscard]] Error abandoned(const std::vector<int>& by, const std::string& what) const;
   [[nodiscard]] Error give_up_in(const std::string& what, const Error& error) const;
 
@@ -128,7 +128,7 @@ class MpiCommunicator {
   int rank_ = 0;
   int size_ = 1;
   std::atomic<bool> interrupted_{false};
-  mutable std::atomic<bool> stuck_{false};
+  mutable std::atomic<bool> has_abandoned_requests_{false};
   std::vector<int> awaited_;
   int awaited_tag_ = 0;
 };
@@ -141,7 +141,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() {
-    if (mpi_.stuck()) {
+    if (mpi_.has_abandoned_requests()) {
       static_cast<void>(bytes_.release());
     }
   }

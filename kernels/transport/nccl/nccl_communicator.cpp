@@ -179,7 +179,7 @@ void NcclCommunicator::finish(Result result) {
   }
 }
 
-std::optional<Error> NcclCommunicator::trouble() {
+std::optional<Error> NcclCommunicator::asynchronous_error() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || comm_ == nullptr) {
     return std::nullopt;

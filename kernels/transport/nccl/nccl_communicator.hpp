@@ -2,7 +2,7 @@
 // every wait can be ended, and nothing hangs.
 //
 // NCCL demands that one thread at a time uses a communicator. Here, every use of it is under a lock that is never held
-// while anybody waits for another rank; so abort() and trouble() may be called from any thread.
+// while anybody waits for another rank; so abort() and asynchronous_error() may be called from any thread.
 #pragma once
 
 #include <memory>
@@ -70,7 +70,7 @@ class NcclCommunicator {
   }
 
   // The error that NCCL has found by now, if any. Nothing while another thread uses the communicator.
-  [[nodiscard]] std::optional<Error> trouble();
+  [[nodiscard]] std::optional<Error> asynchronous_error();
 
   // Ends all that is under way, also on the device. Nothing can be launched any more.
   void abort() noexcept;

@@ -86,19 +86,19 @@ std::string nccl_version_text(int version) {
 
 std::string NcclLibrary::version_text() const { return nccl_version_text(version_); }
 
-std::shared_ptr<const NcclLibrary> NcclLibrary::load(const Config& config, std::string& trouble) {
+std::shared_ptr<const NcclLibrary> NcclLibrary::load(const Config& config, std::string& unavailable_reason) {
   const std::string& wanted = config.nccl_library;
-  trouble.clear();
+  unavailable_reason.clear();
   if (wanted == "off") {
-    trouble = "NCCL is switched off (GRADIENTFLOW_NCCL_LIBRARY=off)";
+    unavailable_reason = "NCCL is switched off (GRADIENTFLOW_NCCL_LIBRARY=off)";
     return nullptr;
   }
   void* const library = open_library(wanted);
   if (library == nullptr) {
     const char* const reason = dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
-    trouble = std::string("NCCL cannot be loaded: ") + (reason == nullptr ? "no reason is given" : reason);
+    unavailable_reason = std::string("NCCL cannot be loaded: ") + (reason == nullptr ? "no reason is given" : reason);
     if (wanted == "auto") {
-      trouble +=
+      unavailable_reason +=
           "; install nvidia-nccl-cu13 or nvidia-nccl-cu12, as fits the driver, or name the library in "
           "GRADIENTFLOW_NCCL_LIBRARY";
     }
@@ -115,13 +115,13 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load(const Config& config, std::
   }
   if (get_version != nullptr && get_version(&loaded->version_) == nccl::Result::success &&
       loaded->version_ < oldest_nccl) {
-    trouble = loaded->path_ + " is NCCL " + loaded->version_text() + "; GradientFlow needs " +
-              nccl_version_text(oldest_nccl) + " or newer";
+    unavailable_reason = loaded->path_ + " is NCCL " + loaded->version_text() + "; GradientFlow needs " +
+                         nccl_version_text(oldest_nccl) + " or newer";
     return nullptr;
   }
   find_functions(find, loaded->functions_);
   if (find.missing() != nullptr) {
-    trouble = loaded->path_ + " is not an NCCL that GradientFlow can use: it has no " + find.missing();
+    unavailable_reason = loaded->path_ + " is not an NCCL that GradientFlow can use: it has no " + find.missing();
     return nullptr;
   }
   return loaded;

@@ -85,9 +85,9 @@ class NcclLibrary {
  public:
   // Loads what config.nccl_library says. auto, the first of: a library that the process has loaded already, say
   // PyTorch's, so that there are not two; that of the package nvidia-nccl-cu13 or nvidia-nccl-cu12 beside this one; the
-  // system's. Returns nothing where there is none, or none that can be used; `trouble` then says why. It stays loaded
-  // for good: its threads may still run when the process ends.
-  [[nodiscard]] static std::shared_ptr<const NcclLibrary> load(const Config& config, std::string& trouble);
+  // system's. Returns nothing where there is none, or none that can be used; `unavailable_reason` then says why. It
+  // stays loaded for good: its threads may still run when the process ends.
+  [[nodiscard]] static std::shared_ptr<const NcclLibrary> load(const Config& config, std::string& unavailable_reason);
 
   [[nodiscard]] int version() const { return version_; }  // 22705
   [[nodiscard]] std::string version_text() const;         // "2.27.5"

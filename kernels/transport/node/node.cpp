@@ -80,7 +80,7 @@ struct Offer {
 }  // namespace
 
 Node::Layout::Layout(const Config& config, std::size_t ranks)
-    : payload_bytes(std::max(round_up(config.inline_bytes, cache_line), sizeof(Said::label))),
+    : payload_bytes(std::max(round_up(config.inline_bytes, cache_line), sizeof(CallReport::label))),
       staging_bytes(round_up(std::max(config.staging_bytes, ranks * cache_line), page)),
       announcement_stride(sizeof(Announcement) + payload_bytes),
       staging_offset(round_up(sizeof(Flags) + 2 * announcement_stride, page)),
@@ -184,33 +184,33 @@ void Node::exchange(const Signature& signature, const Location& input, const Loc
 }
 
 void Node::confirm(std::string_view label, const std::function<void()>& before_more) {
-  if (hear()) {
+  if (await_announcements()) {
     return;
   }
-  std::vector<Said> said;
+  std::vector<CallReport> reports;
   bool labelled = false;
   for (int local = 0; local < size_; ++local) {
-    said.emplace_back(announcement(local).signature, "");
-    labelled = labelled || said.back().signature.labelled;
+    reports.emplace_back(announcement(local).signature, "");
+    labelled = labelled || reports.back().signature.labelled;
   }
   if (labelled) {  // all ranks see that, and tell each other the labels
     if (before_more) {
       before_more();
     }
-    const Said mine(signature_, label);
+    const CallReport mine(signature_, label);
     static_cast<void>(try_exchange(signature_, {}, {}, std::as_bytes(std::span(mine.label))));
     for (int local = 0; local < size_; ++local) {
-      std::array<char, longest_label + 1>& theirs = said[static_cast<std::size_t>(local)].label;
+      std::array<char, longest_label + 1>& theirs = reports[static_cast<std::size_t>(local)].label;
       std::memcpy(theirs.data(), this->payload(local), sizeof theirs);
     }
   }
-  throw mismatch_error(said, world_ranks_);
+  throw mismatch_error(reports, world_ranks_);
 }
 
 bool Node::try_exchange(const Signature& signature, const Location& input, const Location& output,
                         std::span<const std::byte> payload) {
   announce(signature, input, output, payload);
-  return hear();
+  return await_announcements();
 }
 
 void Node::announce(const Signature& signature, const Location& input, const Location& output,
@@ -233,7 +233,7 @@ void Node::announce(const Signature& signature, const Location& input, const Loc
   publish(mine.sequence, sequence_);
 }
 
-bool Node::is_heard() const noexcept {
+bool Node::is_confirmed() const noexcept {
   for (int local = 0; local < size_; ++local) {
     if (!arrived(local, Event::announcement, sequence_)) {
       return false;
@@ -242,8 +242,8 @@ bool Node::is_heard() const noexcept {
   return true;
 }
 
-bool Node::is_heard_soon() const noexcept {
-  for (std::int64_t polls = 0; !is_heard(); ++polls) {
+bool Node::is_confirmed_soon() const noexcept {
+  for (std::int64_t polls = 0; !is_confirmed(); ++polls) {
     if (polls == spin_) {
       return false;
     }
@@ -252,7 +252,7 @@ bool Node::is_heard_soon() const noexcept {
   return true;
 }
 
-bool Node::hear() {
+bool Node::await_announcements() {
   wait_for_all(Event::announcement, sequence_);
   bool same = true;
   all_idle_ = true;
@@ -528,13 +528,13 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const st
     }
   }
   const auto tell = [&] { exchange(signature, {}, {}, std::as_bytes(std::span(&offer, 1))); };
-  const auto hear = [&](int local) {
-    Offer heard;
-    std::memcpy(&heard, payload(local), sizeof heard);
-    return heard;
+  const auto offer_of = [&](int local) {
+    Offer theirs;
+    std::memcpy(&theirs, payload(local), sizeof theirs);
+    return theirs;
   };
   tell();
-  const Offer from_leader = hear(0);
+  const Offer from_leader = offer_of(0);
   offer.error = from_leader.error;
   if (!leader && offer.error == 0) {
     try {
@@ -565,7 +565,7 @@ std::shared_ptr<Segment> Node::allocate(std::size_t bytes, Pages pages, const st
   tell();
   memory.seal();
   for (int local = 0; local < size_; ++local) {
-    if (const int code = hear(local).error; code != 0) {
+    if (const int code = offer_of(local).error; code != 0) {
       throw Error(ErrorKind::memory, "cannot get " + std::to_string(bytes) + " bytes of node memory on rank " +
                                          std::to_string(world_rank(local)) + ": " +
                                          std::generic_category().message(code));

@@ -124,8 +124,9 @@ class Node {
                 std::span<const std::byte> payload);
   // Where ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to come there.
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
-  [[nodiscard]] bool is_heard() const noexcept;       // whether all have told theirs
-  [[nodiscard]] bool is_heard_soon() const noexcept;  // the same, after the polls that come before the core is yielded
+  [[nodiscard]] bool is_confirmed() const noexcept;  // whether all have told theirs
+  [[nodiscard]] bool is_confirmed_soon()
+      const noexcept;  // the same, after the polls that come before the core is yielded
   // exchange() without the comparison: returns whether all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,
                                   std::span<const std::byte> payload);
@@ -238,7 +239,7 @@ class Node {
     std::size_t rank_stride;
   };
 
-  [[nodiscard]] bool hear();
+  [[nodiscard]] bool await_announcements();
   Node(MemoryMap control, const Topology& topology, const Config& config, std::size_t cores);
 
   [[nodiscard]] Flags& flags(int local) const noexcept;

@@ -10,14 +10,14 @@
 namespace gradientflow::compute {
 
 // Below this many bytes the instruction costs more to start than it saves.
-inline constexpr std::size_t string_copy_bytes = 2048;
+inline constexpr std::size_t rep_movsb_bytes = 2048;
 
 // Whether it is fast here: not on AMD's Zen 3 and Zen 4, where a copy to another alignment takes up to twenty times as
 // long, and not on other architectures.
-[[nodiscard]] bool string_copy_is_fast();
+[[nodiscard]] bool rep_movsb_is_fast();
 
 // A copy of `bytes` bytes between memory that does not overlap; memcpy on other architectures, and under sanitizers,
 // which do not see what an instruction of ours reads and writes.
-void copy_string(void* destination, const void* source, std::size_t bytes);
+void copy_rep_movsb(void* destination, const void* source, std::size_t bytes);
 
 }  // namespace gradientflow::compute

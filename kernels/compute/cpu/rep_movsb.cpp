@@ -1,4 +1,4 @@
-#include "string_copy.hpp"
+#include "rep_movsb.hpp"
 
 #include <cstring>
 
@@ -26,12 +26,12 @@ bool detect() {
 
 }  // namespace
 
-bool string_copy_is_fast() {
+bool rep_movsb_is_fast() {
   static const bool fast = detect();
   return fast;
 }
 
-void copy_string(void* destination, const void* source, std::size_t bytes) {
+void copy_rep_movsb(void* destination, const void* source, std::size_t bytes) {
 #if defined(__x86_64__) && !defined(GRADIENTFLOW_SANITIZED)
   asm volatile("rep movsb" : "+D"(destination), "+S"(source), "+c"(bytes) : : "memory");  // NOLINT(*-no-assembler)
 #else
