@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ..core.case import Case
-from ..core.measure import Times
 from ..core.peers import OURS
 from ..core.plan import format_size
 from ..core.results import ContestantResult, shared, wire_column
 from ..core.shapes import Model
 from ..core.table import Column, Layout, columns_of, figure, megabytes, name, percentage, ratios, shown
 from .contestants import CSC, DENSE, SparseContestant
-
-
-@dataclass(frozen=True)
-class Traced:
-    """The measurements of a contestant.
-
-    Attributes
-    ----------
-    times : Times or None
-        None where it was not timed.
-    bytes_sent : int or None
-        By a rank in a step, as the network interface counts them; None if unknown.
-    bookkeeping_seconds : float or None
-        The slowest rank's bookkeeping of chunks in a step; None for dense contestants.
-    link_seconds : float or None
-        The least time that the links between the hosts need for the sent gradients; None if unknown.
-    """
-
-    times: Times | None
-    bytes_sent: int | None
-    bookkeeping_seconds: float | None
-    link_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,24 +70,28 @@ class SparseResult(ContestantResult):
 
 
 def summarise_sparse(
-    case: Case, model: Model, chunk_size: int, contestant: SparseContestant, nodes: int, wrong: int, traced: Traced
+    case: Case,
+    model: Model,
+    chunk_size: int,
+    contestant: SparseContestant,
+    bytes_sent: int | None,
+    bookkeeping_seconds: float | None,
+    *measured: Any,
 ) -> SparseResult:
-    """Make the result of a contestant from its measurements; times are ignored if it was wrong."""
-    times = None if wrong else traced.times
-    bookkeeping = traced.bookkeeping_seconds
-    exchange = contestant.exchange
+    """Make the result of a contestant, from its measurements and from what `core.results.shared` takes."""
+    found = shared(case, contestant, *measured)
     return SparseResult(
-        method=exchange.method,
+        method=contestant.method,
         model=model.name,
         tensors=len(model.shapes),
         parameters=model.parameters,
         chunk_size=chunk_size,
         density=contestant.density,
         sent_share=round(contestant.share, 6),
-        bookkeeping_us=None if times is None or bookkeeping is None else round(bookkeeping * 1e6, 3),
-        bytes_sent=None if times is None else traced.bytes_sent,
-        bytes_reported=None if times is None else contestant.bytes_reported(),
-        **shared(case, exchange, nodes, wrong, times, traced.link_seconds),
+        bookkeeping_us=None if bookkeeping_seconds is None else round(bookkeeping_seconds * 1e6, 3),
+        bytes_sent=bytes_sent,
+        bytes_reported=contestant.bytes_reported() if found["iterations"] else None,
+        **found,
     )
 
 

@@ -6,8 +6,8 @@ The dense contestants are a `GradientPool`, and one allreduce of all gradients b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,32 +31,29 @@ _THRESHOLD = "auto"
 
 
 @dataclass(frozen=True)
-class SparseContestant:
-    """One way to exchange the gradients of a model.
+class SparseContestant(FusionContestant):
+    """One way to exchange the gradients of a model; its `method` is "dense" or "csc".
 
     Attributes
     ----------
-    exchange : FusionContestant
-        The exchange; its `method` is "dense" or "csc".
     pool : GradientPool, SparseGradientPool or None
-        The pool of the exchange; None for a peer.
+        The pool; None for a peer.
     density : float or None
         The share of the chunks that is sent; None for dense contestants.
     bookkeeping : list of float
         Of a sparse pool, for each step: seconds of this rank's work on chunks, without communication.
     """
 
-    exchange: FusionContestant
-    pool: Any
-    density: float | None
-    bookkeeping: list[float]
+    pool: Any = None
+    density: float | None = None
+    bookkeeping: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """The contestant in words."""
         what = DENSE if self.density is None else f"{CSC} {self.density:g}"
-        by = "" if self.exchange.backend == OURS else f", {self.exchange.backend}"
-        wire = "" if self.exchange.wire == "float32" else f", {self.exchange.wire} on the wire"
+        by = "" if self.backend == OURS else f", {self.backend}"
+        wire = "" if self.wire == "float32" else f", {self.wire} on the wire"
         return f"{what}{by}{wire}"
 
     @property
@@ -70,30 +67,6 @@ class SparseContestant:
             return None
         sent = [report.bytes_sent for report in self.pool.reports]
         return None if None in sent else sum(sent)
-
-    @property
-    def inputs(self) -> Sequence[Values]:
-        """The arrays for gradients."""
-        return self.exchange.tensors
-
-    @property
-    def results(self) -> Sequence[Values]:
-        """The arrays with the gradients of the step."""
-        return self.exchange.tensors
-
-    def push(self) -> None:
-        """Do nothing: gradients are exchanged in place."""
-
-    def pull(self) -> None:
-        """Do nothing: results are in place."""
-
-    def call(self) -> None:
-        """Exchange gradients that are already written."""
-        self.exchange.call()
-
-    def close(self) -> None:
-        """Release its resources. Collective."""
-        self.exchange.close()
 
 
 def sparse_contestants(
@@ -123,9 +96,9 @@ def sparse_contestants(
     """
     for wire in plan.wires:
         dense = gf.GradientPool(comm, model.gradients, case.dtype, _THRESHOLD, _rounding(case, wire))
-        yield SparseContestant(_over_pool(DENSE, dense, wire, dense.wait), dense, None, [])
+        yield _over_pool(DENSE, dense, wire)
     for name, peer in zip(plan.peers, peers, strict=True):
-        yield SparseContestant(_from_peer(name, peer, case, model), None, None, [])
+        yield _from_peer(name, peer, case, model)
     for wire in plan.wires:
         for density in plan.densities:
             pool = gf.SparseGradientPool(
@@ -136,34 +109,36 @@ def sparse_contestants(
                 fusion_threshold=_THRESHOLD,
                 wire=_rounding(case, wire),
             )
-            accounts: list[float] = []
-            exchange = _over_pool(CSC, pool, wire, _accounting_wait(pool, accounts))
-            yield SparseContestant(exchange, pool, density, accounts)
+            yield _over_pool(CSC, pool, wire, density)
 
 
 def _rounding(case: Case, wire: str) -> str | None:
     return None if wire == case.dtype else wire
 
 
-def _over_pool(method: str, pool: Any, wire: str, wait: Callable[[], object]) -> FusionContestant:
+def _over_pool(method: str, pool: Any, wire: str, density: float | None = None) -> SparseContestant:
     tensors = [view.reshape(-1) for view in pool.views]
-    return FusionContestant(
-        *(method, OURS, "pool", _THRESHOLD, wire, tensors, len(tensors)), ready=pool.ready, wait=wait, close=pool.close
+    bookkeeping: list[float] = []
+
+    def wait_and_account() -> None:
+        pool.wait()
+        bookkeeping.append(pool.bookkeeping_seconds)
+
+    return SparseContestant(
+        *(method, OURS, "pool", _THRESHOLD, wire, tensors, len(tensors)),
+        ready=pool.ready,
+        wait=pool.wait if density is None else wait_and_account,
+        close=pool.close,
+        pool=pool,
+        density=density,
+        bookkeeping=bookkeeping,
     )
 
 
-def _accounting_wait(pool: Any, accounts: list[float]) -> Callable[[], object]:
-    def wait() -> None:
-        pool.wait()
-        accounts.append(pool.bookkeeping_seconds)
-
-    return wait
-
-
-def _from_peer(name: str, peer: Peer, case: Case, model: Model) -> FusionContestant:
+def _from_peer(name: str, peer: Peer, case: Case, model: Model) -> SparseContestant:
     """Make a peer's contestant: one allreduce of all gradients once they are written, the best without overlap."""
     gradients = np.empty(model.parameters, case.dtype)
     ends = np.cumsum([int(np.prod(shape)) for shape in model.gradients])
     tensors: list[Values] = np.split(gradients, ends[:-1])
     call = peer.contestant(replace(case, size=gradients.nbytes), gradients).call
-    return FusionContestant(*(DENSE, name, "array", None, case.dtype, tensors, 1), ready=lambda index: None, wait=call)
+    return SparseContestant(*(DENSE, name, "array", None, case.dtype, tensors, 1), ready=lambda index: None, wait=call)

@@ -20,7 +20,7 @@ from ..kernels.columns import KernelResult
 from ..kernels.contestants import KERNELS, active_level
 from ..kernels.plan import KernelsPlan
 from ..kernels.session import KernelBench
-from .columns import SparseResult, Traced, summarise_sparse
+from .columns import SparseResult, summarise_sparse
 from .contestants import SparseContestant, sparse_contestants
 from .plan import DTYPE, SparsePlan
 from .reference import Flags, Layout, PaddedSource, Reference, choose
@@ -69,7 +69,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
 
     def steps(self, case: Case, contestant: SparseContestant, block_length: int) -> Steps:
         """Give the steps, which write tensors one by one."""
-        return contestant.exchange.steps(block_length)
+        return contestant.steps(block_length)
 
     def end(self) -> None:
         """Measure the kernels that work on chunks, on the sizes of the models, on rank 0 while the others wait."""
@@ -133,7 +133,7 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
                 important = choose(norms, contestant.density or 1.0)
             else:
                 means = gradients[begin:end]
-                wire = contestant.exchange.wire
+                wire = contestant.wire
                 wrong += count_beyond_rounding(means, expected.mean, expected.magnitude, comm.size, wire)
         return sum_over_ranks(comm, [wrong])[0] + self._count_strays(contestant)
 
@@ -149,14 +149,13 @@ class SparseSession(Session[Block, SparseContestant, SparseResult]):
     ) -> SparseResult:
         """Make the result of a contestant, with its bookkeeping and bytes sent."""
         sent = replace(case, size=round(case.size * contestant.share))
-        traced = Traced(None, None, None, self.outcome.hosts.link_seconds(sent, contestant.exchange.wire))
+        link_seconds = self.outcome.hosts.link_seconds(sent, contestant.wire)
+        bytes_sent = bookkeeping = None
         if times is not None:
-            filled = contestant.bookkeeping[-len(times.refill) :]  # the last series
-            bookkeeping = self._slowest_median(filled)
-            traced = replace(
-                traced, times=times, bytes_sent=self._bytes_sent(contestant), bookkeeping_seconds=bookkeeping
-            )
-        return summarise_sparse(case, *block, contestant, self.comm.nodes, wrong, traced)
+            bytes_sent = self._bytes_sent(contestant)
+            bookkeeping = self._slowest_median(contestant.bookkeeping[-len(times.refill) :])  # of the last series
+        measured = self.comm.nodes, wrong, times, link_seconds
+        return summarise_sparse(case, *block, contestant, bytes_sent, bookkeeping, *measured)
 
     def _count_left(self, contestant: SparseContestant) -> int:
         """Count nonzero elements in chunks that were not sent, over all ranks."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from ..core.table import Column, Layout, figure, microseconds, name
-
-if TYPE_CHECKING:
-    from .session import Trials
+from ..core.results import TimedResult, quantiles
+from ..core.table import Column, Layout, columns_of, name, shown
 
 # The elastic synchronization thesis, Tables 6.3 and 6.4: by lookahead and workers, in the order of _IN_THE_THESIS.
 _IN_THE_THESIS = ("zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan")
@@ -37,9 +35,22 @@ _MICROSECONDS = {
 }
 
 
-@dataclass(frozen=True)
-class ZiplineResult:
-    """The figures of a search at one size; scripts rely on the names.
+class Trial(NamedTuple):
+    """A search of one instance: its time, the spread in milliseconds, and whether it is the smallest, and right."""
+
+    nanoseconds: int
+    spread: float
+    is_optimal: bool
+    is_right: bool
+
+
+def _whole(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZiplineResult(TimedResult):
+    """The figures of a search at one size; `wrong` counts instances.
 
     Attributes
     ----------
@@ -49,51 +60,32 @@ class ZiplineResult:
         The size.
     draws : int
         Random instances that it has solved.
-    median_us, min_us, p95_us : float or None
-        Of a search; None where it was wrong.
     spread_ms : float or None
         The mean spread that it has found.
     optimal_share : float
         The share of instances for which it has found the smallest spread.
     thesis_us, thesis_spread_ms : float or None
         The same in the thesis, on its machine and instances; None for other sizes.
-    wrong : int
-        Instances on which it was wrong.
     """
 
     algorithm: str
     workers: int
     lookahead: int
     draws: int
-    median_us: float | None
-    min_us: float | None
-    p95_us: float | None
-    spread_ms: float | None
+    spread_ms: float | None = field(metadata=shown("spread", "ms", _whole))
     optimal_share: float
-    thesis_us: float | None
-    thesis_spread_ms: float | None
-    wrong: int
+    thesis_us: float | None = field(metadata=shown("thesis"))
+    thesis_spread_ms: float | None = field(
+        metadata=shown(
+            *("thesis", "ms", _whole),
+            note="Beside them the figures of the thesis, on its machine and its instances.",
+        )
+    )
 
 
-def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Trials) -> ZiplineResult:
-    """Make the result of a search from its trials.
-
-    Parameters
-    ----------
-    algorithm : str
-        Which search.
-    workers, lookahead : int
-        The size.
-    trials : Trials
-        Its trials.
-
-    Returns
-    -------
-    ZiplineResult
-        The record.
-    """
-    taken = np.array(trials.nanoseconds) / 1e3
-    right = not trials.wrong
+def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Sequence[Trial]) -> ZiplineResult:
+    """Make the result of a search from its trials."""
+    taken, found, optimal, right = (np.array(column) for column in zip(*trials, strict=True))
     in_thesis = _MICROSECONDS.get(lookahead, {}).get(workers)
     spreads = _SPREADS_OF_GRID_SCAN if algorithm == "grid_scan" else _SPREADS
     is_there = algorithm in _IN_THE_THESIS
@@ -101,47 +93,33 @@ def summarise_search(algorithm: str, workers: int, lookahead: int, trials: Trial
         algorithm=algorithm,
         workers=workers,
         lookahead=lookahead,
-        draws=len(taken),
-        median_us=round(float(np.median(taken)), 3) if right else None,
-        min_us=round(float(taken.min()), 3) if right else None,
-        p95_us=round(float(np.percentile(taken, 95)), 3) if right else None,
-        spread_ms=round(float(np.mean(trials.spreads)), 3) if right else None,
-        optimal_share=round(trials.optimal / len(taken), 4),
+        draws=len(trials),
+        **quantiles(taken if right.all() else None),
+        spread_ms=round(float(found.mean()), 3) if right.all() else None,
+        optimal_share=round(float(optimal.mean()), 4),
         thesis_us=in_thesis[_IN_THE_THESIS.index(algorithm)] if in_thesis and is_there else None,
         thesis_spread_ms=spreads.get(lookahead, {}).get(workers) if is_there else None,
-        wrong=trials.wrong,
+        wrong=int(np.count_nonzero(~right)),
     )
 
 
 def _columns(results: Sequence[ZiplineResult], with_cpu: bool) -> list[Column]:
-    in_thesis = any(result.thesis_spread_ms is not None for result in results)
     return [
-        name("workers", lambda result: str(result.workers), justify="right", repeats=False),
-        name("pushes", lambda result: str(result.lookahead), justify="right", repeats=False),
+        name("workers", "workers", justify="right", repeats=False),
+        name("pushes", "lookahead", justify="right", repeats=False),
         name("search", "algorithm"),
-        figure("call", "us", "median_us", microseconds),
-        figure("p95", "us", "p95_us", microseconds),
-        figure("thesis", "us", "thesis_us", microseconds, shown=in_thesis),
-        figure("spread", "ms", "spread_ms", _whole),
-        figure("thesis", "ms", "thesis_spread_ms", _whole, shown=in_thesis),
+        *columns_of(ZiplineResult, results, "median_us", "p95_us", "thesis_us", "spread_ms", "thesis_spread_ms"),
         Column("optimal", lambda result: f"{100 * result.optimal_share:.0f}%"),
         Column("draws", lambda result: str(result.draws)),
     ]
 
 
-def _whole(number: float | None) -> str:
-    return "-" if number is None else f"{number:.0f}"
-
-
 def _legend(results: Sequence[ZiplineResult], with_cpu: bool) -> str:
-    text = (
+    return (
         "Each worker's next pushes are predicted; a search chooses one of each such that the spread from the earliest "
         "to the latest is smallest. call is the median over random instances, spread the mean; optimal is the share of "
         "instances of which the smallest spread was found."
     )
-    if any(result.thesis_spread_ms is not None for result in results):
-        text += " Beside them the figures of the thesis, on its machine and its instances."
-    return text
 
 
 LAYOUT = Layout(_columns, lambda result: (result.lookahead, result.workers), _legend, ("p95", "draws"))

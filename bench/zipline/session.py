@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from gradientflow._location import load_core
 
 from ..core.peers import Peer
 from ..core.session import Session
-from .columns import ZiplineResult, summarise_search
+from .columns import Trial, ZiplineResult, summarise_search
 from .decisions import measure_decisions
 from .plan import EXACT, ZiplinePlan
 
@@ -27,30 +26,6 @@ Times = NDArray[np.float64]  # milliseconds, [worker, push], ascending
 
 _INTERVALS = 1000.0, 1500.0  # minimum and maximum milliseconds between the pushes of a worker
 _SHORTEST = 1e-3  # least seconds of a timed section: it contains several searches if they are shorter
-_WARM_UP = 1
-
-
-@dataclass
-class Trials:
-    """The searches of one algorithm on the instances that it has solved.
-
-    Attributes
-    ----------
-    nanoseconds : list of int
-        Of a search, for each instance.
-    spreads : list of float
-        The spreads found, in milliseconds.
-    optimal : int
-        Instances for which it has found the smallest spread.
-    wrong : int
-        Instances with a wrong result: of an exact search if it differs from the reference, of others if it is no
-        solution.
-    """
-
-    nanoseconds: list[int] = field(default_factory=list)
-    spreads: list[float] = field(default_factory=list)
-    optimal: int = 0
-    wrong: int = 0
 
 
 class ZiplineSession(Session[Block, Any, ZiplineResult]):
@@ -66,17 +41,18 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 
     def measure(self, block: Block, peers: Sequence[Peer]) -> None:
         """Run every algorithm on the same instances, as many as fit in its time."""
-        trials = {algorithm: Trials() for algorithm in self.plan.algorithms}
+        trials: dict[str, list[Trial]] = {algorithm: [] for algorithm in self.plan.algorithms}
         for _ in range(self.plan.draws):
             times = draw_times(*block, np.random.default_rng(self.next_seed()))
             best = smallest_spread(times)
-            for algorithm, trial in trials.items():
-                if sum(trial.nanoseconds) < self.plan.seconds * 1e9:
-                    self._try(algorithm, times, best, trial)
-        for algorithm, trial in trials.items():
-            if trial.wrong:
-                self.outcome.remark(f"WRONG: {algorithm}, {self.place(block)}: {trial.wrong} instances.")
-            self.outcome.results.append(summarise_search(algorithm, *block, trial))
+            for algorithm, made in trials.items():
+                if sum(trial.nanoseconds for trial in made) < self.plan.seconds * 1e9:
+                    made.append(self._try(algorithm, times, best))
+        for algorithm, made in trials.items():
+            result = summarise_search(algorithm, *block, made)
+            if result.wrong:
+                self.outcome.remark(f"WRONG: {algorithm}, {self.place(block)}: {result.wrong} instances.")
+            self.outcome.results.append(result)
         self.done += 1
 
     def end(self) -> None:
@@ -87,8 +63,8 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
                 measure_decisions(policy, plan.deciding, self.next_seed()) for policy in plan.policies
             ]
 
-    def _try(self, algorithm: str, times: Times, best: tuple[float, float], trial: Trials) -> None:
-        """Check a search of one instance, then time it."""
+    def _try(self, algorithm: str, times: Times, best: tuple[float, float]) -> Trial:
+        """Check a search of one instance, then time it: an exact one must equal the reference, others be solutions."""
         start = time.perf_counter()
         spread, barrier, pushes = self._find(times, algorithm)
         seconds = time.perf_counter() - start
@@ -96,14 +72,11 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
         right = spread == chosen.max() - chosen.min() and barrier == chosen.max()
         if algorithm in EXACT:
             right = right and (spread, barrier) == best
-        trial.wrong += not right
-        trial.optimal += spread == best[0]
-        trial.spreads.append(spread)
         repeats = max(int(_SHORTEST / max(seconds, 1e-9)), 1)
         begin = time.perf_counter_ns()
         for _ in range(repeats):
             self._find(times, algorithm)
-        trial.nanoseconds.append((time.perf_counter_ns() - begin) // repeats)
+        return Trial((time.perf_counter_ns() - begin) // repeats, spread, spread == best[0], right)
 
 
 def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Times:

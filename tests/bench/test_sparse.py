@@ -18,8 +18,7 @@ from gradientflow.bench.core.case import Case
 from gradientflow.bench.core.measure import Times
 from gradientflow.bench.core.plan import PlanError, parse_densities
 from gradientflow.bench.core.shapes import MODELS
-from gradientflow.bench.fusion.contestants import FusionContestant
-from gradientflow.bench.sparse.columns import LAYOUT, SparseResult, Traced, summarise_sparse
+from gradientflow.bench.sparse.columns import LAYOUT, SparseResult, summarise_sparse
 from gradientflow.bench.sparse.contestants import CSC, DENSE, SparseContestant
 from gradientflow.bench.sparse.plan import SparsePlan, chunks_sent, parse_models
 from gradientflow.bench.sparse.reference import Layout, PaddedSource, Reference, choose
@@ -152,15 +151,16 @@ def make_results() -> list[SparseResult]:
     case = Case("allreduce", 4 * model.parameters, "float32", "mean", 2, 0)
 
     def result(backend: str, density: float | None, call: int, sent: int | None) -> SparseResult:
-        exchange = FusionContestant(
+        contestant = SparseContestant(
             *(DENSE if density is None else CSC, backend, "pool", None, "float32", [], 5),
             ready=lambda _: None,
             wait=lambda: None,
+            pool=Pool() if density else None,
+            density=density,
         )
         times = Times(*(np.array([time, time]) for time in (call * 1000, 2 * call * 1000, call * 1000)))
-        contestant = SparseContestant(exchange, Pool() if density else None, density, [])
-        traced = Traced(times, sent, 0.0004 if density else None, 0.002)
-        return summarise_sparse(case, model, 4096, contestant, 2, 0, traced)
+        measured = sent, 0.0004 if density else None, 2, 0, times, 0.002
+        return summarise_sparse(case, model, 4096, contestant, *measured)
 
     return [
         result("gradientflow", None, 8_000, 35_000_000),
