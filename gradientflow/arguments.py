@@ -11,7 +11,7 @@ from typing import Any
 from .errors import ArgumentError, ArgumentTypeError
 
 
-def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
+def checked_int(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
     """Return a whole number that the core can take: also an integer of NumPy, but no float, True or False.
 
     Raises
@@ -35,7 +35,7 @@ def whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
     return found
 
 
-def number(name: str, value: Any) -> float:
+def checked_float(name: str, value: Any) -> float:
     """Return a real number as a float, which may be infinite or NaN.
 
     Raises
@@ -55,7 +55,7 @@ def number(name: str, value: Any) -> float:
         raise ArgumentError(message) from error
 
 
-def nonnegative(name: str, value: Any) -> float:
+def checked_nonnegative(name: str, value: Any) -> float:
     """Return a finite number of 0 or more.
 
     Raises
@@ -65,14 +65,14 @@ def nonnegative(name: str, value: Any) -> float:
     gradientflow.errors.ArgumentTypeError
         If it is not a number.
     """
-    found = number(name, value)
+    found = checked_float(name, value)
     if not 0 <= found < math.inf:
         message = f"{name} is 0 or more, not {value}"
         raise ArgumentError(message)
     return found
 
 
-def sequence(name: str, value: Any, what: str) -> list[Any]:
+def checked_list(name: str, value: Any, what: str) -> list[Any]:
     """Return a sequence of `what` as a list; text, bytes and mappings do not count as sequences.
 
     Raises
@@ -89,7 +89,7 @@ def sequence(name: str, value: Any, what: str) -> list[Any]:
     raise ArgumentTypeError(message)
 
 
-def mapping(name: str, value: Any) -> Mapping[str, Any]:
+def checked_mapping(name: str, value: Any) -> Mapping[str, Any]:
     """Return a mapping, such as a state.
 
     Raises
@@ -103,7 +103,7 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def instance(name: str, value: Any, kind: type) -> Any:
+def checked_instance(name: str, value: Any, kind: type) -> Any:
     """Return an object of a class.
 
     Raises
@@ -117,4 +117,4 @@ def instance(name: str, value: Any, kind: type) -> Any:
     return value
 
 
-__all__ = ["instance", "mapping", "nonnegative", "number", "sequence", "whole"]
+__all__ = ["checked_float", "checked_instance", "checked_int", "checked_list", "checked_mapping", "checked_nonnegative"]

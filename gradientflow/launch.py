@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments import instance, sequence, whole
+from .arguments import checked_instance, checked_int, checked_list
 from .errors import ArgumentError
 from .mpi_start import start_variables
 
@@ -187,11 +187,11 @@ def mpirun_command(
     list of str
         The whole command, launcher first.
     """
-    instance("launcher", launcher, Launcher)
-    ranks, program = whole("ranks", ranks), sequence("program", program, "texts")
-    if hosts is not None and not _HOSTS.fullmatch(instance("hosts", hosts, str)):
+    checked_instance("launcher", launcher, Launcher)
+    ranks, program = checked_int("ranks", ranks), checked_list("program", program, "texts")
+    if hosts is not None and not _HOSTS.fullmatch(checked_instance("hosts", hosts, str)):
         raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
-    if whole("servers", servers) < 0:
+    if checked_int("servers", servers) < 0:
         raise LaunchError(f"--servers takes a number of ranks, not {servers}")
     _check_count(ranks, hosts)
     _check_count(ranks + servers, hosts)
@@ -267,7 +267,7 @@ def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str
     dict of str to str
         The additions only, often empty.
     """
-    if instance("launcher", launcher, Launcher).library != OPEN_MPI:
+    if checked_instance("launcher", launcher, Launcher).library != OPEN_MPI:
         return {}
     variables = {} if hosts is not None or in_allocation() else start_variables(Path(launcher.path).parents[1])
     if os.geteuid() == 0:
@@ -293,8 +293,8 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
     list of str
         The command.
     """
-    instance("module", module, str)
-    arguments = sequence("arguments", arguments, "texts")
+    checked_instance("module", module, str)
+    arguments = checked_list("arguments", arguments, "texts")
     code = f"import sys; sys.path[:] = filter(None, sys.path); from {module} import main; sys.exit(main())"
     return [sys.executable, "-c", code, *arguments]
 
@@ -320,7 +320,7 @@ def slots(hosts: str | None = None) -> int:
     """Count the ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
     if hosts is None:
         return cores()
-    instance("hosts", hosts, str)
+    checked_instance("hosts", hosts, str)
     return sum(int(host.partition(":")[2] or 1) for host in hosts.split(","))
 
 

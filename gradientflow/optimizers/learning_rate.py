@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradientflow.arguments import nonnegative, whole
+from gradientflow.arguments import checked_int, checked_nonnegative
 from gradientflow.errors import ArgumentError
 
 
@@ -27,7 +27,11 @@ def scaled_rate(rate: float, batch: int, base_batch: int = 256) -> float:
     gradientflow.errors.ArgumentError
         If a batch has no samples, or `rate` is negative or not finite.
     """
-    rate, batch, base_batch = nonnegative("rate", rate), whole("batch", batch), whole("base_batch", base_batch)
+    rate, batch, base_batch = (
+        checked_nonnegative("rate", rate),
+        checked_int("batch", batch),
+        checked_int("base_batch", base_batch),
+    )
     if batch < 1 or base_batch < 1:
         message = f"a batch has at least 1 sample, not {min(batch, base_batch)}"
         raise ArgumentError(message)
@@ -63,7 +67,7 @@ class LinearWarmup:
             If a rate is negative or not finite, or `steps` is negative.
         """
         for name, number in (("peak", self.peak), ("steps", self.steps), ("start", self.start)):
-            nonnegative(name, number)
+            checked_nonnegative(name, number)
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradientflow._location import load_core
-from gradientflow.arguments import mapping, nonnegative, sequence
+from gradientflow.arguments import checked_list, checked_mapping, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -65,7 +65,7 @@ class _Optimizer:
         loss_scale: LossScale | float | str | None,
     ) -> None:
         for name, number in (("momentum", momentum), ("weight_decay", weight_decay), ("trust", trust)):
-            nonnegative(name, number)
+            checked_nonnegative(name, number)
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
@@ -83,7 +83,7 @@ class _Optimizer:
             )
             raise ArgumentTypeError(message)
         source = self._source
-        parameters = sequence("parameters", parameters, "arrays")
+        parameters = checked_list("parameters", parameters, "arrays")
         if len(parameters) != len(source.shapes):
             message = f"there are {len(parameters)} parameters, and gradients of {len(source.shapes)} tensors"
             raise ArgumentError(message)
@@ -111,7 +111,7 @@ class _Optimizer:
         gradientflow.errors.ArgumentError
             If it is negative or not finite.
         """
-        return nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
+        return checked_nonnegative("a learning rate", self.lr(step) if callable(self.lr) else self.lr)
 
     def _setting(self) -> Settings:
         """Return the settings of all tensors in the next step."""
@@ -240,7 +240,7 @@ class _Optimizer:
 
     def _check_state_dict(self, state: Mapping[str, Any]) -> None:
         keys = {"steps", "rate_inside", *self._arrays, "master", "loss_scale"}
-        if set(mapping("a state", state)) != keys:
+        if set(checked_mapping("a state", state)) != keys:
             has = ", ".join(sorted(keys))
             message = f"this is not the state of {type(self).__name__} of gradientflow.optimizers, which has {has}"
             raise ArgumentError(message)
@@ -342,7 +342,7 @@ class LARS(_Optimizer):
         *,
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
-        if not nonnegative("trust", trust) > 0:
+        if not checked_nonnegative("trust", trust) > 0:
             message = f"trust is more than 0, not {trust}"
             raise ArgumentError(message)
         super().__init__(gradients, parameters, lr, momentum, weight_decay, trust, True, loss_scale)
@@ -388,11 +388,11 @@ class Adam(_Optimizer):
         *,
         loss_scale: LossScale | float | str | None = None,
     ) -> None:
-        self.betas = tuple(nonnegative("beta", beta) for beta in sequence("betas", betas, "numbers"))
+        self.betas = tuple(checked_nonnegative("beta", beta) for beta in checked_list("betas", betas, "numbers"))
         if len(self.betas) != 2 or max(self.betas) >= 1:
             message = f"betas are two numbers from 0 to below 1, not {betas}"
             raise ArgumentError(message)
-        self.eps = nonnegative("eps", eps)
+        self.eps = checked_nonnegative("eps", eps)
         if isinstance(gradients, ArrayLoop):
             strategy = gradients.strategy
             is_possible = not strategy.rate_in_momentum and strategy.gradients != "consumed"

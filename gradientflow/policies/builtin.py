@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradientflow._location import load_core
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.errors import ArgumentError
 
 from .policy import Policy, RunningPolicy
@@ -19,7 +19,7 @@ class NativePolicy(Policy):
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
         make: Any = getattr(load_core().RunningPolicy, self.name)
-        running: RunningPolicy = make(whole("workers", workers, 1), *self.settings.values())
+        running: RunningPolicy = make(checked_int("workers", workers, 1), *self.settings.values())
         return running
 
 
@@ -55,7 +55,7 @@ class SSP(NativePolicy):
     keeps_step = True
 
     def __init__(self, staleness: int) -> None:
-        self.staleness = whole("staleness", staleness)
+        self.staleness = checked_int("staleness", staleness)
 
 
 class DSSP(NativePolicy):
@@ -83,8 +83,8 @@ class DSSP(NativePolicy):
     keeps_step = True
 
     def __init__(self, low: int, high: int, judged: str = "fastest") -> None:
-        self.low = whole("low", low)
-        self.high = whole("high", high, self.low, MOST_AHEAD)
+        self.low = checked_int("low", low)
+        self.high = checked_int("high", high, self.low, MOST_AHEAD)
         if judged not in ("fastest", "all"):
             message = f"judged is 'fastest' or 'all', not {judged!r}"
             raise ArgumentError(message)
@@ -93,7 +93,7 @@ class DSSP(NativePolicy):
     def start(self, workers: int) -> RunningPolicy:
         """Return a new running policy for this number of workers."""
         make: Any = load_core().RunningPolicy.dssp
-        running: RunningPolicy = make(whole("workers", workers, 1), self.low, self.high, self.judged == "all")
+        running: RunningPolicy = make(checked_int("workers", workers, 1), self.low, self.high, self.judged == "all")
         return running
 
 
@@ -118,7 +118,7 @@ class ElasticBSP(NativePolicy):
     name = "elastic_bsp"
 
     def __init__(self, lookahead: int = 15) -> None:
-        self.lookahead = whole("lookahead", lookahead, 1, MOST_AHEAD)
+        self.lookahead = checked_int("lookahead", lookahead, 1, MOST_AHEAD)
 
 
 __all__ = ["ASP", "BSP", "DSSP", "SSP", "ElasticBSP", "NativePolicy"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gradientflow.arguments import sequence, whole
+from gradientflow.arguments import checked_int, checked_list
 from gradientflow.description import Description
 
 
@@ -34,13 +34,13 @@ class Answer:
 
     def __post_init__(self) -> None:
         """Check both, and convert them to lists."""
-        rounds = [_workers("a round of apply", each) for each in sequence("apply", self.apply, "rounds")]
+        rounds = [_workers("a round of apply", each) for each in checked_list("apply", self.apply, "rounds")]
         object.__setattr__(self, "apply", rounds)
         object.__setattr__(self, "go_on", _workers("go_on", self.go_on))
 
 
 def _workers(name: str, value: Sequence[int]) -> list[int]:
-    return [whole(f"a worker in {name}", worker) for worker in sequence(name, value, "workers")]
+    return [checked_int(f"a worker in {name}", worker) for worker in checked_list(name, value, "workers")]
 
 
 class RunningPolicy(Protocol):

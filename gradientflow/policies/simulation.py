@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gradientflow._location import load_core
-from gradientflow.arguments import number, sequence
+from gradientflow.arguments import checked_float, checked_list
 
 from .policy import Answer, RunningPolicy
 from .words import as_policy
@@ -83,9 +83,9 @@ def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, ke
         If a length is negative or not finite, if an answer of the policy is invalid, or if workers wait and none
         computes.
     """
-    rows = [np.ascontiguousarray(row, dtype=np.float64) for row in sequence("lengths", lengths, "sequences")]
+    rows = [np.ascontiguousarray(row, dtype=np.float64) for row in checked_list("lengths", lengths, "sequences")]
     running = as_policy(policy).start(len(rows))
-    found = load_core().simulate_policy(running, rows, number("until", until), keep_events)
+    found = load_core().simulate_policy(running, rows, checked_float("until", until), keep_events)
     events = [Event(*event) for event in found.pop("events")]
     return Simulation(events=events, **found)
 

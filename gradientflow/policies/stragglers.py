@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import nonnegative, number, sequence, whole
+from gradientflow.arguments import checked_float, checked_int, checked_list, checked_nonnegative
 from gradientflow.description import Description, Words
 from gradientflow.errors import ArgumentError
 
@@ -50,15 +50,15 @@ class Stragglers(Description):
         by: float = 3.0,
         seed: int = 0,
     ) -> None:
-        self.ratios = tuple(_positive("a ratio", ratio) for ratio in sequence("ratios", ratios, "numbers"))
+        self.ratios = tuple(_positive("a ratio", ratio) for ratio in checked_list("ratios", ratios, "numbers"))
         if not self.ratios:
             message = "ratios are one or more numbers, not none"
             raise ArgumentError(message)
-        self.jitter = nonnegative("jitter", jitter)
-        self.slows = None if slows is None else whole("slows", slows)
-        self.at = whole("at", at)
+        self.jitter = checked_nonnegative("jitter", jitter)
+        self.slows = None if slows is None else checked_int("slows", slows)
+        self.at = checked_int("at", at)
         self.by = _positive("by", by)
-        self.seed = whole("seed", seed)
+        self.seed = checked_int("seed", seed)
 
     def lengths(self, worker: int, iterations: int, *, run: int = 0) -> npt.NDArray[np.float64]:
         """Return the lengths of the first iterations of a worker, in units of an iteration of the fastest worker.
@@ -78,7 +78,7 @@ class Stragglers(Description):
 
 
 def _positive(name: str, value: Any) -> float:
-    found = number(name, value)
+    found = checked_float(name, value)
     if not 0 < found < np.inf:
         message = f"{name} is more than 0, not {value}"
         raise ArgumentError(message)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradientflow._location import load_core
-from gradientflow.arguments import number, sequence, whole
+from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, GradientFlowError
 
@@ -58,11 +58,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         """Check the attributes, and that no event is of a worker that has departed."""
-        whole("workers", self.workers, 1)
-        events = enumerate(sequence("events", self.events, "events"))
+        checked_int("workers", self.workers, 1)
+        events = enumerate(checked_list("events", self.events, "events"))
         object.__setattr__(self, "events", [_event(position, event, self.workers) for position, event in events])
         if self.began is not None:
-            number("began", self.began)
+            checked_float("began", self.began)
         here: set[int] = set()
         for position, event in enumerate(self.events):
             here = here or set(range(self.workers))
@@ -170,8 +170,8 @@ def _event(position: int, parts: Iterable[Any], workers: int) -> Event:
     try:
         worker, seconds, kind, answer = parts
         event = Event(
-            whole("its worker", worker),
-            number("its time", seconds),
+            checked_int("its worker", worker),
+            checked_float("its time", seconds),
             kind,
             answer if isinstance(answer, Answer) else Answer(**answer),
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gradientflow._fast_paths import has_fast_path
 from gradientflow._location import load_core
-from gradientflow.arguments import instance, sequence
+from gradientflow.arguments import checked_instance, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray, device_number
 from gradientflow.errors import ArgumentError, ArgumentTypeError
@@ -84,7 +84,7 @@ class BasePool:
         self.device = None if device == "cpu" else device_number(device)
         is_bfloat16 = isinstance(dtype, str) and dtype == "bfloat16"  # no dtype of NumPy itself
         element = np.dtype(np.uint16) if is_bfloat16 else numpy_dtype(dtype)
-        self._shapes = [checked_shape(shape) for shape in sequence("shapes", shapes, "shapes")]
+        self._shapes = [checked_shape(shape) for shape in checked_list("shapes", shapes, "shapes")]
         for shape in self._shapes:
             checked_bytes(shape, element)
         self.dtype: str = "bfloat16" if is_bfloat16 else element.name
@@ -206,7 +206,7 @@ def native_communicator(comm: Any) -> Any:
     gradientflow.errors.ArgumentTypeError
         If it is not a communicator.
     """
-    return instance("comm", comm, Communicator)._native
+    return checked_instance("comm", comm, Communicator)._native
 
 
 def stream_number(stream: Any) -> int:

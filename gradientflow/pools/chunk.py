@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import number as _number
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
@@ -117,12 +116,12 @@ class SparseGradientPool(ResidualPool):
         native = native_communicator(comm)
         counts = self._prepare(shapes, dtype, device)
         self.wire = wire
-        momentum = _number("momentum", momentum)
+        momentum = checked_float("momentum", momentum)
         self._density = density
         self._comm = comm
-        chunk_size = whole("chunk_size", chunk_size, 1)
-        extra = whole("extra", extra, 0)
-        first_iteration = whole("first_iteration", first_iteration, 0)
+        chunk_size = checked_int("chunk_size", chunk_size, 1)
+        extra = checked_int("extra", extra, 0)
+        first_iteration = checked_int("first_iteration", first_iteration, 0)
         self.density_at(first_iteration + 1)  # before anything is made
         self._adopt(
             load_core().SparsePool(
@@ -154,7 +153,7 @@ class SparseGradientPool(ResidualPool):
 
     @momentum.setter
     def momentum(self, momentum: float) -> None:
-        self._native.momentum = _number("momentum", momentum)
+        self._native.momentum = checked_float("momentum", momentum)
 
     def density_at(self, iteration: int) -> float:
         """Return the density of an iteration.
@@ -164,7 +163,7 @@ class SparseGradientPool(ResidualPool):
         gradientflow.errors.ArgumentError
             If it is not above 0 and at most 1.
         """
-        density = _number("density", self._density(iteration) if callable(self._density) else self._density)
+        density = checked_float("density", self._density(iteration) if callable(self._density) else self._density)
         load_core().important_count(density, 1)  # which checks it
         return density
 
@@ -254,7 +253,7 @@ class SparseGradientPool(ResidualPool):
         if important.ndim != 1 or not np.isin(important, (0, 1)).all():
             message = f"important is a row of True and False, not {state['important']!r}"
             raise ArgumentError(message)
-        whole("chunk_size", state["chunk_size"], 1)
+        checked_int("chunk_size", state["chunk_size"], 1)
 
     def _restore(self, state: Mapping[str, Any], kept: Sequence[npt.NDArray[np.float32]]) -> None:
         """Load a checked state; if its chunks differ from the pool's, the next iteration sends everything."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gradientflow._fast_paths import has_fast_path, take_fast_paths
 from gradientflow._location import load_core
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.memory import itemsize
 
@@ -140,7 +140,7 @@ class GradientPool(BasePool):
                 wire,
                 algorithm,
                 self.device,
-                whole("extra", extra, 0),
+                checked_int("extra", extra, 0),
             )
         )
         self._take_ranges()

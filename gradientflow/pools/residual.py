@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import number as _number
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
 
@@ -81,7 +80,7 @@ class ResidualPool(BasePool, ABC):
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        self._native.loss_scale = _number("loss_scale", scale)
+        self._native.loss_scale = checked_float("loss_scale", scale)
 
     @property
     def bookkeeping_seconds(self) -> float:
@@ -191,8 +190,8 @@ class ResidualPool(BasePool, ABC):
             raise ArgumentError(message)
         kept = [self._flat(state[name], f"the {name} of the state") for name in self._kept]
         self._check_own_state(state)
-        whole("iteration", state["iteration"], 0)
-        saved_by = whole("ranks", state["ranks"], 1)
+        checked_int("iteration", state["iteration"], 0)
+        saved_by = checked_int("ranks", state["ranks"], 1)
         return [each / np.float32(saved_by) for each in kept] if state["rank"] is None else kept
 
     def _flat(self, residual: Any, what: str) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import number, sequence, whole
+from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 
@@ -193,7 +193,9 @@ class TopKGradientPool(ResidualPool):
         self.wire = wire
         self._comm = comm
         together = (
-            [] if layers is None else [whole("layers", each, 1) for each in sequence("layers", layers, "numbers")]
+            []
+            if layers is None
+            else [checked_int("layers", each, 1) for each in checked_list("layers", layers, "numbers")]
         )
         self._adopt(
             load_core().TopKPool(
@@ -203,16 +205,16 @@ class TopKGradientPool(ResidualPool):
                 _ratios(ratios),
                 together,
                 selection,
-                whole("threshold_reuse", threshold_reuse, 0),
-                None if momentum is None else number("momentum", momentum),
+                checked_int("threshold_reuse", threshold_reuse, 0),
+                None if momentum is None else checked_float("momentum", momentum),
                 bool(masking),
-                None if clip is None else number("clip", clip),
+                None if clip is None else checked_float("clip", clip),
                 wire,
                 algorithm,
                 native_threshold(merge_bytes, "merge_bytes"),
                 bool(overlap),
-                whole("seed", seed, 0),
-                whole("extra", extra, 0),
+                checked_int("seed", seed, 0),
+                checked_int("extra", extra, 0),
                 bool(skip_nonfinite),
                 self.device,
             )
@@ -324,8 +326,8 @@ class TopKGradientPool(ResidualPool):
 
 def _ratios(ratios: Any) -> list[float]:
     if np.ndim(ratios) == 0:
-        return [number("ratios", ratios)]
-    return [number("ratios", each) for each in sequence("ratios", ratios, "numbers")]
+        return [checked_float("ratios", ratios)]
+    return [checked_float("ratios", each) for each in checked_list("ratios", ratios, "numbers")]
 
 
 __all__ = ["LayerReport", "TopKGradientPool"]

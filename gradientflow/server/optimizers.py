@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gradientflow.arguments import number
+from gradientflow.arguments import checked_float
 from gradientflow.description import Description, Words
 from gradientflow.errors import ArgumentError
 
@@ -57,7 +57,11 @@ class Adam(ServerOptimizer):
     counts = ("updates",)
 
     def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> None:
-        self.beta1, self.beta2, self.eps = number("beta1", beta1), number("beta2", beta2), number("eps", eps)
+        self.beta1, self.beta2, self.eps = (
+            checked_float("beta1", beta1),
+            checked_float("beta2", beta2),
+            checked_float("eps", eps),
+        )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 message = f"{name} is from 0 to below 1, not {getattr(self, name)}"

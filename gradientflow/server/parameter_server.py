@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.agreement import raise_together
-from gradientflow.arguments import instance, mapping, number, sequence, whole
+from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list, checked_mapping
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
@@ -225,7 +225,7 @@ class Pull:
 
     def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
         """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
-        found = sequence("arrays", arrays, "arrays")
+        found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
             message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
             raise ArgumentError(message)
@@ -313,19 +313,23 @@ class ParameterServer:
         fusion_threshold: float | str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        given = [_weights(i, each) for i, each in enumerate(sequence("weights", weights, "arrays"))]
+        given = [_weights(i, each) for i, each in enumerate(checked_list("weights", weights, "arrays"))]
         self.policy = as_policy(policy)
         self.optimizer: ServerOptimizer = as_server_optimizer(optimizer)
-        called = [] if names is None else [instance("a name", each, str) for each in sequence("names", names, "text")]
+        called = (
+            []
+            if names is None
+            else [checked_instance("a name", each, str) for each in checked_list("names", names, "text")]
+        )
         if names is not None and len(called) != len(given):
             message = f"names are {len(given)}, one for each tensor, not {len(called)}"
             raise ArgumentError(message)
         self.shapes: tuple[tuple[int, ...], ...] = tuple(each.shape for each in given)
-        self._comm: Communicator = instance("comm", comm, Communicator)
+        self._comm: Communicator = checked_instance("comm", comm, Communicator)
         self.policy.start(comm.size)  # an error is raised here already, on all ranks
         arguments = (
             [each.size for each in given],
-            None if servers is None else whole("servers", servers, 1),
+            None if servers is None else checked_int("servers", servers, 1),
             None if fusion_threshold is None else native_threshold(fusion_threshold),
             wire,
             called,
@@ -496,13 +500,13 @@ class ParameterServer:
         pull: bool | None,
     ) -> tuple[int, int]:
         rows = self._rows(settings)
-        scale = number("loss_scale", loss_scale)
+        scale = checked_float("loss_scale", loss_scale)
         if skip not in (False, True, "abandoned"):
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
         tensor = -1 if nonfinite is None else _index(nonfinite, len(self.shapes))
         why = skip if isinstance(skip, str) else "skipped" if skip or tensor >= 0 else "applied"
-        found = [] if gradients is None else list(sequence("gradients", gradients, "arrays"))
+        found = [] if gradients is None else list(checked_list("gradients", gradients, "arrays"))
         if gradients is not None and len(found) != len(self.shapes):
             message = f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}"
             raise ArgumentError(message)
@@ -512,10 +516,10 @@ class ParameterServer:
     def _rows(self, settings: Any) -> Array:
         if isinstance(settings, tuple) and settings == self._last_settings[0]:
             return self._last_settings[1]  # unchanged settings are checked once
-        each = [settings] if hasattr(settings, "rate") else sequence("settings", settings, "Settings")
+        each = [settings] if hasattr(settings, "rate") else checked_list("settings", settings, "Settings")
         for one in each:
             for name in ("rate", "momentum", "weight_decay", "trust"):
-                value = number(name, getattr(one, name, None))
+                value = checked_float(name, getattr(one, name, None))
                 if not 0 <= value < float("inf"):
                     message = f"{name} is a finite number of 0 or more, not {value}"
                     raise ArgumentError(message)
@@ -685,7 +689,7 @@ class ParameterServer:
         return [each.reshape(shape) for each, shape in zip(np.split(flat, ends), self.shapes, strict=True)]
 
     def _checked(self, state: Mapping[str, Any]) -> list[Array]:
-        given = mapping("state", state)
+        given = checked_mapping("state", state)
         if given.get("format") != _FORMAT or given.get("optimizer") != repr(self.optimizer):
             message = (
                 f"the state is of format {_FORMAT} and of the optimizer {self.optimizer!r}, "
@@ -694,13 +698,13 @@ class ParameterServer:
             raise ArgumentError(message)
         flats = []
         for name in self.optimizer.arrays:
-            arrays = [np.asarray(each, np.float32) for each in sequence(name, given.get(name), "arrays")]
+            arrays = [np.asarray(each, np.float32) for each in checked_list(name, given.get(name), "arrays")]
             shapes = tuple(each.shape for each in arrays)
             if shapes != self.shapes:
                 message = f"{name} of the state have shapes {shapes}, not {self.shapes}"
                 raise ArgumentError(message)
             flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
-        return flats + [np.full_like(flats[0], whole(name, given.get(name))) for name in self.optimizer.counts]
+        return flats + [np.full_like(flats[0], checked_int(name, given.get(name))) for name in self.optimizer.counts]
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -770,7 +774,7 @@ def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _index(index: int, tensors: int) -> int:
-    found = whole("index", index, -tensors)
+    found = checked_int("index", index, -tensors)
     return found + tensors if found < 0 else found
 
 

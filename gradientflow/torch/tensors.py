@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradientflow.arguments import sequence
+from gradientflow.arguments import checked_list
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 from . import devices
@@ -123,7 +123,7 @@ def only(tensors: Any, call: str) -> Any:
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
-    tensors = sequence(f"what {call} takes", tensors, "tensors")
+    tensors = checked_list(f"what {call} takes", tensors, "tensors")
     if len(tensors) != 1:
         message = f"{call} takes one tensor for each rank, not {len(tensors)}"
         raise ArgumentError(message)
@@ -140,7 +140,7 @@ def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
     gradientflow.errors.ArgumentTypeError
         If one is not a list.
     """
-    found = [sequence(f"what {call} takes", each, "tensors") for each in lists]
+    found = [checked_list(f"what {call} takes", each, "tensors") for each in lists]
     lengths = sorted({len(each) for each in found})
     if len(lengths) > 1:
         message = f"{call} takes lists of as many tensors, not of {' and '.join(map(str, lengths))}"

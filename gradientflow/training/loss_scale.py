@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from gradientflow.arguments import mapping, number, whole
+from gradientflow.arguments import checked_float, checked_int, checked_mapping
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 
 _LARGEST = 2.0**24
@@ -46,7 +46,7 @@ class LossScale:
 
     def __init__(self, initial: float = 2.0**16, dynamic: bool = True, growth_interval: int = 2000) -> None:
         self.dynamic = dynamic
-        self.growth_interval = whole("growth_interval", growth_interval, 1)
+        self.growth_interval = checked_int("growth_interval", growth_interval, 1)
         self.value = _checked(initial)
         self.overflows = 0
         self._good_steps = 0
@@ -109,7 +109,7 @@ class LossScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state."""
-        if not {"value", "overflows", "good_steps"} <= set(mapping("a state", state)):
+        if not {"value", "overflows", "good_steps"} <= set(checked_mapping("a state", state)):
             message = "this is not the state of a LossScale"
             raise ArgumentError(message)
         self.value = _checked(state["value"])
@@ -122,7 +122,7 @@ class LossScale:
 
 
 def _checked(scale: float) -> float:
-    scale = number("a loss scale", scale)
+    scale = checked_float("a loss scale", scale)
     if not _SMALLEST <= scale <= _LARGEST or math.frexp(scale)[0] != 0.5:
         message = f"a loss scale is a power of two from 2**-24 to 2**24, not {scale!r}"
         raise ArgumentError(message)

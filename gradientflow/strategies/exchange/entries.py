@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradientflow._location import load_core
-from gradientflow.arguments import number, whole
+from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.pools.top_k import TopKGradientPool
@@ -52,8 +52,8 @@ class SparseStrategy(PoolStrategy):
         super().__init__(wire=wire, algorithm=algorithm)
         self.final_ratio = checked_ratio("ratio", ratio)
         self.ratio: Any = ratio
-        self.warmup = whole("warmup", warmup)
-        self.monitor = monitor if isinstance(monitor, bool) else whole("monitor", monitor)
+        self.warmup = checked_int("warmup", warmup)
+        self.monitor = monitor if isinstance(monitor, bool) else checked_int("monitor", monitor)
 
     def ratio_at(self, iteration: int) -> float:
         """Return the ratio of an iteration, 0, 1, ..., with the warm-up."""
@@ -227,7 +227,7 @@ def checked_ratio(name: str, ratio: Any) -> float:
     if isinstance(ratio, bool):
         message = f"{name} is a number of 1 or more, not {ratio!r}"
         raise ArgumentTypeError(message)
-    found = number(name, ratio)
+    found = checked_float(name, ratio)
     if not 1 <= found < math.inf:
         message = f"{name} is a number of 1 or more, not {ratio!r}"
         raise ArgumentError(message)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import number, whole
+from gradientflow.arguments import checked_float, checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.handle import Handle
@@ -69,9 +69,9 @@ class PeriodicStrategy(Strategy):
         mixing: float | None = None,
         wire: str | None = None,
     ) -> None:
-        self.period = whole("period", period, 1)
-        self.fragments = whole("fragments", fragments, 1)
-        self.delay = whole("delay", delay)
+        self.period = checked_int("period", period, 1)
+        self.fragments = checked_int("fragments", fragments, 1)
+        self.delay = checked_int("delay", delay)
         self.mixing = mixing
         self.wire = checked_wire(wire)
         if self.fragments > self.period:
@@ -80,7 +80,7 @@ class PeriodicStrategy(Strategy):
         if self.delay >= self.period:
             message = f"delay is below period, {self.period}, not {delay!r}"
             raise ArgumentError(message)
-        if mixing is not None and not 0 <= number("mixing", mixing) < 1:
+        if mixing is not None and not 0 <= checked_float("mixing", mixing) < 1:
             message = f"mixing is from 0 to below 1, not {mixing!r}"
             raise ArgumentError(message)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
 from gradientflow.policies import Policy
@@ -71,7 +71,7 @@ class ServedStrategy(Strategy):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
             raise ArgumentTypeError(message)
         as_server_optimizer(optimizer)
-        self.servers = None if servers is None else whole("servers", servers, 1)
+        self.servers = None if servers is None else checked_int("servers", servers, 1)
         self.optimizer = optimizer
         self.wire = checked_wire(wire)
         self.fusion_threshold = fusion_threshold

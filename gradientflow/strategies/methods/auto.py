@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import sequence, whole
+from gradientflow.arguments import checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import itemsize
@@ -82,12 +82,12 @@ class Auto(PoolStrategy):
 
     def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, algorithm: str = "auto") -> None:
         super().__init__(algorithm=algorithm)
-        self.allow = (allow,) if isinstance(allow, str) else tuple(sequence("allow", allow, "wires"))
+        self.allow = (allow,) if isinstance(allow, str) else tuple(checked_list("allow", allow, "wires"))
         for wire in self.allow:
             if wire not in ("float16", "bfloat16"):
                 message = f"allow is a sequence of the wires float16 and bfloat16, not {allow!r}"
                 raise ArgumentError(message)
-        self.steps = whole("steps", steps, 2)
+        self.steps = checked_int("steps", steps, 2)
 
     @classmethod
     def typical(cls, steps: int) -> Auto:
@@ -127,7 +127,7 @@ class Auto(PoolStrategy):
             As in `Strategy.explain`.
         """
         dtype, device = options.pop("dtype", "float32"), options.pop("device", "cpu")
-        layout = Layout(("parameters",), ((whole("parameters", parameters),),), (dtype,), device)
+        layout = Layout(("parameters",), ((checked_int("parameters", parameters),),), (dtype,), device)
         return self.explain_layout(comm, layout, **options)
 
 

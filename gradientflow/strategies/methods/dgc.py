@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradientflow.arguments import number
+from gradientflow.arguments import checked_float
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.entries import SparseStrategy, SparseSynchronizer, checked_selection
@@ -53,10 +53,10 @@ class DGC(SparseStrategy):
         algorithm: str = "auto",
     ) -> None:
         super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
-        if not 0 <= number("momentum", momentum) < 1:
+        if not 0 <= checked_float("momentum", momentum) < 1:
             message = f"momentum is from 0 on and below 1, not {momentum!r}"
             raise ArgumentError(message)
-        if clip is not None and not number("clip", clip) > 0:
+        if clip is not None and not checked_float("clip", clip) > 0:
             message = f"clip is above 0, not {clip!r}"
             raise ArgumentError(message)
         self.momentum, self.clip, self.masking = momentum, clip, masking

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradientflow.arguments import number
+from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
 
@@ -48,10 +48,10 @@ class DiLoCo(PeriodicStrategy):
         wire: str | None = None,
     ) -> None:
         super().__init__(period, fragments=fragments, delay=delay, mixing=mixing, wire=wire)
-        if not number("outer_rate", outer_rate) > 0:
+        if not checked_float("outer_rate", outer_rate) > 0:
             message = f"outer_rate is above 0, not {outer_rate!r}"
             raise ArgumentError(message)
-        if not 0 <= number("outer_momentum", outer_momentum) < 1:
+        if not 0 <= checked_float("outer_momentum", outer_momentum) < 1:
             message = f"outer_momentum is from 0 to below 1, not {outer_momentum!r}"
             raise ArgumentError(message)
         self.outer_rate, self.outer_momentum, self.nesterov = outer_rate, outer_momentum, nesterov

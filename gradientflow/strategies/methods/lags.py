@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.pools.base import native_threshold
@@ -115,10 +115,10 @@ class LAGS(SparseStrategy):
             raise ArgumentError(message)
         self.ratio = ratio
         self.max_ratio = max_ratio
-        self.refit_every = whole("refit_every", refit_every)
+        self.refit_every = checked_int("refit_every", refit_every)
         native_threshold(merge_bytes, "merge_bytes")
         self.selection, self.merge_bytes = checked_selection(selection), merge_bytes
-        self.threshold_reuse = whole("threshold_reuse", threshold_reuse)
+        self.threshold_reuse = checked_int("threshold_reuse", threshold_reuse)
 
     def ratio_at(self, iteration: int) -> float:
         """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
@@ -278,7 +278,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
         if "ratios" not in state:
             return
         ratios = [checked_ratio("a ratio of the state", each) for each in state["ratios"]]
-        whole("next_fit", state.get("next_fit"))
+        checked_int("next_fit", state.get("next_fit"))
         if len(ratios) != len(self.layout):
             message = f"the state has {len(ratios)} ratios for {len(self.layout)} tensors"
             raise ArgumentError(message)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
@@ -52,9 +52,9 @@ class PowerSGD(Strategy):
     }
 
     def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, wire: str | None = None) -> None:
-        self.rank = whole("rank", rank, 1)
-        self.warmup = whole("warmup", warmup)
-        self.seed = whole("seed", seed)
+        self.rank = checked_int("rank", rank, 1)
+        self.warmup = checked_int("warmup", warmup)
+        self.seed = checked_int("seed", seed)
         self.wire = checked_wire(wire)
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:

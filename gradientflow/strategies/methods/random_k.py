@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradientflow.arguments import whole
+from gradientflow.arguments import checked_int
 from gradientflow.strategies.exchange.entries import SparseStrategy
 
 
@@ -33,7 +33,7 @@ class RandomK(SparseStrategy):
         algorithm: str = "auto",
     ) -> None:
         super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
-        self.seed = whole("seed", seed)
+        self.seed = checked_int("seed", seed)
 
 
 __all__ = ["RandomK"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import number
+from gradientflow.arguments import checked_float
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.nonfinite import is_finite
@@ -50,10 +50,10 @@ class SparseLoCo(PeriodicStrategy):
 
     def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95) -> None:
         super().__init__(period)
-        if not number("outer_rate", outer_rate) > 0:
+        if not checked_float("outer_rate", outer_rate) > 0:
             message = f"outer_rate is above 0, not {outer_rate!r}"
             raise ArgumentError(message)
-        if not 0 <= number("decay", decay) <= 1:
+        if not 0 <= checked_float("decay", decay) <= 1:
             message = f"decay is from 0 to 1, not {decay!r}"
             raise ArgumentError(message)
         self.outer_rate, self.decay = outer_rate, decay

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import load_core
-from gradientflow.arguments import nonnegative, number, whole
+from gradientflow.arguments import checked_float, checked_int, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.policies import BSP, Policy
@@ -85,8 +85,8 @@ class SSDSGD(ServedStrategy):
         fusion_threshold: float | str | None = None,
     ) -> None:
         super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
-        self.k = whole("k", k, 1)
-        self.warmup = whole("warmup", warmup)
+        self.k = checked_int("k", k, 1)
+        self.warmup = checked_int("warmup", warmup)
         if self.warmup == 0 or self.warmup % self.k:
             nearest = max(1, round(self.warmup / self.k)) * self.k
             message = f"warmup is a positive multiple of k, {self.k}: {nearest}, for example, not {self.warmup}"
@@ -98,20 +98,20 @@ class SSDSGD(ServedStrategy):
             message = f"'glu' works out what momentum SGD has done: with {optimizer!r} let local_update be another one"
             raise ArgumentError(message)
         for name, value in (("alpha", alpha), ("beta", beta)):
-            if not math.isfinite(number(name, value)):
+            if not math.isfinite(checked_float(name, value)):
                 message = f"{name} is finite, not {value}"
                 raise ArgumentError(message)
-        if not 0 <= number("decay", decay) < 1:
+        if not 0 <= checked_float("decay", decay) < 1:
             message = f"decay is from 0 to below 1, not {decay}"
             raise ArgumentError(message)
-        if not nonnegative("epsilon", epsilon) > 0:
+        if not checked_nonnegative("epsilon", epsilon) > 0:
             message = f"epsilon is above 0, not {epsilon}"
             raise ArgumentError(message)
         self.local_update = local_update
         self.alpha = alpha
         self.beta = beta
-        self.loc_lr = None if loc_lr is None else nonnegative("loc_lr", loc_lr)
-        self.lambda_0 = nonnegative("lambda_0", lambda_0)
+        self.loc_lr = None if loc_lr is None else checked_nonnegative("loc_lr", loc_lr)
+        self.lambda_0 = checked_nonnegative("lambda_0", lambda_0)
         self.decay = decay
         self.epsilon = epsilon
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradientflow.arguments import number
+from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.entries import SparseStrategy
 
@@ -37,7 +37,7 @@ class TopK(SparseStrategy):
             if ratio != 1000.0:
                 message = f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}"
                 raise ArgumentError(message)
-            if not 0 < number("density", density) <= 1:
+            if not 0 < checked_float("density", density) <= 1:
                 message = f"density is above 0 and at most 1, not {density!r}"
                 raise ArgumentError(message)
         final = ratio if density is None else 1 / density

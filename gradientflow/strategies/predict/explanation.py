@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradientflow.arguments import instance, nonnegative, whole
+from gradientflow.arguments import checked_instance, checked_int, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.machine_load import LoadMeter
 
@@ -184,9 +184,9 @@ def measure(
     gradientflow.errors.ArgumentError
         If a number is negative.
     """
-    instance("comm", comm, Communicator)
+    checked_instance("comm", comm, Communicator)
     parameters, dtype, wire, algorithm, sparsity = (
-        whole("parameters", subject.parameters),
+        checked_int("parameters", subject.parameters),
         subject.dtype,
         subject.wire,
         subject.algorithm,
@@ -194,7 +194,7 @@ def measure(
     )
     for what, number in (("compute_seconds", compute_seconds), ("backward_seconds", backward_seconds)):
         if number is not None:
-            nonnegative(what, number)
+            checked_nonnegative(what, number)
     device = subject.device
     meter = LoadMeter(comm)
     dense = Link.of_allreduce(comm, "float32", None, algorithm, device)

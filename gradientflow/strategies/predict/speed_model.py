@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.arguments import nonnegative, whole
+from gradientflow.arguments import checked_int, checked_nonnegative
 from gradientflow.communicator import Communicator
 from gradientflow.server.parameter_server import ParameterServer
 from gradientflow.strategies.update import Settings
@@ -53,7 +53,7 @@ class StepTimes:
     def __post_init__(self) -> None:
         """Refuse times that are negative."""
         for name, seconds in vars(self).items():
-            nonnegative(name, seconds)
+            checked_nonnegative(name, seconds)
 
     @property
     def linear(self) -> float:
@@ -75,7 +75,7 @@ class StepTimes:
 
     def ssd_sgd(self, k: int) -> float:
         """Return the mean of k steps of SSD-SGD: equation 4."""
-        steps = whole("k", k, 1)
+        steps = checked_int("k", k, 1)
         if self.case() == 2:
             return self.push + max(0.0, self.communication + self.first_backward - self.backward - self.push) / steps
         return self.linear + self.local_update + max(0.0, self._late) / steps
