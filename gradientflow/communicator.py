@@ -21,7 +21,7 @@ from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
 from .device import DeviceArray, device_number, dtype_name
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
-from .handle import Handle, let_go_of_done, warn_of_all
+from .handle import Handle, release_done, warn_of_unreported
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
 from .request import Request
 
@@ -100,7 +100,7 @@ class Communicator:
         memory stay valid.
         """
         self._end(True)
-        let_go_of_done()
+        release_done()
 
     def _end(self, drain: bool) -> None:
         """Close it, and its own parts; unless `drain`, without waiting for asynchronous calls."""
@@ -127,7 +127,7 @@ class Communicator:
     ) -> None:
         """Close it; after an exception without waiting for asynchronous calls."""
         self._end(kind is None)
-        let_go_of_done()
+        release_done()
 
     def __repr__(self) -> str:
         """Return the position among ranks and nodes."""
@@ -825,7 +825,7 @@ def _close_all() -> None:
     for communicator in list(_open):
         communicator._native.close(False)
         communicator._release_servers()
-    warn_of_all()
+    warn_of_unreported()
 
 
 __all__ = ["Communicator"]

@@ -33,9 +33,9 @@ class Handle:
         self._tensors = tensors
         self._process = os.getpid()
         _in_flight.add(self)
-        let_go_of_done()
+        release_done()
 
-    def _let_go(self, ordered: bool = False) -> None:
+    def _release(self, ordered: bool = False) -> None:
         """Release the tensors if the call is done and no abandoned MPI request may still write to them.
 
         For a call on a device, `done` covers the host's part only. A framework may reuse released memory at once, in
@@ -48,10 +48,10 @@ class Handle:
             _in_flight.discard(self)
 
     def __del__(self) -> None:
-        """Warn if the call has failed and nobody has been told: from now on nobody can wait for it."""
-        self._warn_if_untold()
+        """Warn if the call has failed and nobody has seen the error: from now on nobody can wait for it."""
+        self._warn_if_unreported()
 
-    def _warn_if_untold(self) -> None:
+    def _warn_if_unreported(self) -> None:
         # The attributes are missing if the constructor raised.
         reason = getattr(self._native, "untold", None) if getattr(self, "_process", None) == os.getpid() else None
         if reason is not None:
@@ -125,17 +125,17 @@ class Handle:
             self._native.wait(timeout, self._result)
             ordered = True
         finally:
-            self._let_go(ordered)
+            self._release(ordered)
         return self._result
 
 
-def let_go_of_done() -> None:
+def release_done() -> None:
     """Release the handles of calls that are done; a failed one that nobody else holds then warns."""
     for handle in tuple(_in_flight):
-        handle._let_go()
+        handle._release()
 
 
-def warn_of_all() -> None:
+def warn_of_unreported() -> None:
     """Warn, at the end of the process, of each call that has failed without anybody having been told."""
     for handle in tuple(_in_flight):
-        handle._warn_if_untold()
+        handle._warn_if_unreported()

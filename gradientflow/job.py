@@ -85,10 +85,10 @@ class _SplitJob:
         made = Communicator(self.computing.mpi, config)
         if not self._has_ended:
             self._users += 1
-            made.server_ranks = _Use(self._servers, self._let_go)
+            made.server_ranks = _Use(self._servers, self._release)
         return made
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._users -= 1
         if self._users == 0:
             self.end()
@@ -102,17 +102,17 @@ class _SplitJob:
 class _Use:
     """The use of the ranks that serve by one communicator."""
 
-    def __init__(self, servers: ServerRanks, let_go: Callable[[], None]) -> None:
+    def __init__(self, servers: ServerRanks, release: Callable[[], None]) -> None:
         self.everyone, self.count = servers.everyone, servers.count
         self.start = servers.start
-        self._let_go = let_go
+        self._release = release
         self._closed = False
 
     def close(self) -> None:
         """End the use. Twice is harmless."""
         if not self._closed:
             self._closed = True
-            self._let_go()
+            self._release()
 
 
 _job: _SplitJob | None = None  # one per process

@@ -28,7 +28,7 @@ class Tags(Protocol):
         """Return the tag with this number of the range; raise `ArgumentError` if it has none."""
 
 
-class Letter(Protocol):
+class MessageRequest(Protocol):
     """A send or receive, under way or ended. It continues, and keeps its memory, even if nobody holds this object."""
 
     @property
@@ -49,7 +49,7 @@ class Letter(Protocol):
         Raises
         ------
         gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the letter goes on and can be waited for again.
+            If the timeout passed first; the message goes on and can be waited for again.
         gradientflow.errors.MismatchError
             If a message of another length came. It is lost.
         gradientflow.errors.PeerError
@@ -99,16 +99,16 @@ class Mailbox(Protocol):
     def draw_rest(self) -> Tags:
         """Return all tags that are left."""
 
-    def send(self, address: int, nbytes: int, owner: object, dest: int, tag: int) -> Letter:
-        """Start to send memory, which must stay as it is until the letter has ended."""
+    def send(self, address: int, nbytes: int, owner: object, dest: int, tag: int) -> MessageRequest:
+        """Start to send memory, which must stay as it is until the request has ended."""
 
-    def receive(self, address: int, nbytes: int, owner: object, source: int | None, tag: int) -> Letter:
+    def receive(self, address: int, nbytes: int, owner: object, source: int | None, tag: int) -> MessageRequest:
         """Start to receive a message of exactly this length, from one rank or from any."""
 
     def next(self, tags: Tags, source: int | None = None, timeout: float | None = None) -> Arrival | None:
         """Return the oldest message with one of the tags that no receive was posted for; None if none comes in time."""
 
-    def take(self, arrival: Arrival, address: int, owner: object) -> Letter:
+    def take(self, arrival: Arrival, address: int, owner: object) -> MessageRequest:
         """Start to receive a message that has arrived."""
 
     def close(self, orderly: bool) -> None:

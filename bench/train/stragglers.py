@@ -24,7 +24,7 @@ class Pace:
     Parameters
     ----------
     model : Stragglers
-        The model; its lengths are relative to the fastest worker.
+        The model; its durations are relative to the fastest worker.
     rank, run : int
         This rank, and the number of the run: each draws other numbers.
     step_seconds : float
@@ -36,18 +36,18 @@ class Pace:
     def __init__(self, model: Stragglers, rank: int, run: int, step_seconds: float, backward_seconds: float) -> None:
         self._model, self._rank, self._run = model, rank, run
         self.step_seconds, self._backward_seconds = step_seconds, backward_seconds
-        self._lengths = np.empty(0)
+        self._durations = np.empty(0)
 
     @property
     def mean_seconds(self) -> float:
         """The mean computing time of the first steps."""
-        return float(np.mean(self._model.lengths(self._rank, 100, run=self._run))) * self.step_seconds
+        return float(np.mean(self._model.durations(self._rank, 100, run=self._run))) * self.step_seconds
 
     def seconds(self, step: int) -> float:
         """Return the computing time of a step."""
-        if step >= len(self._lengths):
-            self._lengths = self._model.lengths(self._rank, max(2 * step, 1000), run=self._run)
-        return float(self._lengths[step]) * self.step_seconds
+        if step >= len(self._durations):
+            self._durations = self._model.durations(self._rank, max(2 * step, 1000), run=self._run)
+        return float(self._durations[step]) * self.step_seconds
 
     def hold(self, began: int, before_backward: bool, step: int) -> None:
         """Sleep before the backward pass, until only the time for it is left, and after it for the rest of the step.

@@ -48,8 +48,8 @@ class DecisionResult:
 def measure_decisions(policy: Policy, workers: int, seed: int) -> DecisionResult:
     """Time the decisions about workers with intervals as in the thesis, which vary by a tenth."""
     rng = np.random.default_rng(seed)
-    lengths = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
-    events = simulate(policy, list(lengths), until=float(_PUSHES), keep_events=True).events
+    durations = rng.uniform(1.0, 1.5, (workers, 1)) * rng.uniform(0.95, 1.05, (workers, _PUSHES))
+    events = simulate(policy, list(durations), until=float(_PUSHES), keep_events=True).events
     pushes = [event for event in events if event.kind == "push"]
     who, when = [event.worker for event in pushes], [event.seconds for event in pushes]
     decide = load_core().time_decisions  # in nanoseconds, each

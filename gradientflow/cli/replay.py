@@ -56,9 +56,9 @@ def replay(
     own = as_policy(recorded or trace.policy)
     others: list[Policy] = parse_policies(";".join(policies)) if policies else []
     difference = trace.difference(own)
-    lengths = trace.lengths()
+    durations = trace.durations()
     found = {f"recorded: {own}": trace.happened()}
-    found |= {repr(policy): simulate(policy, lengths, keep_events=picture is not None) for policy in others}
+    found |= {repr(policy): simulate(policy, durations, keep_events=picture is not None) for policy in others}
     console = Console()
     table = _table(found)
     if not console.is_terminal:

@@ -61,7 +61,9 @@ class Simulation:
         return sum(self.pushes) / self.seconds if self.seconds else math.inf
 
 
-def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, keep_events: bool = False) -> Simulation:
+def simulate(
+    policy: Any, durations: Sequence[Any], *, until: float = math.inf, keep_events: bool = False
+) -> Simulation:
     """Simulate workers whose iterations take given times; everything else takes none.
 
     All begin at time 0. After a push a worker waits until it may go on; after its last one it departs then.
@@ -70,7 +72,7 @@ def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, ke
     ----------
     policy : Policy or str
         The policy, or its words.
-    lengths : sequence of sequences of float
+    durations : sequence of sequences of float
         For each worker, the seconds that each of its iterations takes.
     until : float, optional
         The time at which to end, if workers are still running then.
@@ -80,10 +82,10 @@ def simulate(policy: Any, lengths: Sequence[Any], *, until: float = math.inf, ke
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If a length is negative or not finite, if an answer of the policy is invalid, or if workers wait and none
+        If a duration is negative or not finite, if an answer of the policy is invalid, or if workers wait and none
         computes.
     """
-    rows = [np.ascontiguousarray(row, dtype=np.float64) for row in checked_list("lengths", lengths, "sequences")]
+    rows = [np.ascontiguousarray(row, dtype=np.float64) for row in checked_list("durations", durations, "sequences")]
     running = as_policy(policy).start(len(rows))
     found = load_core().simulate_policy(running, rows, checked_float("until", until), keep_events)
     events = [Event(*event) for event in found.pop("events")]

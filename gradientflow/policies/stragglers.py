@@ -19,9 +19,9 @@ class Stragglers(Description):
     Parameters
     ----------
     ratios : sequence of float
-        The length for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
+        The duration for each worker, before `jitter`, more than 0; reused in turn if there are more workers.
     jitter : float, default 0
-        Variation between iterations: a length is its ratio times e to the power of a normal random number with this
+        Variation between iterations: a duration is its ratio times e to the power of a normal random number with this
         standard deviation.
     slows : int, optional
         A worker that slows down in mid-run.
@@ -60,8 +60,8 @@ class Stragglers(Description):
         self.by = _positive("by", by)
         self.seed = checked_int("seed", seed)
 
-    def lengths(self, worker: int, iterations: int, *, run: int = 0) -> npt.NDArray[np.float64]:
-        """Return the lengths of the first iterations of a worker, in units of an iteration of the fastest worker.
+    def durations(self, worker: int, iterations: int, *, run: int = 0) -> npt.NDArray[np.float64]:
+        """Return the durations of the first iterations of a worker, in units of an iteration of the fastest worker.
 
         Parameters
         ----------

@@ -122,7 +122,7 @@ class Trace:
                 return Difference(position, event, answer)
         return None
 
-    def lengths(self) -> list[list[float]]:
+    def durations(self) -> list[list[float]]:
         """Return the seconds of computation of each iteration of each worker.
 
         That is the time from a worker's last push, or the answer that let it go on if this came later, to its next
@@ -152,7 +152,7 @@ class Trace:
         """Return what the workers did, in the form of a simulation's result."""
         found = load_core().account_of(self.workers, self.events, self._start)
         events = [Event(*event) for event in found.pop("events")]
-        return Simulation(computed=[sum(row) for row in self.lengths()], events=events, **found)
+        return Simulation(computed=[sum(row) for row in self.durations()], events=events, **found)
 
     @property
     def _start(self) -> float:

@@ -20,7 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from gradientflow.communicator import Communicator
 from gradientflow.config import Config
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError, MismatchError
-from gradientflow.mailbox import Letter, make_mailbox
+from gradientflow.mailbox import MessageRequest, make_mailbox
 
 from . import devices
 from .ddp_hooks import serve_builtin_hook
@@ -45,7 +45,7 @@ from .tensors import (
     side_by_side,
     together,
 )
-from .work import CollectiveWork, Common, FutureThread, MessageWork, Work, seconds, untraced
+from .work import CollectiveWork, FutureThread, MessageWork, Work, WorkContext, seconds, untraced
 
 dist: Any = torch.distributed  # its annotations leave out what it takes from C++
 c10d: Any = torch._C._distributed_c10d  # with the options of all calls
@@ -125,8 +125,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._mpi = mpi
         self._communicator = Communicator(mpi, self._settings)
         self._callback_communicator: Communicator | None = None  # made when a callback needs it
-        self._common = Common(_world_ranks(mpi), own_timeout=self._settings != Config())
-        self._thread = FutureThread(f"gradientflow futures {name}", self._common)
+        self._context = WorkContext(_world_ranks(mpi), own_timeout=self._settings != Config())
+        self._thread = FutureThread(f"gradientflow futures {name}", self._context)
         self._mailbox = make_mailbox(self._communicator, mpi, "the process group")
         self._barrier_tags = self._mailbox.draw(1)
         self._alltoall_tags = self._mailbox.draw(2)  # for calls from callbacks, and for all others
@@ -147,7 +147,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._process != os.getpid():
             return
         _open.discard(self)
-        self._common.unclaimed.close()
+        self._context.unclaimed.close()
         if orderly:
             self._communicator.close()
             self._thread.close()  # waits for callbacks, which may use what is closed next
@@ -543,8 +543,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             ]
             for rank, copy in zip(others, devices.to_host([sources[rank] for rank in others]), strict=True):
                 sources[rank] = copy
-        letters = [self._post_receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
-        letters += [self._post_send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
+        requests = [self._post_receive(memories[rank], rank, tag) for rank in others if memories[rank].numel()]
+        requests += [self._post_send(sources[rank], rank, tag) for rank in others if sources[rank].numel()]
 
         def store() -> None:
             memories[self._rank].copy_(sources[self._rank].view(memories[self._rank].shape))
@@ -554,10 +554,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if finish is not None:
                 finish()
 
-        if not letters:
+        if not requests:
             store()
         limit = self._limit_of(options, messages=True)
-        return CollectiveWork(self._thread, results, letters, [store], limit, stream)
+        return CollectiveWork(self._thread, results, requests, [store], limit, stream)
 
     # ---- synchronisation -----------------------------------------------------------------------------------------
 
@@ -587,7 +587,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         limit = (timeout if timeout is not None and timeout >= timedelta(0) else self._timeout).total_seconds()
         self._barriers += 1
-        ranks = self._common.world_ranks
+        ranks = self._context.world_ranks
         monitored_barrier(self._mailbox, self._barrier_tags, self._rank, ranks, self._barriers, limit, wait_all_ranks)
 
     # ---- between two ranks ---------------------------------------------------------------------------------------
@@ -598,8 +598,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         tag = self._tags.at(tag)
         self._check_rank(dst)
         tensor = checked(only(tensors, "send"))
-        letter = self._post_send(devices.to_host([plain(tensor)])[0], dst, tag)
-        return MessageWork(self._common, tensor, letter, [], self._timeout.total_seconds())
+        request = self._post_send(devices.to_host([plain(tensor)])[0], dst, tag)
+        return MessageWork(self._context, tensor, request, [], self._timeout.total_seconds())
 
     @recorded("recv")
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
@@ -621,15 +621,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         else:
             memory = devices.host_like(tensor)
             store = partial(tensor.copy_, memory, non_blocking=True)
-        letter = self._post_receive(memory, src, tag)
+        request = self._post_receive(memory, src, tag)
         finish = [] if store is None else [store]
-        return MessageWork(self._common, tensor, letter, finish, self._timeout.total_seconds(), stream)
+        return MessageWork(self._context, tensor, request, finish, self._timeout.total_seconds(), stream)
 
-    def _post_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Letter:
+    def _post_send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageRequest:
         """Start to send a plain tensor in host memory."""
         return self._mailbox.send(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
-    def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> Letter:
+    def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageRequest:
         """Start to receive into a plain tensor in host memory, from one rank or from any."""
         return self._mailbox.receive(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
@@ -665,7 +665,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 if call.finish is not None:
                     call.finish()
         except GradientFlowError as error:
-            if (explained := self._common.explained(error)) is error:
+            if (explained := self._context.explained(error)) is error:
                 raise
             raise explained from error
         return CollectiveWork(self._thread, outputs, stream=stream)

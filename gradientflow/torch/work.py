@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError
-from gradientflow.mailbox import Letter
+from gradientflow.mailbox import MessageRequest
 
 from . import devices
 
@@ -41,7 +41,7 @@ def untraced(cls: type[T]) -> type[T]:
 
 
 class Call(Protocol):
-    """The interface of calls under way: handles of the core, and letters of a mailbox."""
+    """The interface of calls under way: handles of the core, and requests of a mailbox."""
 
     @property
     def done(self) -> bool:
@@ -84,7 +84,7 @@ class Unclaimed:
         self._bytes = 0
 
 
-class Common:
+class WorkContext:
     """Shared by all works of a process group: the works for which nobody has waited, and the wording of errors.
 
     Parameters
@@ -137,8 +137,8 @@ class FutureThread:
     up other work while it waits.
     """
 
-    def __init__(self, name: str, common: Common) -> None:
-        self.common = common
+    def __init__(self, name: str, context: WorkContext) -> None:
+        self.context = context
         self._name = name
         self._streams: dict[torch.device, devices.Stream] = {}
         self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -255,7 +255,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
     Parameters
     ----------
-    common : Common
+    context : WorkContext
         Shared by the works of the process group.
     outputs : list of torch.Tensor
         The tensors for the results; the value of the future.
@@ -271,7 +271,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        common: Common,
+        context: WorkContext,
         outputs: list[torch.Tensor],
         calls: Sequence[Call] = (),
         finish: Sequence[Callable[[], object]] = (),
@@ -279,7 +279,7 @@ class Work(dist.Work):  # type: ignore[misc]
         stream: devices.Stream = None,
     ) -> None:
         super().__init__()
-        self._common = common
+        self._context = context
         self._claimed = False  # somebody has waited for it
         self._stream = stream
         self._device = devices.HOST if stream is None else stream.device
@@ -298,7 +298,7 @@ class Work(dist.Work):  # type: ignore[misc]
         """Keep the work alive for a while if C++ may still wait for it."""
         if not self._claimed:
             self._claimed = True
-            self._common.unclaimed.keep(self, sum(each.numel() * each.element_size() for each in self._outputs))
+            self._context.unclaimed.keep(self, sum(each.numel() * each.element_size() for each in self._outputs))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done; on a CUDA device, make the current stream wait.
@@ -358,7 +358,7 @@ class Work(dist.Work):  # type: ignore[misc]
         """Wait for the calls and record how they ended; raise only if the limit passes first."""
         error = self._wait_for_calls(limit)
         if error is not None:
-            error, original = self._common.explained(error), error
+            error, original = self._context.explained(error), error
             error.__cause__ = original.__cause__
             if isinstance(error, CommunicationTimeoutError) and not all(call.done for call in self._calls):
                 raise error
@@ -403,7 +403,7 @@ class CollectiveWork(Work):
         limit: float | None = None,
         stream: devices.Stream = None,
     ) -> None:
-        super().__init__(thread.common, outputs, calls, finish, limit, stream)
+        super().__init__(thread.context, outputs, calls, finish, limit, stream)
         self._thread = thread
 
     def get_future(self) -> Future:
@@ -434,19 +434,19 @@ class MessageWork(Work):
 
     def __init__(
         self,
-        common: Common,
+        context: WorkContext,
         tensor: torch.Tensor,
-        letter: Letter,
+        request: MessageRequest,
         finish: Sequence[Callable[[], object]],
         limit: float,
         stream: devices.Stream = None,
     ) -> None:
-        super().__init__(common, [tensor], [letter], finish, limit, stream)
-        self._letter = letter
+        super().__init__(context, [tensor], [request], finish, limit, stream)
+        self._request = request
 
     def source_rank(self) -> int:
         """Return the rank in the group from which the message came."""
-        return self._letter.source
+        return self._request.source
 
     _source_rank = source_rank
 
@@ -457,7 +457,7 @@ class MessageWork(Work):
             known, future = self._future, self._future or _Future(devices=devices.for_future(self._device))
             self._future = future
         if known is None:
-            self._letter.when_ended(self._settle)
+            self._request.when_ended(self._settle)
         return future
 
     def _settle(self) -> None:

@@ -417,8 +417,8 @@ def test_ranks_that_make_other_numbers_of_steps_are_joined() -> None:
 
 def test_steps_are_held_until_they_have_computed_as_long_as_drawn() -> None:
     pace = Pace(Stragglers((1, 3), jitter=0.1), 1, 0, 0.01, 0.005)
-    lengths = Stragglers((1, 3), jitter=0.1).lengths(1, 3000, run=0)
-    assert [pace.seconds(step) for step in (5, 2500, 0)] == [0.01 * lengths[step] for step in (5, 2500, 0)]
+    durations = Stragglers((1, 3), jitter=0.1).durations(1, 3000, run=0)
+    assert [pace.seconds(step) for step in (5, 2500, 0)] == [0.01 * durations[step] for step in (5, 2500, 0)]
     began = time.perf_counter_ns()
     pace.hold(began, True, 0)
     assert time.perf_counter_ns() - began >= 1e9 * (pace.seconds(0) - 0.005)

@@ -48,12 +48,12 @@ class _Recording:
 
 def train(comm: gf.Communicator, policy: Any) -> float:
     """Push ones, twice with an end between, and return by how much the weights have changed."""
-    lengths = MODEL.lengths(RANK, PUSHES) * 0.003
+    durations = MODEL.durations(RANK, PUSHES) * 0.003
     weights = [np.zeros(1000, np.float32)]
     with gf.ParameterServer(comm, weights, policy) as server:
         for _ in range(2):
-            for length in lengths:
-                time.sleep(length)
+            for duration in durations:
+                time.sleep(duration)
                 push = server.push(Settings(0.25, 0.0, 0.0, 0.0), gradients=[np.ones(1000, np.float32)])
                 assert push.wait(60) == "applied"
                 server.pull_into(weights)
@@ -84,12 +84,12 @@ def check_live_policies(comm: gf.Communicator) -> None:
 
 def check_all_have_the_same_weights_at_a_barrier(comm: gf.Communicator) -> None:
     """Who goes on first cannot change what the others pull along with their pushes."""
-    lengths = MODEL.lengths(RANK, PUSHES) * 0.002
+    durations = MODEL.durations(RANK, PUSHES) * 0.002
     weights = [np.zeros(1000, np.float32), np.zeros((SIZE, 40), np.float32)]
     pulled = []
     with gf.ParameterServer(comm, weights, "elastic_bsp(4)") as server:
-        for length in lengths:
-            time.sleep(length)
+        for duration in durations:
+            time.sleep(duration)
             gradients = [np.full_like(each, RANK + 1) for each in weights]
             push, pull = server.push_pull(Settings(1.0, 0.0, 0.0, 0.0), gradients=gradients)
             assert push.wait(60) == "applied"

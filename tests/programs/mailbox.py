@@ -30,7 +30,7 @@ from gradientflow.errors import (
     PeerError,
     SystemCallError,
 )
-from gradientflow.mailbox import Letter, Mailbox, Tags, make_mailbox
+from gradientflow.mailbox import Mailbox, MessageRequest, Tags, make_mailbox
 
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 SIZES = [0, 1, 7, 4096, 70_000, 1_000_003]
@@ -45,10 +45,10 @@ class Box:
         self.inner: Tags = self.native.draw(5)
         self.tags: Tags = self.native.draw_rest()
 
-    def send(self, x: np.ndarray, dest: int, tag: int) -> Letter:
+    def send(self, x: np.ndarray, dest: int, tag: int) -> MessageRequest:
         return self.native.send(x.ctypes.data, x.nbytes, x, dest, self.tags.at(tag))
 
-    def receive(self, x: np.ndarray, source: int | None, tag: int) -> Letter:
+    def receive(self, x: np.ndarray, source: int | None, tag: int) -> MessageRequest:
         return self.native.receive(x.ctypes.data, x.nbytes, x, source, self.tags.at(tag))
 
 
@@ -86,7 +86,7 @@ def check_any_order(comm: gf.Communicator) -> None:
             own.shuffle(slots)
             queues = {"send": iter(sends), "receive": iter(receives)}
             sent: Counter[Any] = Counter()
-            expected: list[tuple[Letter, np.ndarray, int]] = []
+            expected: list[tuple[MessageRequest, np.ndarray, int]] = []
             sending = []
             for kind in slots:
                 source, dest, tag = message = next(queues[kind])
@@ -98,15 +98,15 @@ def check_any_order(comm: gf.Communicator) -> None:
                     x = empty(size_of[tag])
                     expected.append((mail.receive(x, source if tag % 2 else None, tag), x, tag))
             got: Counter[Any] = Counter()
-            for letter, x, tag in expected:
-                letter.wait(LATE)
-                message = (letter.source, RANK, tag)
+            for request, x, tag in expected:
+                request.wait(LATE)
+                message = (request.source, RANK, tag)
                 assert (x == pattern(size_of[tag], *message, got[message])).all(), (seed, message)
                 got[message] += 1
             assert got == Counter(receives)
-            for letter in sending:
-                letter.wait(LATE)
-                assert letter.done
+            for request in sending:
+                request.wait(LATE)
+                assert request.done
             WORLD.Barrier()
 
 
@@ -134,9 +134,9 @@ def check_unknown_sizes(comm: gf.Communicator) -> None:
                 )
                 assert arrival.nbytes == size
                 x = empty(size)
-                letter = mail.native.take(arrival, x.ctypes.data, x)
-                letter.wait(LATE)
-                assert letter.source == source
+                request = mail.native.take(arrival, x.ctypes.data, x)
+                request.wait(LATE)
+                assert request.source == source
                 assert (x == pattern(size, i)).all()
                 left.remove((i, (source, tag, size)))
                 with raises(ArgumentError, "has been received already"):
@@ -147,8 +147,8 @@ def check_unknown_sizes(comm: gf.Communicator) -> None:
             other = mail.native.next(mail.tags, timeout=LATE)
             assert other is not None
             assert other.nbytes == 3
-        for letter in sending:
-            letter.wait(LATE)
+        for request in sending:
+            request.wait(LATE)
         WORLD.Barrier()
 
 
@@ -158,10 +158,10 @@ def check_wrong_length(comm: gf.Communicator) -> None:
         x = empty(12)
         for size in (8, 16, 3_000_000):
             mail.send(empty(size), RIGHT, 4)
-            letter = mail.receive(x, LEFT, 4)
+            request = mail.receive(x, LEFT, 4)
             wanted = f"the receive from rank {LEFT} with tag 4 of 12 bytes on rank {RANK}", f"{size} from rank {LEFT}"
             with raises(MismatchError, *wanted):
-                letter.wait(LATE)
+                request.wait(LATE)
             assert (x == 77).all()
         sending = mail.send(pattern(12, RANK), RIGHT, 4)
         mail.receive(x, None, 4).wait(LATE)
@@ -173,27 +173,27 @@ def check_wrong_length(comm: gf.Communicator) -> None:
 def check_timeouts(comm: gf.Communicator) -> None:
     with box(comm) as mail:
         x = empty(100)
-        letter = mail.receive(x, LEFT, 0)
+        request = mail.receive(x, LEFT, 0)
         wanted = f"the receive from rank {LEFT} with tag 0 was not done within 0.05 s on rank {RANK}; it goes on"
         for _ in range(2):
             with raises(CommunicationTimeoutError, wanted):
-                letter.wait(0.05)
+                request.wait(0.05)
         with raises(CommunicationTimeoutError, "was not done within 0 s"):
-            letter.wait(0)
-        assert not letter.ended_by(0.01)
-        assert not letter.done
+            request.wait(0)
+        assert not request.ended_by(0.01)
+        assert not request.done
         with raises(ArgumentError, "timeout is not a number"):
-            letter.wait(float("nan"))
+            request.wait(float("nan"))
         WORLD.Barrier()
         mail.send(empty(3), RIGHT, 9)
         time.sleep(0.1)
         WORLD.Barrier()
         with raises(CommunicationTimeoutError, f"Nobody has asked for 3 bytes from rank {LEFT} with tag 9"):
-            letter.wait(0.05)
+            request.wait(0.05)
         WORLD.Barrier()
         mail.send(pattern(100, RANK), RIGHT, 0)
-        letter.wait(LATE)
-        letter.wait(0)
+        request.wait(LATE)
+        request.wait(0)
         assert (x == pattern(100, LEFT)).all()
         WORLD.Barrier()
 
@@ -218,25 +218,25 @@ def check_cancel(comm: gf.Communicator) -> None:
 
 
 def check_nobody_waits(comm: gf.Communicator) -> None:
-    """Large messages arrive although no rank asks, and nobody keeps their memory or letters."""
+    """Large messages arrive although no rank asks, and nobody keeps their memory or requests."""
     with box(comm) as mail:
         x = empty(5_000_000)
         done = threading.Event()
-        letter = mail.receive(x, LEFT, 1)
-        letter.when_ended(done.set)
+        request = mail.receive(x, LEFT, 1)
+        request.when_ended(done.set)
         data = pattern(5_000_000, RANK)
         kept = weakref.ref(data)
         mail.send(data, RIGHT, 1)
         del data
         assert done.wait(LATE)
-        assert letter.done
+        assert request.done
         assert (x == pattern(5_000_000, LEFT)).all()
         begin = time.monotonic()
         while kept() is not None:
             assert time.monotonic() - begin < LATE, "the memory of a message that has been sent is kept"
             time.sleep(0.01)
         later = threading.Event()
-        letter.when_ended(later.set)  # which it has
+        request.when_ended(later.set)  # which it has
         assert later.wait(LATE)
         WORLD.Barrier()
 
@@ -251,9 +251,9 @@ def check_threads(comm: gf.Communicator) -> None:
                 for turn in range(30):
                     size = SIZES[turn % 5]
                     x = empty(size)
-                    letter = mail.receive(x, LEFT, tag)
+                    request = mail.receive(x, LEFT, tag)
                     sending = mail.send(pattern(size, RANK, tag, turn), RIGHT, tag)
-                    letter.wait(LATE)
+                    request.wait(LATE)
                     sending.wait(LATE)
                     assert (x == pattern(size, LEFT, tag, turn)).all()
             except BaseException as error:
@@ -287,13 +287,13 @@ def check_dropped_messages(comm: gf.Communicator) -> None:
 def check_forks(comm: gf.Communicator) -> None:
     """A forked process is told so at once, whatever the threads of this one were doing."""
     with box(comm) as mail:
-        letter = mail.receive(empty(1), LEFT, 0)
-        assert letter.source == -1
+        request = mail.receive(empty(1), LEFT, 0)
+        assert request.source == -1
         is_over = threading.Event()
 
         def ask() -> None:
             while not is_over.is_set():
-                assert not letter.done
+                assert not request.done
 
         threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
         for thread in threads:
@@ -338,11 +338,11 @@ def check_tags(comm: gf.Communicator) -> None:
                 ask(-1)
             with raises(ArgumentTypeError, "source is the number of a rank, or None, not 'a' (str)"):
                 ask("a")
-        letters = [mail.receive(x, LEFT, 0), mail.receive(y, LEFT, highest)]
+        requests = [mail.receive(x, LEFT, 0), mail.receive(y, LEFT, highest)]
         mail.send(np.full(1, 2, np.uint8), RIGHT, highest)
         mail.send(np.full(1, 1, np.uint8), RIGHT, 0)
-        for letter in letters:
-            letter.wait(LATE)
+        for request in requests:
+            request.wait(LATE)
         assert (x[0], y[0]) == (1, 2)
         WORLD.Barrier()
 
@@ -351,7 +351,7 @@ def check_tags(comm: gf.Communicator) -> None:
 
 
 def check_arguments_that_do_not_convert(comm: gf.Communicator) -> None:
-    """Every call refuses them in Python, and the mailbox and its letters go on."""
+    """Every call refuses them in Python, and the mailbox and its requests go on."""
     with box(comm) as mail:
         native: Any = mail.native
         x, tag = empty(3), mail.tags.at(0)
@@ -368,26 +368,26 @@ def check_arguments_that_do_not_convert(comm: gf.Communicator) -> None:
             ):
                 with raises(TypeError, "incompatible function arguments"):
                     call(wrong)
-        letter = mail.receive(x, LEFT, 0)
+        request = mail.receive(x, LEFT, 0)
         mail.send(pattern(3, RANK), RIGHT, 0)
-        letter.wait(LATE)
+        request.wait(LATE)
         assert (x == pattern(3, LEFT)).all()
         WORLD.Barrier()
 
 
 def check_letters_keep_their_mailbox(comm: gf.Communicator) -> None:
-    """It is closed when the interpreter exits, so it stays for as long as a letter does."""
+    """It is closed when the interpreter exits, so it stays for as long as a request does."""
     mail = Box(comm)
     x = empty(3)
-    letter = mail.receive(x, LEFT, 0)
+    request = mail.receive(x, LEFT, 0)
     mail.send(pattern(3, RANK), RIGHT, 0)
     kept = weakref.ref(mail.native)
     del mail
     gc.collect()
     assert kept() is not None
-    letter.wait(LATE)
+    request.wait(LATE)
     WORLD.Barrier()
-    del letter
+    del request
     gc.collect()
     assert kept() is None
 
@@ -459,9 +459,9 @@ def check_untaken(comm: gf.Communicator) -> None:
         gc.collect()
     with box(comm) as mail:
         x = empty(1000)
-        letter = mail.receive(x, None, 0)
+        request = mail.receive(x, None, 0)
         sending = mail.send(pattern(1000, RANK), RIGHT, 0)
-        letter.wait(LATE)
+        request.wait(LATE)
         sending.wait(LATE)
         assert (x == pattern(1000, LEFT)).all()
         WORLD.Barrier()
@@ -491,9 +491,9 @@ def check_callbacks_that_close(comm: gf.Communicator) -> None:
         mail.native.close(True)
         closed.set()
 
-    letter = mail.receive(empty(3), LEFT, 0)
+    request = mail.receive(empty(3), LEFT, 0)
     mail.send(empty(3), RIGHT, 0)
-    letter.when_ended(close)
+    request.when_ended(close)
     assert closed.wait(LATE)
     with raises(ClosedError, "has been closed"):
         mail.send(empty(3), RIGHT, 0)
@@ -531,7 +531,7 @@ def death(how: str) -> None:
         x = empty(9_000_000)
         kept = mail.send(x, SIZE - 1, 5)
         z = empty(4)
-        letter = mail.receive(z, None, 7)
+        request = mail.receive(z, None, 7)
         WORLD.Barrier()
         if RANK == SIZE - 1:
             mail.send(empty(4), 0, 6)
@@ -546,7 +546,7 @@ def death(how: str) -> None:
             kept.wait(LATE)
         # The others go on, also with what was posted before: whether MPI tells of the death first or last.
         mail.send(pattern(4, RANK), 1 - RANK, 7)
-        letter.wait(LATE)
+        request.wait(LATE)
         assert (z == pattern(4, 1 - RANK)).all()
         mail.native.close(False)
         print(f"rank {RANK} has heard", flush=True)
@@ -575,9 +575,9 @@ def no_thread() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_AS, before)
             is_over.set()
-        sending, letter = mail.send(y, RIGHT, 0), mail.receive(x, LEFT, 0)
+        sending, request = mail.send(y, RIGHT, 0), mail.receive(x, LEFT, 0)
         sending.wait(LATE)
-        letter.wait(LATE)
+        request.wait(LATE)
         assert (x == pattern(3, LEFT)).all()
         comm.allreduce_async(y).wait()
         WORLD.Barrier()
@@ -588,10 +588,10 @@ def leave_open() -> None:
     comm = gf.init()
     boxes = [Box(comm) for _ in range(3)]
     kept = [mail.receive(empty(5), source, 1) for mail in boxes for source in (None, LEFT)]
-    for letter in kept:
-        letter.when_ended(lambda: None)
-    for letter in kept:  # threads that nobody ends, and some that keep a mailbox which nobody else has
-        threading.Thread(target=letter.ended_by, daemon=True).start()
+    for request in kept:
+        request.when_ended(lambda: None)
+    for request in kept:  # threads that nobody ends, and some that keep a mailbox which nobody else has
+        threading.Thread(target=request.ended_by, daemon=True).start()
     kept += [mail.send(empty(3_000_000), RIGHT, 2) for mail in boxes]
     time.sleep(0.1 * (RANK % 3))
     if RANK % 2:

@@ -201,7 +201,7 @@ def test_policies_decide_like_their_references(seed: int) -> None:
     low = int(rng.integers(0, 5))
     high = low + int(rng.integers(0, 6))
     lookahead = int(rng.integers(1, 6))
-    lengths = draw(rng, 25)
+    durations = draw(rng, 25)
     pairs: list[tuple[Policy, Policy]] = [
         (SSP(low), DSSPReference(low, low)),
         (DSSP(low, high), DSSPReference(low, high)),
@@ -209,8 +209,8 @@ def test_policies_decide_like_their_references(seed: int) -> None:
         (ElasticBSP(lookahead), ElasticReference(lookahead)),
     ]
     for policy, reference in pairs:
-        found = simulate(policy, lengths, keep_events=True)
-        expected = simulate(reference, lengths, keep_events=True)
+        found = simulate(policy, durations, keep_events=True)
+        expected = simulate(reference, durations, keep_events=True)
         assert [(*event[:3], event.answer.apply, sorted(event.answer.go_on)) for event in found.events] == [
             (*event[:3], event.answer.apply, sorted(event.answer.go_on)) for event in expected.events
         ], policy
@@ -267,17 +267,17 @@ def test_a_worker_that_leaves_does_not_hold_the_others(policy: str) -> None:
 
 
 def test_elastic_bsp_waits_less_than_bsp_and_has_barriers() -> None:
-    lengths = [[speed] * int(220 / speed) for speed in (1.0, 1.3, 1.7, 2.2)]
-    bsp, elastic = (simulate(policy, lengths, until=200.0) for policy in ("bsp", "elastic_bsp(15)"))
+    durations = [[speed] * int(220 / speed) for speed in (1.0, 1.3, 1.7, 2.2)]
+    bsp, elastic = (simulate(policy, durations, until=200.0) for policy in ("bsp", "elastic_bsp(15)"))
     assert sum(elastic.waited) < sum(bsp.waited) / 2
     assert len(bsp.barriers) == min(bsp.pushes)
     assert 10 < len(elastic.barriers) < 40
 
 
 def test_dssp_that_judges_all_waits_no_more_than_ssp_on_average() -> None:
-    lengths = [[speed] * 300 for speed in (1.0, 1.3, 1.7, 2.2)]
-    waited = [sum(simulate(SSP(staleness), lengths, until=200.0).waited) for staleness in range(3, 16)]
-    assert sum(simulate("dssp(3, 15, 'all')", lengths, until=200.0).waited) <= sum(waited) / len(waited)
+    durations = [[speed] * 300 for speed in (1.0, 1.3, 1.7, 2.2)]
+    waited = [sum(simulate(SSP(staleness), durations, until=200.0).waited) for staleness in range(3, 16)]
+    assert sum(simulate("dssp(3, 15, 'all')", durations, until=200.0).waited) <= sum(waited) / len(waited)
 
 
 def test_the_policy_of_the_documentation_applies_rounds_of_k() -> None:
@@ -367,10 +367,10 @@ def test_rounds_are_in_ascending_order() -> None:
 
 def test_a_policy_in_python_is_asked_from_any_thread() -> None:
     """The simulation gives Python's lock up, and the policy takes it again."""
-    lengths = [[1.0] * 200, [2.0] * 100]
-    expected = simulate("ssp(2)", lengths, keep_events=True)
+    durations = [[1.0] * 200, [2.0] * 100]
+    expected = simulate("ssp(2)", durations, keep_events=True)
     with ThreadPoolExecutor(4) as threads:
-        runs = [threads.submit(simulate, DSSPReference(2, 2), lengths, keep_events=True) for _ in range(8)]
+        runs = [threads.submit(simulate, DSSPReference(2, 2), durations, keep_events=True) for _ in range(8)]
     assert all(run.result() == expected for run in runs)
 
 

@@ -21,8 +21,8 @@ MIXED = Stragglers((1, 1.3, 1.7, 2.2), jitter=0.1)
 
 
 def recorded(policy: str, **options: Any) -> Trace:
-    lengths = [MIXED.lengths(worker, 30) for worker in range(4)]
-    return trace_of(simulate(policy, lengths, keep_events=True, **options), policy)
+    durations = [MIXED.durations(worker, 30) for worker in range(4)]
+    return trace_of(simulate(policy, durations, keep_events=True, **options), policy)
 
 
 # ---- traces ----------------------------------------------------------------------------------------------------------
@@ -40,11 +40,11 @@ def test_a_saved_trace_replays_to_the_same_decisions(policy: str, tmp_path: Path
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("until", [np.inf, 20.0])
 def test_a_trace_says_what_the_simulation_said(policy: str, until: float) -> None:
-    lengths = [MIXED.lengths(worker, 30) for worker in range(4)]
-    simulation = simulate(policy, lengths, until=until, keep_events=True)
+    durations = [MIXED.durations(worker, 30) for worker in range(4)]
+    simulation = simulate(policy, durations, until=until, keep_events=True)
     trace = trace_of(simulation, policy)
-    for row, length, pushes in zip(trace.lengths(), lengths, simulation.pushes, strict=True):
-        assert np.allclose(row, length[:pushes])
+    for row, duration, pushes in zip(trace.durations(), durations, simulation.pushes, strict=True):
+        assert np.allclose(row, duration[:pushes])
     happened = trace.happened()
     assert (happened.pushes, happened.staleness) == (simulation.pushes, simulation.staleness)
     assert np.allclose(happened.computed, simulation.computed)
@@ -69,12 +69,12 @@ def test_after_all_have_left_the_policy_begins_afresh() -> None:
     trace = Trace(4, "bsp", [*first.events, *later], began=0.0)
     assert trace.difference() is None
     assert trace.happened().pushes == [60] * 4
-    assert np.allclose(trace.lengths()[1], [*first.lengths()[1]] * 2)
+    assert np.allclose(trace.durations()[1], [*first.durations()[1]] * 2)
 
 
 def test_a_first_iteration_that_nobody_timed_counts_like_the_second() -> None:
     events = [(0, 100.0, "push", {"go_on": [0]}), (0, 102.0, "push", {"go_on": [0]}), (1, 103.0, "push", {})]
-    assert Trace(2, "asp", events).lengths() == [[2.0, 2.0], [3.0]]  # type: ignore[arg-type]
+    assert Trace(2, "asp", events).durations() == [[2.0, 2.0], [3.0]]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def trace_of_own_policy(tmp_path: Path) -> tuple[Path, Path]:
     """The trace of a policy of the user's, and a file that is there once its file has been run again."""
     path, ran = tmp_path / "mine.py", tmp_path / "ran"
     path.write_text((EXAMPLES / "k_sync.py").read_text())
-    trace = trace_of(simulate(f"{path}:KSync(2)", MIXED.lengths(4, 5), keep_events=True), f"{path}:KSync(2)")
+    trace = trace_of(simulate(f"{path}:KSync(2)", MIXED.durations(4, 5), keep_events=True), f"{path}:KSync(2)")
     assert trace.policy == f"{path}:KSync(k=2)"
     trace.save(tmp_path / "trace.json")
     path.write_text(f"{path.read_text()}\nopen({str(ran)!r}, 'w').close()\n")
@@ -181,22 +181,22 @@ def test_words_of_what_no_file_has_are_without_a_path() -> None:
 # ---- stragglers ------------------------------------------------------------------------------------------------------
 
 
-def test_lengths_are_the_same_everywhere_by_their_seed() -> None:
+def test_durations_are_the_same_everywhere_by_their_seed() -> None:
     model = as_stragglers("stragglers((1, 1.5), jitter=0.1, seed=3)")
     assert as_stragglers(repr(model)) == model
-    assert np.array_equal(model.lengths(1, 50), Stragglers((1, 1.5), jitter=0.1, seed=3).lengths(1, 50))
-    assert np.array_equal(model.lengths(1, 50)[:20], model.lengths(1, 20))
-    assert not np.array_equal(model.lengths(1, 50), model.lengths(1, 50, run=1))
-    assert np.mean(model.lengths(3, 10_000)) == pytest.approx(1.5, rel=0.02)
+    assert np.array_equal(model.durations(1, 50), Stragglers((1, 1.5), jitter=0.1, seed=3).durations(1, 50))
+    assert np.array_equal(model.durations(1, 50)[:20], model.durations(1, 20))
+    assert not np.array_equal(model.durations(1, 50), model.durations(1, 50, run=1))
+    assert np.mean(model.durations(3, 10_000)) == pytest.approx(1.5, rel=0.02)
 
 
 def test_ratios_alone_are_words_too() -> None:
     assert as_stragglers("1, 1.3,1.7,2.2") == Stragglers((1, 1.3, 1.7, 2.2))
-    assert [as_stragglers("1,2").lengths(worker, 2).tolist() for worker in range(3)] == [[1, 1], [2, 2], [1, 1]]
+    assert [as_stragglers("1,2").durations(worker, 2).tolist() for worker in range(3)] == [[1, 1], [2, 2], [1, 1]]
 
 
 def test_a_worker_can_slow_down() -> None:
-    assert Stragglers([2], slows=0, at=2, by=3).lengths(0, 4).tolist() == [2, 2, 6, 6]
+    assert Stragglers([2], slows=0, at=2, by=3).durations(0, 4).tolist() == [2, 2, 6, 6]
 
 
 @pytest.mark.parametrize(
