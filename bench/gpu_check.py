@@ -40,56 +40,26 @@ _PASSED, _FAILED, _LEFT_OUT = "passed", "failed", "left out"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the check.
-
-    Attributes
-    ----------
-    name : str
-        The name of the step and of its files.
-    command : list of str
-        The command; empty if it cannot run, for the given `reason`.
-    limit : float
-        The time limit in seconds.
-    environment : mapping
-        Variables to set for it.
-    report : Path or None
-        pytest's report, for counting the tests.
-    reason : str
-        The reason for leaving it out; empty otherwise.
-    """
+    """One step of the check; its name is also that of its files."""
 
     name: str
     command: list[str]
-    limit: float
+    limit: float  # seconds
     environment: Mapping[str, str] = field(default_factory=dict)
-    report: Path | None = None
-    reason: str = ""
+    report: Path | None = None  # pytest's, for counting the tests
+    reason: str = ""  # for leaving it out; there is no command then
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The outcome of a step.
-
-    Attributes
-    ----------
-    name, command : str
-        Of the step.
-    status : str
-        "passed", "failed" or "left out".
-    seconds : float
-        Its duration.
-    reason : str
-        Why it failed or was left out.
-    tests : mapping
-        The numbers of passed, failed and skipped tests, for a step of pytest.
-    """
+    """The outcome of a step: "passed", "failed" or "left out", and why."""
 
     name: str
     command: str
     status: str
     seconds: float
     reason: str = ""
-    tests: Mapping[str, int] = field(default_factory=dict)
+    tests: Mapping[str, int] = field(default_factory=dict)  # passed, failed and skipped, for a step of pytest
 
 
 def main() -> int:
@@ -113,22 +83,7 @@ def main() -> int:
 
 
 def run_step(step: Step, out: Path, deadline: float) -> Ended:
-    """Run one step until it ends or exceeds its time limit; its output goes to a file.
-
-    Parameters
-    ----------
-    step : Step
-        The step.
-    out : Path
-        The folder of the file.
-    deadline : float
-        The time limit of all steps, by the monotonic clock.
-
-    Returns
-    -------
-    Ended
-        How it ended.
-    """
+    """Run one step until it ends, or exceeds its time limit or the deadline; its output goes to a file in `out`."""
     command = " ".join(step.command)
     if step.reason:
         return Ended(step.name, command, _LEFT_OUT, 0.0, step.reason)
@@ -308,15 +263,7 @@ def _write_summary(out: Path, options: argparse.Namespace, ended: Sequence[Ended
 
 @dataclass(frozen=True)
 class Aim:
-    """A target, and the measured outcome.
-
-    Attributes
-    ----------
-    what, aim, found : str
-        In words.
-    reached : bool
-        Whether it was.
-    """
+    """A target, the measured outcome in words, and whether it was reached."""
 
     what: str
     aim: str

@@ -24,28 +24,7 @@ if TYPE_CHECKING:
 def our_contestant(
     comm: Communicator, case: Case, algorithm: str, memory: str, wire: str, device: int | None = None
 ) -> Contestant:
-    """Make one of our own variants.
-
-    Parameters
-    ----------
-    comm : Communicator
-        Its ranks; the call is collective.
-    case : Case
-        The case.
-    algorithm : str
-        The algorithm.
-    memory : str
-        "pool" for node memory, "array" for ordinary memory.
-    wire : str
-        The dtype of messages between nodes; the element type for no rounding.
-    device : int, optional
-        The CUDA device of the memory; host memory by default.
-
-    Returns
-    -------
-    Contestant
-        With fresh buffers.
-    """
+    """Make one of our own variants, with fresh buffers in the host's memory or in that of a CUDA device. Collective."""
     largest = replace(case, rank=ROOT)  # all ranks allocate the same node memory
 
     def allocate(count: int, count_on_root: int) -> Any:

@@ -64,7 +64,7 @@ class LimitPeer:
         parts = [part.ctypes.data for part in segment.parts]
         workers = min(comm.size, len(os.sched_getaffinity(0)))
         call = self._limit.UnsynchronizedAllreduce(parts, comm.rank, workers, case.count, case.dtype, case.op)
-        return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, settles=False)
+        return Contestant(LIMIT, LIMIT, "pool", case.dtype, array, array, call, completes_on_return=False)
 
     def close(self) -> None:
         """Release nothing: memory is freed with its last user."""

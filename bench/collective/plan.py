@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -14,10 +14,11 @@ from ..core.plan import (
     DEVICES,
     PEERS,
     WIRES,
-    Plan,
+    ComparedPlan,
     PlanError,
     check_choices,
     check_memory,
+    check_sizes,
     check_time,
     format_size,
 )
@@ -34,7 +35,7 @@ DEFAULT_SIZES = "1K,16K,256K,1M,4M,16M,64M"
 
 
 @dataclass(frozen=True)
-class CollectivePlan(Plan):
+class CollectivePlan(ComparedPlan):
     """One run of ``gradientflow bench`` over a collective.
 
     Attributes
@@ -43,16 +44,10 @@ class CollectivePlan(Plan):
         A key of `COLLECTIVES`.
     sizes : tuple of int
         Bytes, as nccl-tests counts them for the collective.
-    memories, algorithms, peers : tuple of str
-        Our variants (each memory with each algorithm) and the peers.
+    memories, algorithms : tuple of str
+        Our variants: each memory with each algorithm.
     dtype, op : str
         Element type and reduction.
-    wires : tuple of str
-        Dtypes of our messages between nodes, each a variant; empty: the element type only.
-    iterations : int or None
-        Timed calls of each contestant; None for as many as fit in `seconds`.
-    seconds : float
-        The time to spend on each size, roughly.
     device : str
         The place of the arrays: "cpu", or "cuda" for a device of each rank.
     """
@@ -61,12 +56,9 @@ class CollectivePlan(Plan):
     sizes: tuple[int, ...]
     memories: tuple[str, ...] = MEMORIES
     algorithms: tuple[str, ...] = ("auto",)
-    peers: tuple[str, ...] = ("mpi",)
     dtype: str = "float32"
     op: str = "sum"
-    wires: tuple[str, ...] = ()
-    iterations: int | None = None
-    seconds: float = 1.0
+    wires: tuple[str, ...] = field(default=(), kw_only=True)  # without any, the element type
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -85,12 +77,7 @@ class CollectivePlan(Plan):
         for wire in self.wires:
             self._check_wire(wire)
         check_time(self.iterations, self.seconds)
-        if not self.sizes:
-            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
-        item = np.dtype(self.dtype).itemsize
-        for size in self.sizes if self.collective != "barrier" else ():
-            if size < item or size % item:
-                raise PlanError(f"{size} bytes is not a whole number of {self.dtype} elements ({item} bytes each)")
+        check_sizes(self.sizes, self.dtype, DEFAULT_SIZES)
 
     @property
     def blocks(self) -> tuple[int, ...]:

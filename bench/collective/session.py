@@ -16,7 +16,7 @@ from ..core.device import (
     synchronize,
     take_device,
 )
-from ..core.measure import Course, Steps, Times
+from ..core.measure import Series, Steps, Times
 from ..core.peers import Contestant, Peer, staged
 from ..core.plan import format_size
 from ..core.session import Session
@@ -90,9 +90,9 @@ class CollectiveSession(Session[int, Contestant, Result]):
 
     def check_again(self, case: Case, source: Source, contestants: list[Contestant]) -> list[int]:
         """Count wrong elements after a series, except for contestants whose results need a barrier."""
-        settled = [entry for entry in contestants if entry.settles]
-        wrong = iter(super().check_again(case, source, settled))
-        return [next(wrong) if entry.settles else 0 for entry in contestants]
+        complete = [entry for entry in contestants if entry.completes_on_return]
+        wrong = iter(super().check_again(case, source, complete))
+        return [next(wrong) if entry.completes_on_return else 0 for entry in contestants]
 
     def end(self) -> None:
         """Report the round trip of a cache line before and after the run."""
@@ -110,16 +110,16 @@ class CollectiveSession(Session[int, Contestant, Result]):
         link_seconds = self.outcome.hosts.link_seconds(case, contestant.wire)
         return summarise(case, contestant, self.comm.nodes, wrong, times, link_seconds)
 
-    def courses(self, case: Case, contestants: list[Contestant]) -> tuple[Course, Course | None]:
+    def series(self, case: Case, contestants: list[Contestant]) -> tuple[Series, Series | None]:
         """Write values on the device for arrays there, and add the series of calls without a wait for the device."""
         if self._device is None:
-            return super().courses(case, contestants)
+            return super().series(case, contestants)
         barrier, on_device = self.comm.barrier, DeviceFreshValues(case, alphabet(case), self.next_seed())
         steps = [
             _steps_on_device(on_device, entry.mirror, entry.call) for entry in contestants if entry.mirror is not None
         ]
         launches = [replace(step, call=entry.call) for step, entry in zip(steps, contestants, strict=True)]
-        return Course(steps, on_device, barrier), Course(launches, on_device, barrier)
+        return Series(steps, on_device, barrier), Series(launches, on_device, barrier)
 
 
 def _steps_on_device(fresh: DeviceFreshValues, mirror: Mirror, launch: Callable[[], object]) -> Steps:

@@ -25,43 +25,20 @@ _DISTINCT = 61  # offsets, used in turn; a prime, to avoid periods shared with a
 
 
 def check_device(device: str) -> None:
-    """Refuse a missing device, with a sentence that says why.
-
-    Parameters
-    ----------
-    device : str
-        "cpu" or "cuda".
-    """
+    """Refuse a missing device, with a sentence that says why."""
     if device == "cuda" and (reason := load_core().device.unavailable_reason()):
         raise PlanError(f"--device cuda: {reason}")
 
 
 def take_device(comm: Communicator) -> int:
-    """Make one of the machine's devices this thread's: the ranks of a node take them in turn.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-
-    Returns
-    -------
-    int
-        The device's number.
-    """
+    """Make a device of the machine this thread's, and give its number: the ranks of a node take them in turn."""
     number: int = comm.local_rank % load_core().device.count()
     load_core().device.use(number)
     return number
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """Describe the device for the environment of a result file; empty for the processor.
-
-    Parameters
-    ----------
-    device : str
-        "cpu" or "cuda".
-    """
+    """Describe the device for the environment of a result file; empty for the processor."""
     if device != "cuda":
         return {}
     devices = load_core().device

@@ -27,23 +27,9 @@ if TYPE_CHECKING:
 def describe_environment(
     comm: Communicator, arguments: list[str], hosts: Hosts, load: Load | None = None
 ) -> dict[str, Any]:
-    """Describe this run, as rank 0 sees it.
+    """Describe this run, as rank 0 sees it: the "environment" of a result file.
 
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    arguments : list of str
-        The command line, without the program's name.
-    hosts : Hosts
-        Where the ranks are.
-    load : Load, optional
-        The load of other programs on the machine.
-
-    Returns
-    -------
-    dict
-        The "environment" of a result file.
+    `arguments` are the command line without the program's name.
     """
     from mpi4py import MPI
 

@@ -48,20 +48,7 @@ class Hosts:
     rate: str
 
     def link_seconds(self, case: Case, wire: str) -> float | None:
-        """Give the least time that the busiest host needs for sending.
-
-        Parameters
-        ----------
-        case : Case
-            The case.
-        wire : str
-            The dtype of the messages.
-
-        Returns
-        -------
-        float or None
-            None where nothing needs to be sent, or the rate is unknown.
-        """
+        """Give the least time that the busiest host needs for sending; None for nothing, or if the rate is unknown."""
         factor = COLLECTIVES[case.collective].host_factor(self.number, self.ranks_per_host)
         nbytes = case.count * (2 if wire == "bfloat16" else np.dtype(wire).itemsize) * factor
         return self.sending_seconds(nbytes / self.ranks_per_host)
@@ -73,18 +60,7 @@ class Hosts:
 
 
 def find_hosts(comm: Communicator) -> Hosts:
-    """Find the hosts of the ranks. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-
-    Returns
-    -------
-    Hosts
-        As this rank sees it.
-    """
+    """Find the hosts of the ranks, as this rank sees them. Collective."""
     machine = this_machine()
     places = comm.mpi.allgather((socket.gethostname(), machine))
     ranks = Counter(name for name, _ in places)

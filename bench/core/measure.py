@@ -145,8 +145,8 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Course:
-    """The inputs of one series.
+class Series:
+    """A series of calls: the contestants, and what they work on.
 
     Attributes
     ----------
@@ -217,6 +217,16 @@ def fitting_iterations(seconds: float, seconds_per_round: float) -> int:
     return int(min(max(seconds / max(seconds_per_round, 1e-9), MIN_ITERATIONS), MAX_ITERATIONS))
 
 
+def interleaved(timed: Sequence[Callable[[], int]], iterations: int) -> Samples:
+    """Take samples of each, in an order that changes with each iteration."""
+    samples = np.empty((len(timed), iterations), np.int64)
+    random = np.random.default_rng(iterations)
+    for iteration in range(iterations):
+        for number in random.permutation(len(timed)).tolist():
+            samples[number, iteration] = timed[number]()
+    return samples
+
+
 def slowest(samples_of_ranks: list[Samples]) -> Samples:
     """Keep, for every timed call, the time of the rank that took longest."""
     slowest_samples: Samples = np.stack(samples_of_ranks).max(axis=0)
@@ -253,21 +263,21 @@ class Times:
 
 def take_series(
     comm: Communicator,
-    course: Course,
+    calls: Series,
     iterations: int | None,
     seconds: float,
     check: Callable[[int], None],
     warm_up: int = 3,
-    launches: Course | None = None,
+    launches: Series | None = None,
 ) -> list[Times]:
-    """Take all series of a course. Collective.
+    """Take all series of a block. Collective.
 
     Parameters
     ----------
     comm : Communicator
         The ranks.
-    course : Course
-        The contestants and their inputs.
+    calls : Series
+        Taken twice, with and without writing the values in the timed section; and with processor times.
     iterations : int or None
         Timed calls of each contestant; None for as many as fit in `seconds`.
     seconds : float
@@ -276,7 +286,7 @@ def take_series(
         Called after each series of wall times with the iteration whose results are in the buffers.
     warm_up : int
         Rounds to warm up, and rounds of each series to find out how many iterations fit.
-    launches : Course, optional
+    launches : Series, optional
         The same contestants on a device, with calls without a wait for the device; an additional series.
 
     Returns
@@ -284,21 +294,21 @@ def take_series(
     list of Times
         One for each contestant; on rank 0 of all ranks, on the others of that rank.
     """
-    course.run(warm_up, with_refill=True)
+    calls.run(warm_up, with_refill=True)
     start = time.perf_counter()
-    course.run(warm_up, with_refill=False)
-    course.run(warm_up, with_refill=True)
+    calls.run(warm_up, with_refill=False)
+    calls.run(warm_up, with_refill=True)
     seconds_per_round = max(comm.mpi.allgather((time.perf_counter() - start) / warm_up))
     iterations = iterations or fitting_iterations(seconds, seconds_per_round)
-    processor = course.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
-    series = []
+    processor = calls.run(-(-iterations // _PROCESSOR_SHARE), with_refill=False, clock=time.process_time_ns)
+    taken = []
     for with_refill in (False, True):
-        series.append(_on_root(comm, course.run(iterations, with_refill=with_refill), slowest))
+        taken.append(_on_root(comm, calls.run(iterations, with_refill=with_refill), slowest))
         check(iterations - 1)
-    series.append(_on_root(comm, processor, together))
+    taken.append(_on_root(comm, processor, together))
     if launches is not None:
-        series.append(_on_root(comm, launches.run(iterations, with_refill=False), slowest))
-    return [Times(*samples) for samples in zip(*series, strict=True)]
+        taken.append(_on_root(comm, launches.run(iterations, with_refill=False), slowest))
+    return [Times(*samples) for samples in zip(*taken, strict=True)]
 
 
 def sum_over_ranks(comm: Communicator, counts: Sequence[int]) -> list[int]:

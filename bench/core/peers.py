@@ -43,7 +43,7 @@ class Contestant:
         Runs the collective.
     mirror : Mirror or None
         The buffers on the device, if they are on one.
-    settles : bool
+    completes_on_return : bool
         Whether the result is complete when the call returns; otherwise a barrier is needed before and after the call.
     """
 
@@ -55,7 +55,7 @@ class Contestant:
     result: Values
     call: Callable[[], object]
     mirror: Mirror | None = None
-    settles: bool = True
+    completes_on_return: bool = True
 
     @property
     def device(self) -> str:
@@ -119,20 +119,7 @@ class NotServedError(Exception):
 
 
 def mirrored(case: Case, source: Any, result: Any) -> Mirror:
-    """Give arrays on the device images in host memory.
-
-    Parameters
-    ----------
-    case : Case
-        The case of the arrays.
-    source, result : object
-        With the CUDA array interface; the same where the collective works in place.
-
-    Returns
-    -------
-    Mirror
-        With new images.
-    """
+    """Give arrays on the device images in host memory."""
     image = np.empty(case.input_count, case.dtype)
     return Mirror(source, result, image, image if result is source else np.empty(case.result_count, case.dtype))
 

@@ -6,7 +6,10 @@ import importlib.util
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
 
 from gradientflow.errors import ArgumentError
 
@@ -60,19 +63,38 @@ class Plan:
         """Refuse options that this machine cannot serve with this number of ranks."""
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read sizes such as ``16K,1M,64M``; K, M, G and T are powers of 1024, with or without ``B`` or ``iB``.
+@dataclass(frozen=True, kw_only=True)
+class ComparedPlan(Plan):
+    """The options of a bench that compares ours with peers.
 
-    Parameters
+    Attributes
     ----------
-    text : str
-        Sizes separated by commas.
-
-    Returns
-    -------
-    tuple of int
-        Bytes, in the order given.
+    wires : tuple of str
+        The dtypes of our messages between nodes, each a variant.
+    peers : tuple of str
+        The peers.
+    iterations : int or None
+        Timed calls of each contestant; None for as many as fit in `seconds`.
+    seconds : float
+        The time to spend on each block, roughly.
     """
+
+    known_peers: ClassVar[Sequence[str]] = PEERS
+
+    wires: tuple[str, ...] = WIRES[:1]
+    peers: tuple[str, ...] = PEERS[:1]
+    iterations: int | None = None
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options, with a sentence that names what to change."""
+        check_choices("--wire", self.wires, WIRES)
+        check_choices("--compare", self.peers, self.known_peers, may_be_empty=True)
+        check_time(self.iterations, self.seconds)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read sizes such as ``16K,1M,64M``; K, M, G and T are powers of 1024, with or without ``B`` or ``iB``."""
     return tuple(dict.fromkeys(_parse_size(item) for item in parse_list(text)))
 
 
@@ -126,6 +148,16 @@ def check_choices(option: str, values: Sequence[str], allowed: Sequence[str], *,
     for value in values:
         if value not in allowed:
             raise PlanError(f"{option} does not know {value!r}: choose from {', '.join(allowed)}")
+
+
+def check_sizes(sizes: Sequence[int], dtype: str, example: str) -> None:
+    """Refuse no sizes, and sizes that are no whole number of elements."""
+    item = np.dtype(dtype).itemsize
+    if not sizes:
+        raise PlanError(f"--sizes names no size: write for example {example}")
+    for size in sizes:
+        if size % item:
+            raise PlanError(f"{size} bytes is not a whole number of {dtype} elements ({item} bytes each)")
 
 
 def check_installed(peers: Sequence[str]) -> None:

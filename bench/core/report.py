@@ -96,19 +96,7 @@ def open_console(file: TextIO, columns: int) -> Console:
 
 
 def report(comm: Communicator, bench: Bench, outcome: Outcome[Any], output: Output) -> None:
-    """Show and write, on rank 0, the results of a measurement.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    bench : Bench
-        The bench.
-    outcome : Outcome
-        Its results.
-    output : Output
-        The destinations.
-    """
+    """Show and write, on rank 0, the results of a measurement."""
     if comm.rank != 0:
         return
     environment: Mapping[str, Any] = {

@@ -21,7 +21,7 @@ from gradientflow.machine_load import Load, LoadMeter
 from .case import Case
 from .data import RandomSource, Source, Values, alphabet, count_wrong, fill
 from .hosts import Hosts, find_hosts
-from .measure import Course, FreshValues, Steps, Times, refiller, sum_over_ranks, take_series
+from .measure import FreshValues, Series, Steps, Times, refiller, sum_over_ranks, take_series
 from .peers import MpiPeer, NotServedError, Peer
 
 if TYPE_CHECKING:
@@ -296,11 +296,11 @@ class Session(ABC, Generic[Block, C, R]):
             own += count_wrong(part, source, [contestant.results[index] for contestant in contestants])
         return sum_over_ranks(self.comm, own.tolist())
 
-    def courses(self, case: Case, contestants: list[C]) -> tuple[Course, Course | None]:
-        """Make the courses of the series; on a device also one of calls without a wait for the device."""
+    def series(self, case: Case, contestants: list[C]) -> tuple[Series, Series | None]:
+        """Make the series; on a device also one of calls without a wait for the device."""
         fresh = FreshValues(case, alphabet(case), self.next_seed())
         steps = [self.steps(case, contestant, fresh.block_length) for contestant in contestants]
-        return Course(steps, fresh, self.comm.barrier), None
+        return Series(steps, fresh, self.comm.barrier), None
 
     def next_seed(self) -> int:
         """Give a seed, the same on all ranks."""
@@ -320,15 +320,15 @@ class Session(ABC, Generic[Block, C, R]):
 
     def _time(self, case: Case, contestants: list[C], places: list[int], wrong: list[int]) -> dict[int, Times]:
         """Take all series, adding the findings of their checks to `wrong`; return rank 0's view of the times."""
-        course, launches = self.courses(case, contestants)
+        series, launches = self.series(case, contestants)
 
         def check(iteration: int) -> None:
-            counts = self.check_again(case, course.fresh.source(iteration), contestants)
+            counts = self.check_again(case, series.fresh.source(iteration), contestants)
             for place, count in zip(places, counts, strict=True):
                 wrong[place] += count
 
         plan = self.plan
-        times = take_series(self.comm, course, plan.iterations, plan.seconds, check, self.warm_up, launches)
+        times = take_series(self.comm, series, plan.iterations, plan.seconds, check, self.warm_up, launches)
         return dict(zip(places, times, strict=True))
 
     @contextlib.contextmanager

@@ -126,17 +126,7 @@ class Layout:
     dispensable: Sequence[str] = ()
 
     def print(self, results: Sequence[Any], console: Console, *, with_cpu: bool = False) -> None:
-        """Print all results in their order, with as many of the columns as fit.
-
-        Parameters
-        ----------
-        results : sequence
-            All results; those of a block are consecutive.
-        console : Console
-            A terminal or a file.
-        with_cpu : bool
-            Whether to show processor times.
-        """
+        """Print all results in their order, those of a block consecutive, with as many of the columns as fit."""
         table = self.table(results, with_cpu=with_cpu)
         least = _MIN_PLAIN_WIDTH  # a pipe has no width
         if console.is_terminal:

@@ -239,26 +239,7 @@ def fused_groups(tensors: Sequence[Values], buffer_bytes: int) -> list[list[int]
 def fusion_contestants(
     comm: Communicator, case: Case, model: Model, plan: FusionPlan, peers: Sequence[Peer]
 ) -> Iterator[FusionContestant]:
-    """Make all contestants for a model. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    case : Case
-        The allreduce of all gradients, for element type and ranks.
-    model : Model
-        The model of the gradients.
-    plan : FusionPlan
-        The variants.
-    peers : sequence of Peer
-        The other libraries.
-
-    Yields
-    ------
-    FusionContestant
-        With fresh tensors.
-    """
+    """Make all contestants for a model, with fresh tensors. Collective."""
     reducers = [_our_reducer(comm, case, wire) for wire in plan.wires]
     reducers += [_peer_reducer(name, peer, case) for name, peer in zip(plan.peers, peers, strict=True)]
     for reducer in reducers:

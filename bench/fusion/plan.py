@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.plan import (
-    PEERS,
-    WIRES,
-    Plan,
-    PlanError,
-    Threshold,
-    check_choices,
-    check_memory,
-    check_time,
-    parse_sizes,
-)
+from ..core.plan import ComparedPlan, PlanError, Threshold, check_choices, check_memory, parse_sizes
 from ..core.shapes import MODELS, Model
 
 DEFAULT_THRESHOLDS = "auto,0,1M,8M,inf"
@@ -25,7 +15,7 @@ _ITEM = 4
 
 
 @dataclass(frozen=True)
-class FusionPlan(Plan):
+class FusionPlan(ComparedPlan):
     """One run of ``gradientflow bench fusion``.
 
     Attributes
@@ -36,32 +26,18 @@ class FusionPlan(Plan):
         Thresholds of the pools in bytes: 0 for one range for each tensor, infinity for one range.
     buffer_bytes : int
         Size of the buffer of copy fusion.
-    peers : tuple of str
-        The peers.
-    wires : tuple of str
-        Dtypes of our messages between nodes, each a variant.
-    iterations : int or None
-        Timed steps of each contestant; None for as many as fit in `seconds`.
-    seconds : float
-        The time to spend on each model, roughly.
     """
 
     models: tuple[str, ...]
     thresholds: tuple[Threshold, ...]
     buffer_bytes: int
-    peers: tuple[str, ...] = ("mpi",)
-    wires: tuple[str, ...] = (DTYPE,)
-    iterations: int | None = None
-    seconds: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
         check_choices("--models", self.models, tuple(MODELS))
-        check_choices("--wire", self.wires, WIRES)
-        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
         if not self.thresholds:
             raise PlanError(f"--thresholds names nothing: write for example {DEFAULT_THRESHOLDS}")
-        check_time(self.iterations, self.seconds)
+        super().__post_init__()
 
     @property
     def blocks(self) -> list[Model]:

@@ -51,28 +51,7 @@ class KernelResult(TimedResult):
 def summarise_kernel(
     kernel: Kernel | Selection, simd: str, size: int, count: int, wrong: int, times: Samples, device: str = "cpu"
 ) -> KernelResult:
-    """Make the result of a kernel from its times.
-
-    Parameters
-    ----------
-    kernel : Kernel or Selection
-        The kernel.
-    simd : str
-        The vector instructions; "none" on a device.
-    size, count : int
-        The requested size, and the number of gradients.
-    wrong : int
-        Wrong elements and sums found.
-    times : array
-        Nanoseconds of each call and of each copy, in two rows; ignored if the result was wrong.
-    device : str
-        Its device.
-
-    Returns
-    -------
-    KernelResult
-        The record.
-    """
+    """Make the result of a kernel; `times` has the nanoseconds of its calls and of the copies, in two rows."""
     moved = kernel.moved * count
     calls, copies = (None, None) if wrong else times
     call, copy = quantiles(calls), quantiles(copies)["median_us"]

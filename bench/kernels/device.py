@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..core.data import Values
 from ..core.device import address, copy, synchronize
-from ..core.measure import Samples, fitting_iterations
+from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.native import load_kernels
 from .check import Trial
 from .columns import KernelResult, summarise_kernel
@@ -39,21 +40,8 @@ class DeviceKernelBench:
         half = max(kernel.moved for kernel in plan.kernels) * self._count // 2
         self._copies = self._cuda.Memory(half), self._cuda.Memory(half)
 
-    def measure(self, kernel: Kernel, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it interleaved with a device copy of as many bytes.
-
-        Parameters
-        ----------
-        kernel : Kernel
-            The kernel.
-        seconds : float
-            The time to spend, roughly.
-
-        Returns
-        -------
-        KernelResult
-            The record.
-        """
+    def measure(self, kernel: Any, seconds: float) -> KernelResult:
+        """Check a kernel on fresh random data, then time it for about so long, beside a copy of as many bytes."""
         addresses = [memory.address for memory in self._arrays[: len(kernel.arrays)]]
         launch = kernel.prepare(addresses, self._count)
         wrong = self._check(kernel, addresses, launch)
@@ -86,31 +74,18 @@ class DeviceKernelBench:
 
 
 def take_device_times(launches: Sequence[Launch], seconds: float) -> Samples:
-    """Time launches by the device's clock, interleaved, in an order that changes with each iteration.
+    """Time launches by the device's clock for about so many seconds; gives nanoseconds of one, [launch, iteration].
 
     A sample is the mean of a series that is long enough to hide the latency of its first launch. If launches are
     shorter than the host needs to submit them, the samples include that wait.
-
-    Parameters
-    ----------
-    launches : sequence of Launch
-        The launches.
-    seconds : float
-        The time to spend, roughly.
-
-    Returns
-    -------
-    array
-        Nanoseconds of one launch, [launch, iteration].
     """
     for launch in launches:
         launch.microseconds(_WARM_UP)
     round_us = max(sum(launch.microseconds(_WARM_UP) for launch in launches), 1e-3)
     repeats = max(int(_SHORTEST_US * len(launches) / round_us), 1)
+
+    def taken(launch: Launch) -> int:
+        return round(launch.microseconds(repeats) * 1e3)
+
     iterations = fitting_iterations(seconds, round_us * repeats / 1e6)
-    samples = np.empty((len(launches), iterations), np.int64)
-    random = np.random.default_rng(iterations)
-    for iteration in range(iterations):
-        for number in random.permutation(len(launches)).tolist():
-            samples[number, iteration] = round(launches[number].microseconds(repeats) * 1e3)
-    return samples
+    return interleaved([partial(taken, launch) for launch in launches], iterations)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..core.device import check_device
 from ..core.native import load_kernels
-from ..core.plan import DEVICES, Plan, PlanError, check_choices, check_memory, check_time, format_size
+from ..core.plan import DEVICES, Plan, check_choices, check_memory, check_sizes, check_time, format_size
 from .contestants import DEVICE_KERNELS, KERNELS, Kernel
 from .selection import GROUP, SELECTIONS, Selection
 
@@ -49,11 +49,7 @@ class KernelsPlan(Plan):
         if self.names is not None:
             check_choices("--kernels", self.names, NAMES_OF[self.device])
         check_time(None, self.seconds)
-        if not self.sizes:
-            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES[self.device]}")
-        for size in self.sizes:
-            if size % _ITEM:
-                raise PlanError(f"{size} bytes is not a whole number of float32 elements ({_ITEM} bytes each)")
+        check_sizes(self.sizes, "float32", DEFAULT_SIZES[self.device])
         # The free memory of a device is not known in advance; the host holds one array at a time.
         needed = self.buffer_bytes(max(self.sizes)) if self.device == "cpu" else max(self.sizes)
         check_memory(needed, f"{format_size(max(self.sizes))} of gradients need", "smaller --sizes", " of buffers")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.data import Values
 from ..core.device import address, device_facts
-from ..core.measure import Samples, fitting_iterations
+from ..core.measure import Samples, fitting_iterations, interleaved
 from ..core.peers import Peer
 from ..core.plan import format_size
 from ..core.session import Session
@@ -50,15 +51,11 @@ class KernelsSession(Session[Block, Any, KernelResult]):
         size, kernel = block
         if self._bench is None or self._bench.size != size:
             self._bench = None  # frees its memory
-            on_device = self.plan.device == "cuda"
-            self._bench = (
-                DeviceKernelBench(self.plan, size) if on_device else KernelBench(self.plan, size, active_level())
-            )
+            plan = self.plan
+            on_device = plan.device == "cuda"
+            self._bench = DeviceKernelBench(plan, size) if on_device else KernelBench(plan, size, active_level())
         seconds = self.plan.seconds / len(self.plan.kernels)
-        if isinstance(self._bench, DeviceKernelBench):
-            result = self._bench.measure(cast("Kernel", kernel), seconds)
-        else:
-            result = self._bench.measure(kernel, seconds)
+        result = self._bench.measure(kernel, seconds)
         self.outcome.results.append(result)
         if result.wrong:
             where = f"{kernel.name} of {kernel.dtype} at {format_size(size)}"
@@ -88,20 +85,7 @@ class KernelBench:
         self._copies = _memory(half), _memory(half)
 
     def measure(self, kernel: Kernel | Selection, seconds: float) -> KernelResult:
-        """Check a kernel on fresh random data, then time it interleaved with a copy of as many bytes.
-
-        Parameters
-        ----------
-        kernel : Kernel or Selection
-            The kernel.
-        seconds : float
-            The time to spend, roughly.
-
-        Returns
-        -------
-        KernelResult
-            The record.
-        """
+        """Check a kernel on fresh random data, then time it, for about so long, beside a copy of as many bytes."""
         views = {
             name: memory[: self._count * stored_item.itemsize].view(stored_item)
             for (name, stored_item), memory in zip(_storage(kernel).items(), self._arrays, strict=False)
@@ -128,20 +112,7 @@ class KernelBench:
 
 
 def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> Samples:
-    """Time calls, interleaved, in an order that changes with each iteration.
-
-    Parameters
-    ----------
-    contestants : sequence of callable
-        The calls.
-    seconds : float
-        The time to spend, roughly.
-
-    Returns
-    -------
-    array
-        Nanoseconds of a call, [contestant, iteration].
-    """
+    """Time calls for about so many seconds; gives nanoseconds of a call, [contestant, iteration]."""
     for contestant in contestants:
         for _ in range(_WARM_UP):
             contestant()
@@ -151,22 +122,20 @@ def take_times(contestants: Sequence[Callable[[], object]], seconds: float) -> S
     round_seconds = time.perf_counter() - start
     repeats = max(int(_SHORTEST * len(contestants) / max(round_seconds, 1e-9)), 1)
     iterations = fitting_iterations(seconds, round_seconds * repeats)
-    samples = np.empty((len(contestants), iterations), np.int64)
-    random = np.random.default_rng(iterations)
+
+    def taken(contestant: Callable[[], object]) -> int:
+        begin = time.perf_counter_ns()
+        for _ in range(repeats):
+            contestant()
+        return (time.perf_counter_ns() - begin) // repeats
+
     collected = gc.isenabled()
     gc.disable()
     try:
-        for iteration in range(iterations):
-            for number in random.permutation(len(contestants)).tolist():
-                contestant = contestants[number]
-                begin = time.perf_counter_ns()
-                for _ in range(repeats):
-                    contestant()
-                samples[number, iteration] = (time.perf_counter_ns() - begin) // repeats
+        return interleaved([partial(taken, contestant) for contestant in contestants], iterations)
     finally:
         if collected:
             gc.enable()
-    return samples
 
 
 def _storage(kernel: Kernel | Selection) -> dict[str, np.dtype[np.generic]]:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from ..core.plan import WIRES, Plan, PlanError, check_choices, check_memory, check_time, format_size
+from ..core.plan import ComparedPlan, PlanError, check_choices, check_memory, check_sizes, format_size
 
 DTYPE = "float32"
 DEFAULT_SIZES = "4K,64K,1M,16M,64M"
-PEERS = ("mpi", "rpc")
+PEERS = ("mpi", "rpc")  # the exchange written with MPI_Isend and MPI_Irecv; torch.distributed.rpc
 
 ARRAY, IN_PLACE = "array", "in-place"
 MEMORIES = (ARRAY, IN_PLACE)
 
-AS_MANY = (0,)  # as many servers as workers
+ONE_PER_WORKER = (0,)  # as many servers as workers
 
-_ITEM = 4
 _LEAST_SHARD = 128  # bytes of a server
 
 
 @dataclass(frozen=True)
-class ServerPlan(Plan):
+class ServerPlan(ComparedPlan):
     """One run of ``gradientflow bench ps``.
 
     Attributes
@@ -29,43 +28,26 @@ class ServerPlan(Plan):
     sizes : tuple of int
         Bytes of the gradients that each worker pushes, and of the weights that it pulls.
     servers : tuple of int
-        The numbers of servers, in the ranks of workers; `AS_MANY` by default.
-    wires : tuple of str
-        The wire dtypes of ours, each a variant.
+        The numbers of servers, in the ranks of workers; `ONE_PER_WORKER` by default.
     memories : tuple of str
         The memory of our gradients and weights, each a variant: "array", arrays of the worker, which are copied;
         "in-place", memory that the servers read and write.
-    peers : tuple of str
-        The peers: "mpi", the exchange written with MPI_Isend and MPI_Irecv; "rpc", torch.distributed.rpc.
-    iterations : int or None
-        Timed exchanges of each contestant; None for as many as fit in `seconds`.
-    seconds : float
-        The time to spend on each size and number of servers, roughly.
     """
 
     sizes: tuple[int, ...]
-    servers: tuple[int, ...] = AS_MANY
-    wires: tuple[str, ...] = (DTYPE,)
+    servers: tuple[int, ...] = ONE_PER_WORKER
     memories: tuple[str, ...] = MEMORIES
-    peers: tuple[str, ...] = ("mpi",)
-    iterations: int | None = None
-    seconds: float = 3.0
+    known_peers = PEERS
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
-        check_choices("--wire", self.wires, WIRES)
+        super().__post_init__()
         check_choices("--memory", self.memories, MEMORIES)
-        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
-        if not self.sizes:
-            raise PlanError(f"--sizes names no size: write for example {DEFAULT_SIZES}")
-        for size in self.sizes:
-            if size % _ITEM:
-                raise PlanError(f"{size} bytes is not a whole number of {DTYPE} elements ({_ITEM} bytes each)")
+        check_sizes(self.sizes, DTYPE, DEFAULT_SIZES)
         if not self.servers:
             raise PlanError("--servers names no number: write for example 1,2")
-        if min(self.servers) < 1 and self.servers != AS_MANY:
+        if min(self.servers) < 1 and self.servers != ONE_PER_WORKER:
             raise PlanError(f"--servers needs at least 1, not {min(self.servers)}")
-        check_time(self.iterations, self.seconds)
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -75,7 +57,7 @@ class ServerPlan(Plan):
     def check_job(self, ranks: int, *, on_this_machine: bool) -> None:
         """Refuse also more servers than ranks."""
         super().check_job(ranks, on_this_machine=on_this_machine)
-        most = ranks if self.servers == AS_MANY else max(self.servers)
+        most = ranks if self.servers == ONE_PER_WORKER else max(self.servers)
         if min(self.sizes) < _LEAST_SHARD * most:
             raise PlanError(
                 f"--sizes {min(self.sizes)} is too little for {most} servers, of which each needs {_LEAST_SHARD} bytes"

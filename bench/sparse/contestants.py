@@ -72,28 +72,7 @@ class SparseContestant(FusionContestant):
 def sparse_contestants(
     comm: Communicator, case: Case, model: Model, chunk_size: int, plan: SparsePlan, peers: Sequence[Peer]
 ) -> Iterator[SparseContestant]:
-    """Make all contestants for a model and a chunk size. Collective.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    case : Case
-        The allreduce of all gradients, for element type and ranks.
-    model : Model
-        The model of the gradients.
-    chunk_size : int
-        Elements of a chunk.
-    plan : SparsePlan
-        The variants.
-    peers : sequence of Peer
-        The other libraries.
-
-    Yields
-    ------
-    SparseContestant
-        Dense ones first.
-    """
+    """Make all contestants for a model and a chunk size, dense ones first. Collective."""
     for wire in plan.wires:
         dense = gf.GradientPool(comm, model.gradients, case.dtype, _THRESHOLD, _rounding(case, wire))
         yield _over_pool(DENSE, dense, wire)

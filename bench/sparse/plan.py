@@ -6,18 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..core.native import load_kernels
-from ..core.plan import (
-    PEERS,
-    WIRES,
-    Plan,
-    PlanError,
-    check_choices,
-    check_densities,
-    check_memory,
-    check_time,
-    parse_list,
-    parse_sizes,
-)
+from ..core.plan import ComparedPlan, PlanError, check_choices, check_densities, check_memory, parse_list, parse_sizes
 from ..core.shapes import MODELS, Model
 
 DEFAULT_DENSITIES = "1,0.3,0.15,0.1,0.05,0.01"
@@ -29,7 +18,7 @@ _TENSORS = 16  # of a model given as a number of elements
 
 
 @dataclass(frozen=True)
-class SparsePlan(Plan):
+class SparsePlan(ComparedPlan):
     """One run of ``gradientflow bench sparse``.
 
     Attributes
@@ -42,29 +31,16 @@ class SparsePlan(Plan):
         Elements of a chunk.
     momentum : float
         The residuals are multiplied by it.
-    wires : tuple of str
-        Dtypes of our messages between nodes, each a variant.
-    peers : tuple of str
-        The libraries whose allreduce of all gradients is compared.
-    iterations : int or None
-        Timed steps of each contestant; None for as many as fit in `seconds`.
-    seconds : float
-        The time to spend on each model and chunk size, roughly.
     """
 
     models: tuple[Model, ...]
     densities: tuple[float, ...]
     chunk_sizes: tuple[int, ...]
     momentum: float = 0.9
-    wires: tuple[str, ...] = (DTYPE,)
-    peers: tuple[str, ...] = ("mpi",)
-    iterations: int | None = None
-    seconds: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse invalid options, with a sentence that names what to change."""
-        check_choices("--wire", self.wires, WIRES)
-        check_choices("--compare", self.peers, PEERS, may_be_empty=True)
+        super().__post_init__()
         if not self.models:
             raise PlanError(f"--model names nothing: choose from {', '.join(MODELS)}")
         if not self.chunk_sizes:
@@ -72,7 +48,6 @@ class SparsePlan(Plan):
         check_densities(self.densities)
         if not 0 <= self.momentum <= 1:
             raise PlanError(f"--momentum needs a number from 0 to 1, not {self.momentum:g}")
-        check_time(self.iterations, self.seconds)
 
     @property
     def blocks(self) -> list[tuple[Model, int]]:
@@ -93,20 +68,7 @@ class SparsePlan(Plan):
 
 
 def parse_models(names: str, elements: str | None) -> tuple[Model, ...]:
-    """Read the models: by name, or instead as numbers of elements.
-
-    Parameters
-    ----------
-    names : str
-        Of `MODELS`, separated by commas.
-    elements : str or None
-        Such as ``6M,100000``.
-
-    Returns
-    -------
-    tuple of Model
-        In the order given.
-    """
+    """Read the models: by name, or instead as numbers of elements such as ``6M,100000``."""
     if elements is not None:
         return tuple(_model_of(count) for count in parse_sizes(elements))
     chosen = parse_list(names)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .plan import Entry
+from .entry import BASELINE, Entry
 
-BASELINE = Entry("ddp-gloo")
 REFERENCES = "references"
 _PEERS = "PyTorch and MPI"
 _OWN = "your own"
@@ -37,23 +36,17 @@ def family(entry: Entry) -> str:
         return REFERENCES
     if strategy is None:
         return _PEERS
-    if entry.is_own:
+    if entry.is_users:
         return _OWN
     if strategy.gradients == "local":
         return "weights now and then"
     if strategy.gradients == "consumed":
-        return "parameter server" if entry.runs_free else "rounds in the background"
+        return "parameter server" if entry.paced_by_policy else "rounds in the background"
     return "all of the gradients" if strategy.alone_is_identity else "a part of the gradients"
 
 
 def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:
-    """Give each contestant of a run a colour; colours within a family differ as long as there are enough.
-
-    Parameters
-    ----------
-    entries : iterable of Entry
-        All of the run, including those that a picture leaves out.
-    """
+    """Give each contestant of a run a colour; colours within a family differ as long as there are enough."""
     every = list(dict.fromkeys(entries))
     references = [entry for entry in every if entry.is_reference]
     found = {entry: _REFERENCE_COLOURS[n % len(_REFERENCE_COLOURS)] for n, entry in enumerate(references)}

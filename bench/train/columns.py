@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 
-from ..core.table import Column, Layout, megabytes, name
-from .plan import NONE, Entry
-from .results import Figures, Run, TrainResult
+from ..core.table import Column, Layout, name
+from .entry import BASELINE, NONE, Entry
+from .results import Figures, Run, TrainResult, milliseconds
 
-_BASELINE = Entry("ddp-gloo")
+_LEAST = "least is the time that the links need for the gradients less the backward pass of none."
+_AS_ACCURATE = (
+    "as accurate is the time of training until a contestant is as accurate as the least accurate one from the same "
+    "seed ends."
+)
+_DISTANCE = (
+    "distance is how far the parameters ended from those of single, over how far those have moved; that of "
+    "single-accumulated is what rounding makes of it."
+)
+_AT_RANKS = (
+    "at 2 ranks, and so on, is the scale efficiency: the samples per second of so many ranks by themselves, over so "
+    "many times those of one rank that trains alone, without communication."
+)
 
 Text = Callable[[TrainResult], str]  # empty where the value is unknown
 
@@ -48,7 +62,7 @@ def _least_exposed(results: Sequence[TrainResult]) -> Text:
 
 
 def _over_baseline(results: Sequence[TrainResult]) -> Text:
-    baselines = {result.model: result.figures for result in results if result.entry == _BASELINE}
+    baselines = {result.model: result.figures for result in results if result.entry == BASELINE}
 
     def text(result: TrainResult) -> str:
         baseline = baselines.get(result.model)
@@ -106,7 +120,7 @@ def _most_staleness(run: Run) -> float | None:
     return len(run.staleness) - 1.0 if run.staleness else None
 
 
-def _bookkeeping_share(figures: Figures) -> float | None:
+def _bookkeeping_percent(figures: Figures) -> float | None:
     return None if figures.bookkeeping_ms is None else 100 * figures.bookkeeping_ms / figures.step_median_ms
 
 
@@ -114,95 +128,66 @@ def _efficiency(ranks: int) -> Text:
     return lambda result: next((f"{100 * each.efficiency:.0f}" for each in result.scale if each.ranks == ranks), "")
 
 
-def milliseconds(value: float) -> str:
-    """Write a time with three significant digits or so."""
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
-
-
 def _columns(results: Sequence[TrainResult], with_cpu: bool) -> list[Column]:
-    texts: list[tuple[str, Text]] = [
-        ("step\nms", _figure(lambda figures: figures.step_median_ms, milliseconds)),
-        ("p95\nms", _figure(lambda figures: figures.step_p95_ms, milliseconds)),
-        ("backward\nms", _figure(lambda figures: figures.backward_median_ms, milliseconds)),
-        ("exposed\nms", _figure(lambda figures: figures.exposed_ms, milliseconds)),
-        ("least\nms", _least_exposed(results)),
-        ("selection\nms", _figure(lambda figures: figures.bookkeeping_ms, milliseconds)),
-        ("selection\n%", _figure(_bookkeeping_share, "{:.1f}".format)),
-        ("samples\n/s", _figure(lambda figures: figures.samples_per_second, "{:.0f}".format)),
-        ("waiting\n%", _figure(lambda figures: figures.waiting_percent, "{:.1f}".format)),
-        ("iterations\n/s", _figure(lambda figures: figures.iterations_per_second, "{:.1f}".format)),
-        ("speed-up\n", _figure(lambda figures: figures.speedup, "{:.2f}x".format)),
-        ("over\nddp-gloo", _over_baseline(results)),
-        ("sent\nMB", _figure(lambda figures: figures.bytes_sent, megabytes)),
-        ("reported\nMB", _figure(lambda figures: figures.bytes_reported, megabytes)),
-        ("learning\nrate", _learning_rate(results)),
-        ("loss\n", _final(lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}".format)),
-        ("accuracy\n%", _final(lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}".format)),
-        ("staleness\nmean", _final(_mean_staleness, "{:.2f}".format)),
-        ("staleness\nmost", _final(_most_staleness, "{:.0f}".format)),
-        ("as accurate\nafter s", _seconds_to_accuracy(results)),
-        ("distance\n", _final(lambda run: run.distance, "{:.1e}".format)),
-    ]
+    declared = {item.name: item.metadata.values() for item in fields(Figures)}
+
+    def figures(*names: str) -> Iterator[Column]:
+        for value in names:
+            heading, unit, show, note = declared[value]
+            yield _known(f"{heading}\n{unit}", _figure(attrgetter(value), show), results, note)
+
+    def final(heading: str, value: Callable[[Run], float | None], show: str, note: str = "") -> Column:
+        return _known(heading, _final(value, show.format), results, note)
+
     models = len({result.model for result in results})
     scaled = sorted({each.ranks for result in results for each in result.scale if each.ranks > 1})
-    texts += [(f"at {ranks} ranks\n%", _efficiency(ranks)) for ranks in scaled]
     return [
         name("model", "model", repeats=False),
         name("contestant", lambda result: result.entry.contestant),
         name("setting", lambda result: result.entry.setting),
         name("optimizer", "optimizer", shown=len({(result.model, result.optimizer) for result in results}) > models),
-        *(_known(heading, text, results) for heading, text in texts),
+        *figures("step_median_ms", "step_p95_ms", "backward_median_ms", "exposed_ms"),
+        _known("least\nms", _least_exposed(results), results, _LEAST),
+        *figures("bookkeeping_ms"),
+        _known("selection\n%", _figure(_bookkeeping_percent, "{:.1f}".format), results),
+        *figures("samples_per_second", "waiting_percent", "iterations_per_second", "speedup"),
+        _known("over\nddp-gloo", _over_baseline(results), results),
+        *figures("bytes_sent", "bytes_reported"),
+        _known("learning\nrate", _learning_rate(results), results),
+        final("loss\n", lambda run: run.curve[-1].loss if run.curve else None, "{:.4f}"),
+        final("accuracy\n%", lambda run: 100 * run.curve[-1].accuracy if run.curve else None, "{:.2f}"),
+        final("staleness\nmean", _mean_staleness, "{:.2f}"),
+        final("staleness\nmost", _most_staleness, "{:.0f}"),
+        _known("as accurate\nafter s", _seconds_to_accuracy(results), results, _AS_ACCURATE),
+        final("distance\n", lambda run: run.distance, "{:.1e}", _DISTANCE),
+        *(_known(f"at {ranks} ranks\n%", _efficiency(ranks), results, _AT_RANKS) for ranks in scaled),
     ]
 
 
-def _known(heading: str, text: Text, results: Sequence[TrainResult]) -> Column:
+def _known(heading: str, text: Text, results: Sequence[TrainResult], note: str = "") -> Column:
     """Make a column that is shown if any of its values is known."""
-    return Column(heading, lambda result: text(result) or "-", shown=any(text(result) for result in results))
+    known = any(text(result) for result in results)
+    return Column(heading, lambda result: text(result) or "-", shown=known, note=note)
 
 
 def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     text = "Times are those of the slowest rank; step is the median."
     if any(result.entry.period > 1 for result in results):
         text += " For a strategy with a period it is that of means over a period."
-    if any(result.entry == Entry(NONE) for result in results):
-        text += (
-            " exposed is the step less that of none in the same turns; below 0 it is within the noise. speed-up is "
-            "over the samples per second of one rank of none."
-        )
-    if any(_least_exposed(results)(result) for result in results):
-        text += " least is the time that the links need for the gradients less the backward pass of none."
-    if any(result.figures is not None and result.figures.bookkeeping_ms is not None for result in results):
-        text += " selection is what the slowest rank spends on choosing and collecting what is sent, beside all else."
+    text += " loss and accuracy are of held-out samples, after the last step"
+    text += ": the mean over the seeds, and the range." if any(len(result.runs) > 1 for result in results) else "."
     reported = [result.figures.bytes_reported for result in results if result.figures is not None]
     if 0 in reported and not any(reported):
         text += (
             " reported is 0 because ranks of one node share memory; with GRADIENTFLOW_NODE_SIZE=1 it is what would "
             "travel between as many hosts."
         )
-    if any(result.figures is not None and result.figures.waiting_percent is not None for result in results):
-        text += (
-            " Ranks sleep until a step has computed as long as was drawn: waiting is the share of all the rest in "
-            "their time, iterations are those of all ranks. as accurate is the time of training until a contestant is "
-            "as accurate as the least accurate one from the same seed ends."
-        )
-    if any(run.distance is not None for result in results for run in result.runs):
-        text += (
-            " distance is how far the parameters ended from those of single, over how far those have moved; that of "
-            "single-accumulated is what rounding makes of it."
-        )
-    if any(result.scale for result in results):
-        text += (
-            " at 2 ranks, and so on, is the scale efficiency: the samples per second of so many ranks by themselves, "
-            "over so many times those of one rank that trains alone, without communication."
-        )
     if not all(result.is_tuned for result in results):
         text += (
             " A learning rate is not tuned where it suits plain SGD, a step does something else, and --lr does not "
             "name the contestant."
         )
-    text += " loss and accuracy are of held-out samples, after the last step"
-    several = any(len(result.runs) > 1 for result in results)
-    return text + (": the mean over the seeds, and the range." if several else ".")
+    return text
 
 
 LAYOUT = Layout(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .plan import Entry, Optimizer
+from .entry import Entry, Optimizer
 from .tasks import Task
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from ..core.table import Layout, empty_table
-from .plan import NONE, Entry, TrainPlan
+from .entry import NONE, Entry
+from .plan import TrainPlan
 from .results import TrainResult
 
 _IDEAL = "no communication"
@@ -36,21 +37,8 @@ class RungResult:
     speedup_over_first: float | None
 
 
-def climb(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
-    """Arrange the results of a ladder.
-
-    Parameters
-    ----------
-    plan : TrainPlan
-        The plan, with `ladder`.
-    results : sequence of TrainResult
-        The results of all models.
-
-    Returns
-    -------
-    list of RungResult
-        By model and column; the last column of each model is training without communication.
-    """
+def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[RungResult]:
+    """Arrange the results of a ladder by model and column; the last of each model is training without communication."""
     columns = [*((rung.title, rung.entry) for rung in plan.rungs), (_IDEAL, Entry(NONE))]
     found = []
     for model in plan.models:

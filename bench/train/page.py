@@ -10,8 +10,8 @@ from ..core.environment import environment_lines, readable
 from ..core.table import name
 from .colours import BASELINE, colours_of, family
 from .columns import LAYOUT
+from .entry import Entry
 from .panels import draw_families, draw_rows, short
-from .plan import Entry
 from .results import TrainResult
 
 _TEMPLATE = """<!DOCTYPE html>
@@ -97,17 +97,7 @@ _LEFT_OUT = (
 
 
 def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], remarks: Sequence[str]) -> str:
-    """Make the page.
-
-    Parameters
-    ----------
-    results : sequence of TrainResult
-        The results of all models, including wrong ones.
-    environment : mapping
-        The environment of the measurement.
-    remarks : sequence of str
-        Remarks for the reader.
-    """
+    """Make the page of the results of all models, including wrong ones."""
     from jinja2 import Environment
 
     models = list(dict.fromkeys(result.model for result in results))

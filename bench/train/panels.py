@@ -16,9 +16,8 @@ import numpy as np
 
 from ..core.plot import plain_numbers
 from .colours import BASELINE, BASELINE_COLOUR, FAMILIES, family
-from .columns import milliseconds
-from .plan import Entry
-from .results import TrainResult
+from .entry import Entry
+from .results import TrainResult, milliseconds
 
 Curve = tuple[Sequence[float], Sequence[float]]
 

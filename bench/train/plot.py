@@ -7,9 +7,8 @@ from typing import Any
 
 from ..core.plot import plain_numbers
 from .colours import colours_of
-from .columns import milliseconds
-from .plan import NONE, Entry
-from .results import TrainResult
+from .entry import NONE, Entry
+from .results import TrainResult, milliseconds
 
 _LOGARITHMIC_FROM = 4  # the largest loss over the smallest
 _DARK = "#333333"

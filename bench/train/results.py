@@ -1,4 +1,4 @@
-"""The results of a contestant: its turns, the figures of its steps, and the number of wrong gradients."""
+"""The results of a contestant: the figures of its steps, its curves, and the number of wrong gradients."""
 
 from __future__ import annotations
 
@@ -10,120 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.plan import threshold_bytes
-from .plan import Entry, Optimizer
-
-FORWARD, BACKWARD, UPDATE = range(3)
-
-Times = NDArray[np.int64]  # nanoseconds, [step, part]; the parts are those above
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Consecutive steps of one contestant, on one rank.
-
-    Attributes
-    ----------
-    times : array
-        The times of the parts of each timed step.
-    bookkeeping : array
-        Seconds of each timed step that this rank spent on selecting what is sent; NaN where everything is sent.
-    steps : int
-        All steps, with those that were not timed.
-    seconds : float
-        The time of all steps.
-    sent : int
-        Bytes sent in the timed steps, by this rank's counter.
-    reported : float or None
-        Bytes that this rank sent in a timed step, as the library counts them.
-    waited : float or None
-        Seconds of the timed steps beyond their random computing times; None without stragglers.
-    sent_in_all : int or None
-        Bytes that this rank sent in all steps, as counted, or else as reported; None if neither is known.
-    """
-
-    times: Times
-    bookkeeping: NDArray[np.float64]
-    steps: int
-    seconds: float
-    sent: int
-    reported: float | None
-    waited: float | None = None
-    sent_in_all: int | None = None
-
-
-@dataclass(frozen=True)
-class JointTurn:
-    """The same turn on all ranks.
-
-    Attributes
-    ----------
-    step, forward, backward : array
-        Milliseconds of each timed step, and of its two passes, on the rank that took longest.
-    bookkeeping : array
-        Milliseconds of selecting what is sent, on the slowest rank; NaN where everything is sent.
-    steps : int
-        All steps, with those that were not timed.
-    seconds : float
-        The time of all steps.
-    sent : float
-        Bytes that a rank sent in a step.
-    reported : float or None
-        The same as the library counts it.
-    waited : float or None
-        The share of their time in which ranks did not compute; None without stragglers.
-    iterations_per_second : float or None
-        Of all ranks together; None without stragglers.
-    sent_in_all : float or None
-        Bytes that a rank sent in all steps.
-    """
-
-    step: NDArray[np.float64]
-    forward: NDArray[np.float64]
-    backward: NDArray[np.float64]
-    bookkeeping: NDArray[np.float64]
-    steps: int
-    seconds: float
-    sent: float
-    reported: float | None
-    waited: float | None = None
-    iterations_per_second: float | None = None
-    sent_in_all: float | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Give the turn as JSON data."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> JointTurn:
-        """Make a turn from the result of `plain`."""
-        values: dict[str, Any] = {
-            name: np.array(value) if isinstance(value, list) else value for name, value in plain.items()
-        }
-        return cls(**values)
-
-
-def join(turns: Sequence[Turn]) -> JointTurn:
-    """Combine the turns of all ranks; if their numbers of steps differ, only the first steps that all have made."""
-    steps = min(len(turn.times) for turn in turns)
-    times = np.stack([turn.times[:steps] for turn in turns])
-    waited = [turn.waited for turn in turns if turn.waited is not None]
-    computing = [float(turn.times.sum()) / 1e9 for turn in turns]
-    reported = [turn.reported for turn in turns if turn.reported is not None]
-    sent = [turn.sent_in_all for turn in turns if turn.sent_in_all is not None]
-    return JointTurn(
-        step=times.sum(axis=2).max(axis=0) / 1e6,
-        forward=times[:, :, FORWARD].max(axis=0) / 1e6,
-        backward=times[:, :, BACKWARD].max(axis=0) / 1e6,
-        bookkeeping=np.stack([turn.bookkeeping[:steps] for turn in turns]).max(axis=0) * 1e3,
-        steps=turns[0].steps,
-        seconds=max(turn.seconds for turn in turns),
-        sent=sum(turn.sent for turn in turns) / sum(len(turn.times) for turn in turns),
-        reported=sum(reported) / len(reported) if reported else None,
-        waited=sum(waited) / sum(computing) if waited else None,
-        iterations_per_second=sum(len(turn.times) for turn in turns) / max(computing) if waited else None,
-        sent_in_all=sum(sent) / len(sent) if len(sent) == len(turns) else None,
-    )
+from ..core.table import megabytes, shown
+from .entry import Entry, Optimizer
+from .turns import JointTurn
 
 
 @dataclass(frozen=True)
@@ -195,6 +84,11 @@ class Scaled:
     efficiency: float
 
 
+def milliseconds(value: float | None) -> str:
+    """Write a time with three significant digits or so."""
+    return "-" if value is None else f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures of a contestant's steps, over all seeds.
@@ -227,18 +121,37 @@ class Figures:
     """
 
     steps: int
-    step_median_ms: float
-    step_p95_ms: float
+    step_median_ms: float = field(metadata=shown("step", "ms", milliseconds))
+    step_p95_ms: float = field(metadata=shown("p95", "ms", milliseconds))
     forward_median_ms: float
-    backward_median_ms: float
-    samples_per_second: float
-    speedup: float | None
-    exposed_ms: float | None
-    bookkeeping_ms: float | None
-    bytes_sent: int | None
-    bytes_reported: int | None
-    waiting_percent: float | None = None
-    iterations_per_second: float | None = None
+    backward_median_ms: float = field(metadata=shown("backward", "ms", milliseconds))
+    samples_per_second: float = field(metadata=shown("samples", "/s", "{:.0f}".format))
+    speedup: float | None = field(
+        metadata=shown("speed-up", "", "{:.2f}x".format, "speed-up is over the samples per second of one rank of none.")
+    )
+    exposed_ms: float | None = field(
+        metadata=shown(
+            *("exposed", "ms", milliseconds),
+            "exposed is the step less that of none in the same turns; below 0 it is within the noise.",
+        )
+    )
+    bookkeeping_ms: float | None = field(
+        metadata=shown(
+            *("selection", "ms", milliseconds),
+            "selection is what the slowest rank spends on choosing and collecting what is sent, beside all else.",
+        )
+    )
+    bytes_sent: int | None = field(metadata=shown("sent", "MB", megabytes))
+    bytes_reported: int | None = field(metadata=shown("reported", "MB", megabytes))
+    waiting_percent: float | None = field(
+        default=None,
+        metadata=shown(
+            *("waiting", "%", "{:.1f}".format),
+            "Ranks sleep until a step has computed as long as was drawn: waiting is the share of all the rest in their "
+            "time, iterations are those of all ranks.",
+        ),
+    )
+    iterations_per_second: float | None = field(default=None, metadata=shown("iterations", "/s", "{:.1f}".format))
 
 
 def summarise(

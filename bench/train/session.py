@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,25 +19,27 @@ from torch import Tensor
 from ..core.case import Case
 from ..core.data import count_beyond_rounding
 from ..core.environment import describe_environment, package_version, readable
-from ..core.kept import Kept
 from ..core.peers import Peer
 from ..core.plan import PlanError
+from ..core.resume import ResumeFile
 from ..core.session import Observer, Outcome, Session
 from ..core.traffic import Traffic
 from .contestants import Contestant
 from .data import SampleOrder
-from .ladder import climb
-from .plan import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, TrainPlan
-from .results import JointTurn, Point, Run, Scaled, TrainResult, Turn, join, summarise
+from .entry import NONE, SINGLE, Entry
+from .ladder import ladder_results
+from .plan import TrainPlan
+from .results import Point, Run, Scaled, TrainResult, summarise
+from .steps import TurnTaker, own_rows, train_step
 from .stragglers import Pace, measure_pace
 from .tasks import Task, load_task
+from .turns import JointTurn, Turn, join
 
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
     Shards = Sequence[tuple[Tensor, Tensor]]
 
-_UNTIMED_STEPS = 1  # of each turn: it begins with cold caches
 _IDLE_SECONDS = 0.02
 _CHECKED_STEPS = 3  # on real data, after the one on random samples
 
@@ -47,13 +48,13 @@ class TrainSession(Session[str, Any, TrainResult]):
     """All ranks train together as planned; a block is a model, and progress is counted in turns."""
 
     def __init__(
-        self, comm: Communicator, plan: TrainPlan, observe: Observer | None = None, kept: Kept | None = None
+        self, comm: Communicator, plan: TrainPlan, observe: Observer | None = None, resume: ResumeFile | None = None
     ) -> None:
         super().__init__(comm, plan, observe)
         plan.check_scale(comm.size)
         self._traffic = Traffic(comm)
         self.outcome.facts = {"torch": package_version("torch")}
-        self._kept = kept or Kept(comm, plan.resume, self._conditions())
+        self._resume = resume or ResumeFile(comm, plan.resume, self._conditions())
 
     def run(self) -> Outcome[TrainResult]:
         """Measure all ranks, and then parts of them if planned."""
@@ -62,10 +63,10 @@ class TrainSession(Session[str, Any, TrainResult]):
             self._measure_scale()
         if (untuned := _untuned(outcome.results)) and not self.plan.ladder:
             outcome.remark(untuned)
-        if len(sittings := self._kept.sittings) > 1:
+        if len(started_at := self._resume.started_at) > 1:
             outcome.remark(
-                f"Measured in {len(sittings)} sittings, begun {', '.join(map(readable, sittings))}; what is said of "
-                "other work on the machine is of the last one."
+                f"Measured in {len(started_at)} sittings, begun {', '.join(map(readable, started_at))}; what is said "
+                "of other work on the machine is of the last one."
             )
         return outcome
 
@@ -85,7 +86,7 @@ class TrainSession(Session[str, Any, TrainResult]):
     def end(self) -> None:
         """Arrange the results of a ladder."""
         if self.plan.ladder:
-            self.outcome.others["ladder"] = climb(self.plan, self.outcome.results)
+            self.outcome.others["ladder"] = ladder_results(self.plan, self.outcome.results)
 
     def _load(self, name: str) -> Task:
         task = load_task(name)
@@ -99,14 +100,16 @@ class TrainSession(Session[str, Any, TrainResult]):
         threadpool_limits(self.plan.threads)  # of NumPy's BLAS, which strategies use
         task = self._load(block)
         entries, ranks = self.plan.entries, self.comm.size
-        checked = self._kept.part(f"{block}: check of {ranks} ranks", partial(self._check, task))
+        checked = self._resume.part(f"{block}: check of {ranks} ranks", partial(self._check, task))
         wrong: dict[Entry, int] = {entry: checked[entry.name] for entry in entries}
         turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
         runs: dict[Entry, list[Run]] = {entry: [] for entry in entries}
         for seed in self.plan.seeds:
             right = [entry for entry in entries if not wrong[entry]]
             done = self.done
-            trained = self._kept.part(f"{block}: seed {seed} of {ranks} ranks", partial(self._train, task, seed, right))
+            trained = self._resume.part(
+                f"{block}: seed {seed} of {ranks} ranks", partial(self._train, task, seed, right)
+            )
             self.done = done + self.plan.all_turns // len(self.plan.models) // len(self.plan.seeds)
             for sentence in trained["remarks"]:
                 self.outcome.remark(sentence)
@@ -124,17 +127,17 @@ class TrainSession(Session[str, Any, TrainResult]):
         """Train all contestants from one seed; give the measurements as JSON data."""
         contestants = [self._make(entry, task, seed) for entry in entries]
         pace, remarks = self._pace(task, seed)
-        course = _Course(self.comm, self.plan, task, seed, self._traffic, pace)
+        taker = TurnTaker(self.comm, self.plan, task, seed, self._traffic, pace)
         turns: dict[Entry, list[JointTurn]] = {entry: [] for entry in entries}
         runs = {contestant.entry: self._begin(task, contestant, seed) for contestant in contestants}
-        for number, steps in enumerate(course.turns):
+        for number, steps in enumerate(taker.turns):
             for place in np.random.default_rng([seed, number]).permutation(len(contestants)):
                 contestant = contestants[place]
                 entry = contestant.entry
                 self.observe(f"{task.name}, seed {seed}: {entry.name}")
-                turn = self._join(course.turn(contestant, steps))
+                turn = self._join(taker.turn(contestant, steps))
                 turns[entry].append(turn)
-                if number == len(course.turns) - 1 and not course.is_free(contestant):
+                if number == len(taker.turns) - 1 and not taker.is_free(contestant):
                     contestant.finish()
                 self._evaluate(task, contestant, turn, runs[entry])
                 self.done += 1
@@ -185,7 +188,7 @@ class TrainSession(Session[str, Any, TrainResult]):
             checked = entry.strategy is None or entry.strategy.averages
             wrong[entry] += self._check_step(task, contestant, samples) if checked else 0
             for step in range(_CHECKED_STEPS):
-                train_step(contestant, task, [task.samples(_own_rows(order.rows(step), comm))])
+                train_step(contestant, task, [task.samples(own_rows(order.rows(step), comm))])
             if entry.strategy is not None and checked:
                 wrong[entry] += self._check_step(task, contestant, samples)
             contestant.finish()
@@ -304,7 +307,7 @@ class TrainSession(Session[str, Any, TrainResult]):
                     part,
                     self.plan.on_a_part,
                     lambda done, text: self._observe(before + done, f"{who}: {text}"),
-                    self._kept,
+                    self._resume,
                 )
                 outcome = session.run()
             results = outcome.results
@@ -362,140 +365,3 @@ def _wait_idly(comm: Communicator) -> None:
     request = comm.mpi.Ibarrier()
     while not request.Test():
         time.sleep(_IDLE_SECONDS)
-
-
-def train_step(
-    contestant: Contestant, task: Task, shards: Shards, hold: Callable[[int, bool], None] | None = None
-) -> tuple[int, int, int]:
-    """Make one step of training.
-
-    Parameters
-    ----------
-    contestant : Contestant
-        The contestant.
-    task : Task
-        Its task.
-    shards : sequence of (inputs, targets)
-        Equal parts of the batch, whose gradients are averaged one after the other.
-    hold : callable, optional
-        Called before and after the last backward pass, with the start time of the step, and whether it is before the
-        pass.
-
-    Returns
-    -------
-    tuple of int
-        Nanoseconds of the forward pass, the backward pass and the update.
-    """
-    clock = time.perf_counter_ns
-    forward = backward = 0
-    began = start = clock()
-    contestant.optimizer.zero_grad()
-    for number, (inputs, targets) in enumerate(shards, 1):
-        loss: Any = task.loss(contestant.module(inputs), targets)
-        if len(shards) > 1:
-            loss = loss / len(shards)
-        if hold is not None and number == len(shards):
-            hold(began, True)
-        middle = clock()
-        with contestant.backward():
-            loss.backward()
-        if hold is not None and number == len(shards):
-            hold(began, False)
-        end = clock()
-        forward += middle - start
-        backward += end - middle
-        start = end
-    contestant.optimizer.step()
-    return forward, backward, clock() - start
-
-
-class _Course:
-    """The turns of all contestants from one seed."""
-
-    def __init__(
-        self, comm: Communicator, plan: TrainPlan, task: Task, seed: int, traffic: Traffic, pace: Pace | None
-    ) -> None:
-        self._comm, self._task, self._traffic, self._pace = comm, task, traffic, pace
-        self._slowest = max(comm.mpi.allgather(0.0 if pace is None else pace.mean_seconds))
-        self._order = SampleOrder(len(task.data.inputs), plan.batch * comm.size, seed)
-        self._made: dict[Entry, int] = {}  # steps so far
-        self._timing = plan.epochs is None
-        self._untimed_at_first = plan.untimed_steps
-        self.turns = plan.turns if plan.epochs is None else [self._order.steps_per_epoch] * plan.epochs
-
-    def is_free(self, contestant: Contestant) -> bool:
-        """Tell whether each rank makes as many steps as fit into a turn."""
-        return self._pace is not None and contestant.entry.runs_free
-
-    def turn(self, contestant: Contestant, timed: int) -> Turn:
-        """Train for `timed` steps, or for about as long as the slowest rank takes for them. Collective."""
-        first = self._made.get(contestant.entry, 0)
-        untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
-        wanted = untimed + timed
-        if first and contestant.entry.period > 1:
-            untimed = 0  # a period is timed without gaps, or its exchange would have the wrong weight
-        pace = None if contestant.entry.contestant in (SINGLE, SINGLE_ACCUMULATED) else self._pace
-        is_free = self.is_free(contestant)
-        finishes = is_free or not contestant.entry.keeps_step
-        times: list[tuple[int, int, int]] = []
-        bookkeeping, waited, before, reported = [], [], 0, []
-        self._comm.barrier()
-        at_first = self._traffic.sent()
-        end = time.perf_counter() + wanted * self._slowest
-        gc.disable()
-        try:
-            while time.perf_counter() < end if is_free else len(times) < wanted:
-                step = first + len(times)
-                shards = self._shards(contestant.entry, step)
-                if pace is None and contestant.entry.keeps_step:
-                    self._comm.barrier()  # not with stragglers, and where the strategy may wait for later steps
-                if len(times) == untimed:
-                    before = self._traffic.sent()
-                if not shards:
-                    times.append((0, 0, 0))
-                elif pace is None:
-                    times.append(train_step(contestant, self._task, shards))
-                else:
-                    times.append(train_step(contestant, self._task, shards, partial(pace.hold, step=step)))
-                    waited.append(sum(times[-1]) / 1e9 - pace.seconds(step))
-                reported.append(contestant.bytes_reported())
-                bookkeeping.append((contestant.bookkeeping_seconds() if shards else None) or np.nan)
-            finishing = time.perf_counter_ns()
-            if finishes:
-                contestant.finish()  # otherwise ranks would wait for those that have made their last step
-            finishing = time.perf_counter_ns() - finishing
-            self._comm.barrier()
-            sent_in_all: int | None = self._traffic.sent() - at_first
-            sent = self._traffic.sent() - before
-        finally:
-            gc.enable()
-        known = [each for each in reported if each is not None]  # not in the first step, before all is bound
-        if not self._traffic.is_known:
-            sent_in_all = round(len(reported) * sum(known) / len(known)) if known else None
-        self._made[contestant.entry] = first + len(times)
-        untimed = min(untimed, len(times) - 1)
-        known = [each for each in reported[untimed:] if each is not None]
-        return Turn(
-            np.array(times[untimed:], np.int64).reshape(-1, 3),
-            np.array(bookkeeping[untimed:]),
-            len(times),
-            (sum(map(sum, times)) + finishing * finishes) / 1e9,
-            sent,
-            sum(known) / len(known) if known else None,
-            sum(waited[untimed:]) if waited else None,
-            sent_in_all,
-        )
-
-    def _shards(self, entry: Entry, step: int) -> Shards:
-        """Give the samples of this rank in a step; none if another rank trains on all."""
-        rows, comm = self._order.rows(step), self._comm
-        if entry.contestant not in (SINGLE, SINGLE_ACCUMULATED):
-            return [self._task.samples(_own_rows(rows, comm))]
-        if comm.rank != 0:
-            return []
-        parts = [rows] if entry.contestant == SINGLE else np.split(rows, comm.size)
-        return [self._task.samples(part) for part in parts]
-
-
-def _own_rows(rows: NDArray[np.int64], comm: Communicator) -> NDArray[np.int64]:
-    return np.split(rows, comm.size)[comm.rank]

@@ -82,17 +82,7 @@ class ZiplineSession(Session[Block, Any, ZiplineResult]):
 def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Times:
     """Draw the predicted pushes of an instance as the thesis does (section 6.6.1).
 
-    Parameters
-    ----------
-    workers, lookahead : int
-        The number of workers, and of pushes of each.
-    random : numpy.random.Generator
-        The random generator.
-
-    Returns
-    -------
-    array
-        Milliseconds, [worker, push]. Each worker has its own interval, and begins at a random time within it.
+    In milliseconds, [worker, push]. Each worker has its own interval, and begins at a random time within it.
     """
     intervals = random.uniform(*_INTERVALS, workers)
     last = -random.uniform(size=workers) * intervals
@@ -101,18 +91,7 @@ def draw_times(workers: int, lookahead: int, random: np.random.Generator) -> Tim
 
 
 def smallest_spread(times: Times) -> tuple[float, float]:
-    """Find the smallest spread and its earliest barrier, with a heap: the reference.
-
-    Parameters
-    ----------
-    times : array
-        Milliseconds, [worker, push], ascending.
-
-    Returns
-    -------
-    tuple of float
-        The spread and the time of the barrier.
-    """
+    """Find the smallest spread and its earliest barrier, with a heap: the reference."""
     rows = times.tolist()
     heap = [(row[0], worker, 0) for worker, row in enumerate(rows)]
     heapq.heapify(heap)

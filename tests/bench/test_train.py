@@ -22,35 +22,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gradientflow.bench.core.kept import Kept
 from gradientflow.bench.core.plan import PlanError
 from gradientflow.bench.core.results import write_csv, write_json
+from gradientflow.bench.core.resume import ResumeFile
 from gradientflow.bench.train.columns import LAYOUT
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
-from gradientflow.bench.train.ladder import LADDER, climb
-from gradientflow.bench.train.plan import (
-    CONTESTANTS,
-    NONE,
-    SINGLE,
-    SINGLE_ACCUMULATED,
-    Entry,
-    Optimizer,
-    TrainPlan,
-    parse_numbers,
-)
+from gradientflow.bench.train.entry import NONE, SINGLE, SINGLE_ACCUMULATED, Entry, Optimizer
+from gradientflow.bench.train.ladder import LADDER, ladder_results
+from gradientflow.bench.train.plan import CONTESTANTS, TrainPlan, parse_numbers
 from gradientflow.bench.train.rates import parse_rates
-from gradientflow.bench.train.results import (
-    Figures,
-    JointTurn,
-    Point,
-    Run,
-    Scaled,
-    TrainResult,
-    Turn,
-    join,
-    summarise,
-)
+from gradientflow.bench.train.results import Figures, Point, Run, Scaled, TrainResult, summarise
 from gradientflow.bench.train.stragglers import Pace
+from gradientflow.bench.train.turns import JointTurn, Turn, join
 from gradientflow.errors import GradientFlowError
 from gradientflow.launch import module_command
 from gradientflow.policies import Stragglers
@@ -664,8 +647,8 @@ class OneRank:
     mpi = type("Mpi", (), {"bcast": staticmethod(lambda value, root: value)})
 
 
-def kept(path: Path, **conditions: str) -> Kept:
-    return Kept(OneRank(), str(path), {"steps": "40", **conditions})  # type: ignore[arg-type]
+def kept(path: Path, **conditions: str) -> ResumeFile:
+    return ResumeFile(OneRank(), str(path), {"steps": "40", **conditions})  # type: ignore[arg-type]
 
 
 def test_parts_are_measured_once(tmp_path: Path) -> None:
@@ -681,7 +664,7 @@ def test_parts_are_measured_once(tmp_path: Path) -> None:
     assert second.part("b", lambda: 3) == 3
     third = kept(path)
     assert third.part("b", pytest.fail) == 3
-    assert len(third.sittings) == 3
+    assert len(third.started_at) == 3
 
 
 def test_what_was_measured_under_other_conditions_is_refused(tmp_path: Path) -> None:
@@ -745,7 +728,7 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
         for number, entry in enumerate([plan.entries[1], plan.entries[0], *plan.entries[2:]], 1)
     ]
     found[3] = replace(found[3], figures=None, wrong=1)
-    rungs = climb(plan, found)
+    rungs = ladder_results(plan, found)
     rates = [1000.0, 3000.0, None, 5000.0, 6000.0, 7000.0, 2000.0]
     assert [rung.samples_per_second for rung in rungs] == rates
     assert [rung.speedup_over_first for rung in rungs] == [rate and rate / 1000 for rate in rates]

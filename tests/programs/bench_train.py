@@ -14,8 +14,9 @@ import gradientflow as gf
 from gradientflow.bench.core.session import Outcome
 from gradientflow.bench.train import session
 from gradientflow.bench.train.contestants import Contestant
-from gradientflow.bench.train.ladder import climb
-from gradientflow.bench.train.plan import NONE, Entry, TrainPlan
+from gradientflow.bench.train.entry import NONE, Entry
+from gradientflow.bench.train.ladder import ladder_results
+from gradientflow.bench.train.plan import TrainPlan
 from gradientflow.bench.train.session import TrainSession
 from gradientflow.policies import Stragglers, Trace
 from gradientflow.strategies import (
@@ -211,7 +212,7 @@ def check_ladder(comm: gf.Communicator) -> None:
     outcome = TrainSession(comm, plan).run()
     assert outcome.wrong == 0, outcome.remarks
     if comm.rank == 0:
-        assert all(rung.samples_per_second for rung in climb(plan, outcome.results))
+        assert all(rung.samples_per_second for rung in ladder_results(plan, outcome.results))
 
 
 def check_convergence(comm: gf.Communicator) -> None:

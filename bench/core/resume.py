@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
 
-class Kept:
+class ResumeFile:
     """The finished parts of a measurement. Each is a line of JSON, written as soon as it is measured.
 
     Parameters
@@ -32,7 +32,7 @@ class Kept:
 
     Attributes
     ----------
-    sittings : list of str
+    started_at : list of str
         The times at which measuring began and was resumed.
 
     Raises
@@ -43,12 +43,12 @@ class Kept:
     """
 
     def __init__(self, comm: Communicator, path: str | None, conditions: Mapping[str, str]) -> None:
-        self.sittings: list[str] = []
+        self.started_at: list[str] = []
         self._parts: dict[str, Any] = {}
         self._path = Path(path) if path is not None and comm.rank == 0 else None
         if self._path is not None:
             self._open(self._path, dict(conditions))
-        self.sittings, self._parts = comm.mpi.bcast((self.sittings, self._parts), 0)
+        self.started_at, self._parts = comm.mpi.bcast((self.started_at, self._parts), 0)
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
         """Return a part of the measurement from the file, the same on all ranks, or measure it. Collective.
@@ -86,7 +86,7 @@ class Kept:
             if "part" in record:
                 self._parts[record["part"]] = record["values"]
         records.append({"began": datetime.now(timezone.utc).isoformat(timespec="seconds")})
-        self.sittings = [record["began"] for record in records if "began" in record]
+        self.started_at = [record["began"] for record in records if "began" in record]
         with _told(path), whole_file(path) as file:  # without an incomplete last line
             file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 

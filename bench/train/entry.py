@@ -1,0 +1,153 @@
+"""The description of a contestant of ``gradientflow bench train``, as in results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradientflow.strategies import SSGD, Strategy
+from gradientflow.strategies.parsing import BY_NAME
+
+from ..core.plan import WIRES
+
+NONE = "none"  # every rank trains alone: the cost of a step without communication
+SINGLE = "single"  # one process trains on the batches of all ranks
+SINGLE_ACCUMULATED = "single-accumulated"  # the same, one rank's batch after the other: differs by rounding only
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizer that makes the steps, or whose settings the servers use: SGD.
+
+    Attributes
+    ----------
+    learning_rate : float
+        Above 0.
+    momentum : float
+        0 for none.
+    """
+
+    learning_rate: float
+    momentum: float
+
+    def __str__(self) -> str:
+        """Give its words."""
+        momentum = f", momentum={self.momentum:g}" if self.momentum else ""
+        return f"SGD(lr={self.learning_rate:g}{momentum})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The description of a contestant, as in results.
+
+    Attributes
+    ----------
+    contestant : str
+        One of `CONTESTANTS`, or a reference.
+    strategy : Strategy or None
+        Of `gradientflow` only.
+    approximation_rank : int or None
+        Of PowerSGD: the rank of the matrices that are sent.
+    overlaps : bool
+        Of `gradientflow`: whether gradients are sent during the backward pass, not only after it.
+    precision : str
+        The dtype of the model. With 16 bits gradients have 16 bits too, and the update uses float32 master weights.
+    fused : bool
+        Of `gradientflow`: whether the core makes the step, where the strategy permits both.
+    """
+
+    contestant: str
+    strategy: Strategy | None = None
+    approximation_rank: int | None = None
+    overlaps: bool = True
+    precision: str = "float32"
+    fused: bool = False
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a reference, in which the ranks do not communicate."""
+        return self.contestant in (NONE, SINGLE, SINGLE_ACCUMULATED)
+
+    @property
+    def needs_ddp(self) -> bool:
+        """Whether it is PyTorch's DistributedDataParallel."""
+        return self.contestant.startswith("ddp-")
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is a strategy of the user's own."""
+        return self.strategy is not None and type(self.strategy) not in BY_NAME.values()
+
+    @property
+    def needs_own_rate(self) -> bool:
+        """Whether it does not step by the mean of all gradients, so that another learning rate may suit it."""
+        if self.strategy is None:
+            return self.approximation_rank is not None
+        return not self.strategy.alone_is_identity and not isinstance(self.strategy, SSGD)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The names that ``--lr`` may use for it, from the most general to the most specific."""
+        of_strategy = () if self.strategy is None else (self.strategy.name, str(self.strategy), self.setting)
+        return (self.contestant, *of_strategy, self.name)
+
+    @property
+    def warmup(self) -> int:
+        """Iterations until the amount sent is final."""
+        return _whole(self.strategy and self.strategy.warmup, 0)
+
+    @property
+    def period(self) -> int:
+        """Iterations after which its communication repeats."""
+        return _whole(self.strategy and self.strategy.period, 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the strategy."""
+        return {} if self.strategy is None else self.strategy.settings
+
+    @property
+    def paced_by_policy(self) -> bool:
+        """Whether ranks may make different numbers of steps, because a policy of servers decides who waits."""
+        return self._policy is not None
+
+    @property
+    def keeps_step(self) -> bool:
+        """Whether ranks can wait for each other before every step."""
+        return self._policy is None or bool(getattr(self._policy, "keeps_step", False))
+
+    @property
+    def _policy(self) -> object:
+        return getattr(self.strategy, "policy", None)
+
+    @property
+    def sent_dtype(self) -> str | None:
+        """The dtype in which gradient elements are sent; None if something else is sent."""
+        if self.is_reference or self.contestant == "ddp-gloo-powersgd":
+            return None
+        if self.strategy is not None:
+            wire = self.settings.get("wire")
+            return wire if wire in WIRES else self.precision
+        return "float16" if self.contestant == "ddp-gloo-fp16" else "float32"
+
+    @property
+    def setting(self) -> str:
+        """The setting that distinguishes it from others of the same contestant; often empty."""
+        if self.strategy is None:
+            return "" if self.approximation_rank is None else f"rank {self.approximation_rank}"
+        parts = [str(self.strategy), *([] if self.precision == "float32" else [f"{self.precision} model"])]
+        parts += ["fused step"] if self.fused else []
+        return ", ".join([*parts, *([] if self.overlaps else ["after backward"])])
+
+    @property
+    def name(self) -> str:
+        """The contestant with its setting."""
+        return f"{self.contestant} ({self.setting})" if self.setting else self.contestant
+
+
+def _whole(number: object, least: int) -> int:
+    """Give a number of iterations declared by a strategy; `least` if it is no such number."""
+    return max(number, least) if isinstance(number, int) else least
+
+
+BASELINE = Entry("ddp-gloo")
