@@ -60,7 +60,10 @@ def _found(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``init_process_group`` that MPI provides, in view of those given."""
     from torch.distributed.constants import default_pg_timeout
 
-    from .rendezvous import make_store, position
+    from gradientflow._location import load_core
+
+    load_core()  # or says what is wrong with MPI
+    from .process_group.rendezvous import make_store, position
 
     url = urlsplit(given.get("init_method") or "env://")
     if not {"rank", "world_size"}.isdisjoint(parse_qs(url.query)):

@@ -162,10 +162,26 @@ PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {"gradientflow.description", f"{STRATEG
 PYTHON_LAYERS[STRATEGIES] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {f"{STRATEGIES}.methods", f"{STRATEGIES}.parsing"}
 PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS[STRATEGIES] | {STRATEGIES}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
-PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
-    "gradientflow.optimizers",
+# The process group knows of no training: only of communicators.
+PROCESS_GROUP = "gradientflow.torch.process_group"
+PYTHON_LAYERS["gradientflow.torch.names"] = set()
+PYTHON_LAYERS["gradientflow.torch.devices"] = {"gradientflow.errors", "gradientflow._location"}
+PYTHON_LAYERS[PROCESS_GROUP] = {
+    "gradientflow.arguments",
+    "gradientflow.communicator",
+    "gradientflow.config",
+    "gradientflow.errors",
     "gradientflow.job",
     "gradientflow.mailbox",
+    "gradientflow.torch.devices",
+    "gradientflow.torch.names",
+}
+PYTHON_LAYERS["gradientflow.torch"] = PYTHON_LAYERS["gradientflow.optimizers"] | {
+    "gradientflow.job",
+    "gradientflow.optimizers",
+    "gradientflow.torch.devices",
+    "gradientflow.torch.names",
+    PROCESS_GROUP,
 }
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"]
 PYTHON_LAYERS["gradientflow"] -= {"gradientflow.launch"}

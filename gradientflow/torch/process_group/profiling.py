@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from .names import BACKEND
+from gradientflow.torch.names import BACKEND
 
 _autograd: Any = torch.autograd  # its annotations leave out what it takes from C++
 

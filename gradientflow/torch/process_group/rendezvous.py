@@ -43,19 +43,19 @@ def position(rank: int = -1, size: int = -1) -> tuple[int, int]:
         If this process is not in an MPI job, and not said to be the only rank; or if MPI has other values.
     """
     comm = computing_ranks()
-    said_rank = _said(rank, "RANK")
-    said_size = _said(size, "WORLD_SIZE")
+    given_rank = _given(rank, "RANK")
+    given_size = _given(size, "WORLD_SIZE")
     alone = comm.size == 1 and not any(sign in os.environ for sign in _SIGNS_OF_A_JOB)
-    if alone and said_size != 1:
+    if alone and given_size != 1:
         message = (
             "the backend gradientflow runs in an MPI job, and this process was not started as one: start the script "
             "with `mpirun -n N python SCRIPT` or `gradientflow run -n N -- SCRIPT`"
         )
         raise ArgumentError(message)
-    for name, said, found in (("rank", said_rank, comm.rank), ("number of ranks", said_size, comm.size)):
-        if said is not None and said != found:
+    for name, given, found in (("rank", given_rank, comm.rank), ("number of ranks", given_size, comm.size)):
+        if given is not None and given != found:
             message = (
-                f"the {name} is said to be {said}, by RANK and WORLD_SIZE or by the arguments of init_process_group, "
+                f"the {name} is said to be {given}, by RANK and WORLD_SIZE or by the arguments of init_process_group, "
                 f"but MPI says {found}: leave both to MPI"
             )
             raise ArgumentError(message)
@@ -96,7 +96,7 @@ def make_store(timeout: timedelta) -> Any:
     return dist.TCPStore(_reachable(addresses, port), port, comm.size, is_master=False, timeout=timeout)
 
 
-def _said(argument: int, variable: str) -> int | None:
+def _given(argument: int, variable: str) -> int | None:
     """Return the rank or number of ranks given by an argument or an environment variable, if there is one."""
     if argument != -1:
         return argument

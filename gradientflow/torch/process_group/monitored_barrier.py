@@ -16,8 +16,7 @@ import torch
 
 from gradientflow.errors import CommunicationTimeoutError, PeerError
 from gradientflow.mailbox import Mailbox, Tags
-
-from . import devices
+from gradientflow.torch import devices
 
 
 def monitored_barrier(
@@ -53,7 +52,7 @@ def monitored_barrier(
     gradientflow.errors.CommunicationTimeoutError
         On the ranks that came, if others did not.
     """
-    wait = _missing if rank == 0 else _told
+    wait = _find_missing if rank == 0 else _ask_rank_0
     missing = wait(mailbox, tags, len(world_ranks), number, limit)
     if missing:
         zero, here = world_ranks[0], world_ranks[rank]
@@ -78,7 +77,7 @@ def _failed(ranks: Sequence[int], limit: float, together: bool) -> str:
     return f"Ranks {first}, {rest} {failed}" if together else f"Rank {first} {failed}, and so did {rest}"
 
 
-def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
+def _find_missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
     """On rank 0: wait for the other ranks, answer those that come, and return the missing ones."""
     deadline = time.monotonic() + limit
     missing = [rank for rank in range(1, size) if not _come(mailbox, tags, rank, number, deadline, _words(1))]
@@ -89,7 +88,7 @@ def _missing(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float)
     return missing
 
 
-def _told(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
+def _ask_rank_0(mailbox: Mailbox, tags: Tags, size: int, number: int, limit: float) -> Sequence[int]:
     """On other ranks: send rank 0 a message; return the missing ranks of its answer, or rank 0 if none comes."""
     deadline = time.monotonic() + 2 * limit  # rank 0 may come last, and then waits for as long
     bell, answer = _words(1), _words(2 + size)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from gradientflow.arguments import checked_list
 from gradientflow.errors import ArgumentError, ArgumentTypeError
-
-from . import devices
+from gradientflow.torch import devices
 
 CORE_DTYPES = frozenset(
     {
@@ -107,7 +107,30 @@ def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors]) if row is None else row
 
 
-def scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def apart(source: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the source, or a copy if it overlaps the tensor that the call writes."""
+    return source.clone() if overlap(source, other) else source
+
+
+def memory_for(target: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object] | None]:
+    """Return plain memory for the values of a tensor, and the function that then copies them there, if needed."""
+    if is_plain(target):
+        return target, None
+    memory = plain_like(target)
+    return memory, partial(target.copy_, memory)
+
+
+def row_for(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object] | None]:
+    """Return memory for the elements of all outputs, and the function that then copies them there, if needed."""
+    row = joined(outputs)
+    if row is not None:
+        return row, None
+    size = sum(output.numel() for output in outputs)
+    row = devices.empty((size,), outputs[0].dtype, devices.device_of(outputs[0]))
+    return row, partial(_scatter_row, row, outputs)
+
+
+def _scatter_row(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Copy the elements of a row into tensors, one after the other."""
     for tensor, part in zip(tensors, torch.split(row, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
@@ -128,6 +151,14 @@ def only(tensors: Any, call: str) -> Any:
         message = f"{call} takes one tensor for each rank, not {len(tensors)}"
         raise ArgumentError(message)
     return tensors[0]
+
+
+def list_of(tensors: Any) -> Sequence[torch.Tensor]:
+    """Return the list of tensors, which PyTorch wraps in another list."""
+    found: Sequence[torch.Tensor] = tensors
+    if not (isinstance(tensors, list | tuple) and tensors and isinstance(tensors[0], torch.Tensor)):
+        found = only(tensors, "the call")
+    return found
 
 
 def together(call: str, *lists: Any) -> Iterator[tuple[Any, ...]]:
@@ -155,3 +186,10 @@ def check_alike(call: str, *tensors: torch.Tensor) -> None:
     if len(dtypes) > 1:
         message = f"{call} takes tensors of one dtype, not of {' and '.join(sorted(map(str, dtypes)))}"
         raise ArgumentTypeError(message)
+
+
+def check_count(call: str, tensor: torch.Tensor, wanted: int) -> None:
+    """Raise unless a tensor of a call has this number of elements."""
+    if tensor.numel() != wanted:
+        message = f"{call} needs a tensor of {wanted} elements here, not of {tensor.numel()}"
+        raise ArgumentError(message)

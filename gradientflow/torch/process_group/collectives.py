@@ -1,0 +1,122 @@
+"""The communicators of a process group, and the collective calls made on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+from gradientflow.communicator import Communicator
+from gradientflow.config import Config
+from gradientflow.errors import GradientFlowError
+from gradientflow.torch import devices
+
+from .calls import Call
+from .context import WorkContext
+from .futures import FutureThread
+from .work import CollectiveWork, Work
+
+
+class Collectives:
+    """Makes the collective calls of a process group.
+
+    Parameters
+    ----------
+    mpi : mpi4py.MPI.Intracomm
+        Of the group.
+    settings : Config
+        Of the communicators.
+    context : WorkContext
+        Shared by the works of the group.
+    thread : FutureThread
+        Of the group.
+    """
+
+    def __init__(self, mpi: MPI.Intracomm, settings: Config, context: WorkContext, thread: FutureThread) -> None:
+        self.communicator = Communicator(mpi, settings)
+        self._callback_communicator: Communicator | None = None  # made when a callback needs it
+        self._mpi = mpi
+        self._settings = settings
+        self._context = context
+        self._thread = thread
+        self._device = devices.HOST  # of the last call on tensors of a device
+
+    def close(self) -> None:
+        """Close the communicators after their calls and the callbacks of these are done."""
+        self.communicator.close()
+        self._thread.close()  # waits for callbacks, which may use what is closed next
+        if self._callback_communicator is not None:
+            self._callback_communicator.close()
+
+    def abort(self) -> None:
+        """Close the communicators without waiting; calls under way fail."""
+        for communicator in (self.communicator, self._callback_communicator):
+            if communicator is not None:
+                communicator._native.close(False)
+
+    def run(self, calls: Sequence[Call], outputs: list[torch.Tensor], limit: float | None, waits: bool) -> Work:
+        """Make calls, in the current stream if the tensors are on a device.
+
+        Parameters
+        ----------
+        calls : sequence of Call
+            What to call.
+        outputs : list of torch.Tensor
+            The result of the work.
+        limit : float, optional
+            Seconds after which a wait for the work ends; by default the communicator's timeout.
+        waits : bool
+            Whether the caller waits for the work at once.
+        """
+        tensors = outputs.copy()
+        for call in calls:
+            tensors += call.tensors
+        device = devices.common_device(tensors)
+        if device is devices.HOST:
+            return self._make(calls, outputs, limit, waits, None)
+        self._device = device
+        stream = devices.current_stream(device)
+        with devices.within(stream):
+            return self._make(calls, outputs, limit, waits, stream)
+
+    def synchronize(self) -> None:
+        """Make the host wait for the current stream of the group's device."""
+        devices.synchronize(self._device)
+
+    def _make(
+        self,
+        calls: Sequence[Call],
+        outputs: list[torch.Tensor],
+        limit: float | None,
+        waits: bool,
+        stream: devices.Stream,
+    ) -> Work:
+        """Make the calls: in this thread if the caller waits without a limit of its own, else in the background."""
+        communicator = self._communicator_of_thread()
+        if not waits or limit is not None:
+            handles = [call.make(communicator, "_async") for call in calls]
+            finishing = [call.finish for call in calls if call.finish is not None]
+            return CollectiveWork(self._context, self._thread, outputs, handles, finishing, limit, stream)
+        try:
+            for call in calls:
+                call.make(communicator)
+                if call.finish is not None:
+                    call.finish()
+        except GradientFlowError as error:
+            if (explained := self._context.explained(error)) is error:
+                raise
+            raise explained from error
+        return CollectiveWork(self._context, self._thread, outputs, stream=stream)
+
+    def _communicator_of_thread(self) -> Communicator:
+        """Return the communicator for the calls of this thread.
+
+        Calls in callbacks have a communicator of their own, because their order relative to calls of other threads may
+        differ between ranks.
+        """
+        if not self._thread.is_current:
+            return self.communicator
+        if self._callback_communicator is None:
+            self._callback_communicator = Communicator(self._mpi, self._settings)
+        return self._callback_communicator

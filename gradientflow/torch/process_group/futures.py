@@ -1,0 +1,143 @@
+"""The futures of works, and the thread that completes them."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from gradientflow.torch import devices
+
+PlainFuture: Any = torch.futures.Future  # without annotations for what is used
+
+T = TypeVar("T")
+
+
+def untraced(cls: type[T]) -> type[T]:
+    """Keep torch.compile out of the public methods of a class: there is nothing to compile, and it fails on them."""
+    for name, method in vars(cls).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+    return cls
+
+
+class FutureThread:
+    """A thread that waits for works and runs the callbacks of their futures, one after the other.
+
+    A callback may itself make collective calls and wait for them. All ranks have to make them in the same order, so
+    callbacks run in the order in which they were registered, never in the thread that registers them. The thread
+    starts with the first task, and sleeps while there is nothing to do.
+
+    Its work on a device goes to a stream of its own. In the default stream, with which a thread begins, it could hold
+    up other work while it waits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._streams: dict[torch.device, devices.Stream] = {}
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is the caller's."""
+        return threading.current_thread() is self._thread
+
+    def run(self, task: Callable[[], object], device: torch.device = devices.HOST) -> None:
+        """Run a task on tensors of a device, after all earlier tasks; if a task is the caller, at once."""
+        if self.is_current:
+            task()
+            return
+        if device != devices.HOST:
+            task = partial(self._run_on, device, task)
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread.start()
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """End the thread after its queued tasks; the calls they wait for must have ended or be about to."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None and not self.is_current:
+            self._tasks.put(None)
+            thread.join()
+            self._thread = None
+
+    def _run_on(self, device: torch.device, task: Callable[[], object]) -> None:
+        if device not in self._streams:
+            self._streams[device] = devices.new_stream(device)
+        with devices.within(self._streams[device]):
+            task()
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # its tensors would otherwise live until the next task
+
+
+@untraced
+class Future(PlainFuture):  # type: ignore[misc]
+    """A future whose callbacks run in the thread of the process group.
+
+    Its value may have tensors of one device. Waiting makes the current stream wait for them; a callback may use them in
+    the stream in which it runs.
+    """
+
+    def __init__(self, thread: FutureThread, device: torch.device = devices.HOST) -> None:
+        super().__init__(devices=devices.for_future(device))
+        self._thread = thread
+        self._device = device
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Return a future of the callback's result. The callback gets this future once it is completed."""
+        result = Future(self._thread, self._device)
+        self._thread.run(lambda: result.complete(lambda: callback(self)), self._device)
+        return result
+
+    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+        """Call the callback with this future once it is completed."""
+        self.then(callback)
+
+    def complete(self, value: Callable[[], Any]) -> None:
+        """Complete the future with the result or the exception of a function."""
+        try:
+            self.set_result(value())
+        except Exception as error:
+            self._set_unwrap_func(_Failure.raise_error)
+            failure = _Failure(error)
+            self.set_result(failure)
+            failure.is_set = True
+
+
+class _Failure:
+    """An error as the value of a future.
+
+    In Python the future raises it. C++, such as DistributedDataParallel's, gets the value, and pickles it to find
+    tensors in it: pickling then raises the error. It does not while the value is being set, in the same thread, since a
+    future with devices looks for tensors then, too.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.is_set = False
+        self._thread = threading.get_ident()
+
+    def raise_error(self) -> NoReturn:
+        raise self.error
+
+    def __repr__(self) -> str:  # in the message of C++ that expected a tensor
+        return f"the error {type(self.error).__name__}: {self.error}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_set or threading.get_ident() != self._thread:
+            raise self.error.with_traceback(None)
+        return str, ()

@@ -1,0 +1,394 @@
+"""The process group, as ``torch.distributed`` calls it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from mpi4py import MPI
+from torch.distributed.constants import default_pg_timeout
+
+from gradientflow.config import Config
+from gradientflow.errors import ArgumentTypeError
+from gradientflow.torch import devices
+from gradientflow.torch.names import BACKEND
+
+from . import copies, reductions
+from .calls import Call
+from .collectives import Collectives
+from .context import WorkContext
+from .futures import FutureThread, untraced
+from .messages import Messages
+from .options import options_of, seconds
+from .place import Place, world_ranks
+from .profiling import recorded
+from .sparse import allreduce_sparse
+from .tensors import check_alike, checked, is_sparse, list_of, memory_for, only, plain, together
+from .work import Work
+
+dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+c10d: Any = torch._C._distributed_c10d  # with the options of all calls
+
+_open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@untraced
+class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """Collectives and messages among the ranks of a group, for ``torch.distributed``.
+
+    Collectives are calls on a `gradientflow.Communicator` of the group, in the tensors' own memory if it is contiguous,
+    on the host or on a CUDA device. Messages between two ranks, and all-to-all exchanges of uneven parts, go through a
+    mailbox; tensors on a device are copied to and from the host for them.
+
+    Made by ``torch.distributed.init_process_group("gradientflow")`` and ``new_group``. The methods are those of
+    ``torch.distributed.ProcessGroup``.
+
+    Parameters
+    ----------
+    mpi : mpi4py.MPI.Intracomm
+        The ranks of the group, in order. The group owns it from now on.
+    timeout : datetime.timedelta
+        How long a call waits for the other ranks.
+    name : str
+        The name shown to people.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, mpi: MPI.Intracomm, timeout: timedelta, name: str) -> None:
+        super().__init__(mpi.rank, mpi.size)
+        self._place = Place(mpi.rank, mpi.size)
+        self._name, self._description = name, "undefined"
+        self._timeout = timeout
+        self._limit: float | None = None  # None: that of the communicator
+        self._calls = 0
+        self._process = os.getpid()
+        settings = _settings(timeout)
+        self._context = WorkContext(world_ranks(mpi), own_timeout=settings != Config())
+        self._thread = FutureThread(f"gradientflow futures {name}")
+        self._collectives = Collectives(mpi, settings, self._context, self._thread)
+        self._messages = Messages(self._collectives.communicator, mpi, self._context, self._thread)
+        _open.add(self)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End the group after its collectives are done. Calling it twice is harmless."""
+        self._close(orderly=True)
+
+    def abort(self) -> None:
+        """End the group without waiting for other ranks; calls under way fail."""
+        self._close(orderly=False)
+
+    def _close(self, *, orderly: bool) -> None:
+        if self._process != os.getpid():
+            return
+        _open.discard(self)
+        self._context.unclaimed.close()
+        if orderly:
+            self._collectives.close()
+        else:
+            self._collectives.abort()
+        self._messages.close(orderly=orderly)
+        self._thread.close()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long calls wait from now on. For collectives, the timeout of the group remains the maximum."""
+        self._timeout = timeout
+        self._limit = seconds(timeout)
+
+    # ---- names and facts -----------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802, D102
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802, D102
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802, D102
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802, D102
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802, D102
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        # None while PyTorch makes the group: its recorder would then expect a C++ backend for each of them.
+        return devices.kinds() if self in dist.distributed_c10d._world.pg_map else []
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if device.type not in devices.KINDS:
+            message = f"the process group {BACKEND} serves tensors in CPU memory and on CUDA, not on {device}"
+            raise ArgumentTypeError(message)
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._calls = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    # ---- reductions ----------------------------------------------------------------------------------------------
+
+    @recorded("all_reduce")
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor over all ranks, in place."""
+        options = options_of(c10d.AllreduceOptions, opts, timeout, reduceOp=opts)
+        tensor, op = only(tensors, "allreduce"), options.reduceOp
+        if is_sparse(tensor):
+            calls = allreduce_sparse(tensor, op, self._place, lambda call: self._run([call], [], options).wait())
+            return self._run(calls, [tensor], options)
+        tensor = checked(tensor)
+        return self._run([reductions.allreduce(tensor, op, self._place.size)], [tensor], options)
+
+    @recorded("all_reduce")
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce several tensors over all ranks, in place."""
+        options = options_of(c10d.AllreduceCoalescedOptions, opts)
+        outputs = [checked(tensor) for tensor in tensors]
+        calls = [reductions.allreduce(tensor, options.reduceOp, self._place.size) for tensor in outputs]
+        return self._run(calls, outputs, options)
+
+    @recorded("reduce")
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+        """Reduce a tensor over all ranks; the root gets the result, in place."""
+        options = options_of(c10d.ReduceOptions, opts, timeout, rootRank=opts, reduceOp=op)
+        tensor, root = checked(only(tensors, "reduce")), self._place.root_of(options)
+        return self._run([reductions.reduce(tensor, root, options.reduceOp, self._place)], [tensor], options)
+
+    @recorded("reduce_scatter")
+    def reduce_scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce one tensor per rank over all ranks; every rank gets the result of its own."""
+        options = options_of(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
+        output = checked(only(output_tensors, "reduce_scatter"))
+        parts = self._place.parts(list_of(input_tensors), "reduce_scatter")
+        return self._run(reductions.reduce_scatter(output, parts, options.reduceOp, self._place), [output], options)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Reduce a tensor with one block per rank over all ranks; every rank gets its block."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
+
+    @recorded("reduce_scatter")
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Do several of `reduce_scatter_single`."""
+        options = options_of(c10d.ReduceScatterOptions, opts, timeout, reduceOp=opts)
+        pairs = [(checked(output), checked(tensor)) for output, tensor in together("reduce_scatter", outputs, inputs)]
+        calls = [reductions.reduce_scatter_single(*pair, options.reduceOp, self._place) for pair in pairs]
+        return self._run(calls, [target for target, _ in pairs], options)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- copies --------------------------------------------------------------------------------------------------
+
+    @recorded("broadcast")
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Copy the root's tensor to all ranks, in place."""
+        options = options_of(c10d.BroadcastOptions, opts, timeout, rootRank=opts)
+        tensor, root = checked(only(tensors, "broadcast")), self._place.root_of(options)
+        return self._run([copies.broadcast(tensor, root, self._place.rank)], [tensor], options)
+
+    @recorded("all_gather")
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks on every rank; they may be of different sizes."""
+        options = options_of(c10d.AllgatherOptions, opts, timeout)
+        outputs = self._place.parts(list_of(output_tensors), "allgather")
+        source = checked(only(input_tensors, "allgather"))
+        return self._run([copies.allgather(outputs, source, self._place.rank)], outputs, options)
+
+    @recorded("all_gather")
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        input_list: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Work:
+        """Collect several tensors of all ranks: the i-th of rank r goes to ``output_lists[r][i]``."""
+        options, name = options_of(c10d.AllgatherOptions, opts), "allgather_coalesced"
+        outputs = [self._place.parts(parts, name) for parts in together(name, *output_lists)]
+        pairs = together(name, outputs, input_list)
+        calls = [copies.allgather(parts, checked(tensor), self._place.rank) for parts, tensor in pairs]
+        return self._run(calls, [tensor for parts in outputs for tensor in parts], options)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks side by side in one tensor."""
+        return self.all_gather_single_coalesced([output], [input], opts, timeout)
+
+    @recorded("all_gather")
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Do several of `all_gather_single`."""
+        options = options_of(c10d.AllgatherOptions, opts, timeout)
+        pairs = [(checked(output), checked(tensor)) for output, tensor in together("all_gather", outputs, inputs)]
+        calls = [copies.all_gather_single(*pair, self._place.size) for pair in pairs]
+        return self._run(calls, [target for target, _ in pairs], options)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @recorded("gather")
+    def gather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Collect the tensors of all ranks on the root."""
+        options = options_of(c10d.GatherOptions, opts, timeout, rootRank=opts)
+        source, root = checked(only(input_tensors, "gather")), self._place.root_of(options)
+        outputs = self._place.parts(list_of(output_tensors), "gather") if self._place.rank == root else []
+        return self._run([copies.gather(outputs, source, root)], outputs, options)
+
+    @recorded("scatter")
+    def scatter(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Send each of the root's tensors to its rank."""
+        options = options_of(c10d.ScatterOptions, opts, timeout, rootRank=opts)
+        target, root = checked(only(output_tensors, "scatter")), self._place.root_of(options)
+        parts = self._place.parts(list_of(input_tensors), "scatter") if self._place.rank == root else []
+        return self._run([copies.scatter(target, parts, root)], [target], options)
+
+    @recorded("all_to_all")
+    def alltoall(
+        self,
+        output_tensors: Sequence[torch.Tensor],
+        input_tensors: Sequence[torch.Tensor],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send a tensor to every rank and receive one from every rank, of any sizes."""
+        options = options_of(c10d.AllToAllOptions, opts, timeout)
+        outputs = self._place.parts(output_tensors, "alltoall")
+        inputs = self._place.parts(input_tensors, "alltoall")
+        self._calls += 1
+        return self._messages.exchange(outputs, inputs, outputs, None, seconds(options.timeout, self._seconds))
+
+    @recorded("all_to_all")
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Send a block of a tensor to every rank and receive one from every rank.
+
+        Without sizes the blocks are equal. With sizes, which count rows, they may be uneven.
+        """
+        options = options_of(c10d.AllToAllOptions, opts, timeout)
+        target, source = checked(output), plain(checked(input))
+        check_alike("all_to_all_single", target, source)
+        # All ranks have to take the same path: with sizes, even equal ones, always messages.
+        if not (output_split_sizes or input_split_sizes):
+            return self._run([copies.all_to_all_single(target, source, self._place.size)], [target], options)
+        memory, finish = memory_for(target)
+        outputs = self._place.blocks(memory, output_split_sizes, "output")
+        inputs = self._place.blocks(source, input_split_sizes, "input")
+        self._calls += 1
+        return self._messages.exchange(outputs, inputs, [target], finish, seconds(options.timeout, self._seconds))
+
+    alltoall_base = all_to_all_single
+
+    # ---- synchronisation -----------------------------------------------------------------------------------------
+
+    @recorded("barrier")
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Wait until all ranks are here; each first completes the current stream of the group's CUDA device."""
+        options = options_of(c10d.BarrierOptions, opts, timeout)
+        if not options.asyncOp:
+            self._collectives.synchronize()
+        return self._run([Call("barrier", {})], [], options)
+
+    @recorded("monitored_barrier")
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks are here; if some do not come in time, name these.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            How long rank 0 waits; by default the group's timeout. With 0 it checks once.
+        wait_all_ranks : bool
+            Whether the error names all missing ranks together, or the first one and then the others.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            On the ranks that came, if others did not.
+        """
+        given = timeout if timeout is not None and timeout >= timedelta(0) else self._timeout
+        self._messages.barrier(given.total_seconds(), wait_all_ranks)
+
+    # ---- between two ranks ---------------------------------------------------------------------------------------
+
+    @recorded("send")
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Start to send a tensor to a rank."""
+        self._place.check_rank(dst)
+        return self._messages.send(checked(only(tensors, "send")), dst, tag, self._seconds)
+
+    @recorded("recv")
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Start to receive a tensor from a rank."""
+        self._place.check_rank(src)
+        return self._messages.receive(checked(only(tensors, "recv")), src, tag, self._seconds)
+
+    @recorded("recvAnySource")
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Start to receive a tensor from any rank; the work's `source_rank` returns which."""
+        return self._messages.receive(checked(only(tensors, "recv")), None, tag, self._seconds)
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def _seconds(self) -> float:
+        """How long messages wait."""
+        return self._timeout.total_seconds()
+
+    def _run(self, calls: Sequence[Call], outputs: list[torch.Tensor], options: Any) -> Work:
+        self._calls += 1
+        limit = seconds(options.timeout, self._limit)
+        return self._collectives.run(calls, outputs, limit, waits=not options.asyncOp)
+
+
+def _settings(timeout: timedelta) -> Config:
+    """Return the settings of a group's communicator: GRADIENTFLOW_TIMEOUT, if set, replaces PyTorch's default."""
+    if timeout == default_pg_timeout and os.environ.get("GRADIENTFLOW_TIMEOUT"):
+        return Config()
+    return Config(timeout=timeout.total_seconds())
+
+
+@atexit.register
+def _close_all() -> None:
+    """Abort the groups that are still open when the interpreter exits."""
+    for group in list(_open):
+        group.abort()

@@ -1,0 +1,25 @@
+"""The options of calls, which PyTorch gives as an object or, in short forms of the calls, as arguments."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+
+def options_of(kind: Any, given: Any, timeout: timedelta | None = None, **values: Any) -> Any:
+    """Return the options of a call: those given, or options made of the arguments of its short form."""
+    if isinstance(given, kind):
+        return given
+    options = kind()
+    if timeout is not None:
+        options.timeout = timeout
+    for name, value in values.items():
+        if value is not None:
+            setattr(options, name, value)
+    return options
+
+
+def seconds(timeout: timedelta | None, default: float | None = None) -> float | None:
+    """Return a timeout in seconds; for values of 0 and less, which PyTorch has for unset, the default."""
+    given = 0.0 if timeout is None else timeout.total_seconds()
+    return given if given > 0 else default

@@ -1,0 +1,266 @@
+"""The results of calls on a process group: collective calls and messages as works."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+
+from gradientflow.errors import CommunicationTimeoutError
+from gradientflow.mailbox import MessageRequest
+from gradientflow.torch import devices
+
+from .context import WorkContext
+from .futures import Future, FutureThread, PlainFuture, untraced
+from .options import seconds
+
+dist: Any = torch.distributed  # its annotations leave out what it takes from C++
+
+_AT_ONCE = timedelta(microseconds=1)
+
+
+class Pending(Protocol):
+    """The interface of calls under way: handles of the core, and requests of a mailbox."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+
+    @property
+    def device_done(self) -> bool:
+        """Whether the work on the device of its tensors, if any, is done, too."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Wait for the end; raise the error of the call, or `CommunicationTimeoutError` if the timeout passes first."""
+
+
+@untraced
+class Work(dist.Work):  # type: ignore[misc]
+    """A call of a process group, under way or done.
+
+    On tensors of a CUDA device, waiting makes the current stream wait: work enqueued from then on sees the results. The
+    host goes on as soon as the results are certain to come. The work's own operations run in the stream that was
+    current when the call was made. Its temporary tensors were allocated in that stream, so that PyTorch does not reuse
+    their memory too early.
+
+    Parameters
+    ----------
+    context : WorkContext
+        Shared by the works of the process group.
+    outputs : list of torch.Tensor
+        The tensors for the results; the value of the future.
+    calls : sequence of Pending
+        The calls under way.
+    finish : sequence of callables
+        They write the results to `outputs` once the calls are done.
+    limit : float, optional
+        Seconds after which a wait ends with an error; by default the calls have a limit of their own.
+    stream : torch.cuda.Stream, optional
+        For tensors on a CUDA device, the stream that was current when the call was made.
+    """
+
+    def __init__(
+        self,
+        context: WorkContext,
+        outputs: list[torch.Tensor],
+        calls: Sequence[Pending] = (),
+        finish: Sequence[Callable[[], object]] = (),
+        limit: float | None = None,
+        stream: devices.Stream = None,
+    ) -> None:
+        super().__init__()
+        self._context = context
+        self._claimed = False  # somebody has waited for it
+        self._stream = stream
+        self._device = devices.HOST if stream is None else stream.device
+        # On a device: the event of the results, if they come later than the end of the calls.
+        self._end: devices.Event = None if stream is None or calls else devices.mark(stream)
+        self._outputs = outputs
+        self._calls = calls
+        self._finish = finish
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._ended = not calls
+        self._error: Exception | None = None
+        self._future: Any = None  # made when it is asked for
+
+    def __del__(self) -> None:
+        """Keep the work alive for a while if C++ may still wait for it."""
+        if not self._claimed:
+            self._claimed = True
+            self._context.unclaimed.keep(self, sum(each.numel() * each.element_size() for each in self._outputs))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is done; on a CUDA device, make the current stream wait.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            The longest time to wait; by default that of the call itself.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passes first; the call goes on and can be waited for again.
+        gradientflow.errors.GradientFlowError
+            The error of the call.
+        """
+        self._claimed = True
+        ended = self._ended
+        if not ended:
+            with devices.within(self._stream if self._finish else None):
+                self._await(seconds(timeout, self._limit))
+        if self._error is not None:
+            raise self._error
+        if self._end is not None:
+            devices.wait_for(self._end, self._device)
+        elif ended and self._stream is not None:
+            for call in self._calls:
+                call.wait()  # it has ended, but this may be another current stream than at the first wait
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the call is done, as `wait` does."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Tell whether the call has ended, well or badly; on a CUDA device, whether the results are there."""
+        if not self._ended and all(call.done for call in self._calls):
+            with devices.within(self._stream):
+                self._await(None)
+        if self._ended and self._error is None and self._stream is not None:
+            return self._end.query() if self._end is not None else all(call.device_done for call in self._calls)
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Tell whether the call has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Return the error that the call has ended with, if any."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors with the results."""
+        return self._outputs
+
+    def _await(self, limit: float | None) -> None:
+        """Wait for the calls and record how they ended; raise only if the limit passes first."""
+        error = self._wait_for_calls(limit)
+        if error is not None:
+            error, original = self._context.explained(error), error
+            error.__cause__ = original.__cause__
+            if isinstance(error, CommunicationTimeoutError) and not all(call.done for call in self._calls):
+                raise error
+        with self._lock:
+            if self._ended:
+                return
+            if error is None:
+                try:
+                    for store in self._finish:
+                        store()
+                    if self._finish and self._stream is not None:
+                        self._end = devices.mark(self._stream)
+                except Exception as reason:
+                    error = reason
+            self._finish = ()
+            self._error = error
+            self._ended = True
+
+    def _wait_for_calls(self, limit: float | None) -> Exception | None:
+        """Return the error of the first call that fails, or the error that the limit has passed."""
+        begin, left = time.monotonic(), limit
+        try:
+            for call in self._calls:
+                call.wait(left)
+                if limit is not None:
+                    left = max(0.0, begin + limit - time.monotonic())
+        except Exception as error:
+            return error
+        return None
+
+
+@untraced
+class CollectiveWork(Work):
+    """A collective call as a work; its future is completed in the group's `FutureThread`."""
+
+    def __init__(
+        self,
+        context: WorkContext,
+        thread: FutureThread,
+        outputs: list[torch.Tensor],
+        calls: Sequence[Pending] = (),
+        finish: Sequence[Callable[[], object]] = (),
+        limit: float | None = None,
+        stream: devices.Stream = None,
+    ) -> None:
+        super().__init__(context, outputs, calls, finish, limit, stream)
+        self._thread = thread
+
+    def get_future(self) -> Future:
+        """Return a future whose value is the list of result tensors."""
+        self._claimed = True
+        with self._lock:
+            known, future = self._future, self._future or Future(self._thread, self._device)
+            self._future = future
+        if known is None:
+            if self._ended:
+                future.complete(self._value)
+            else:
+                self._thread.run(lambda: future.complete(self._value), self._device)
+        return future
+
+    def _value(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+
+@untraced
+class MessageWork(Work):
+    """A message between two ranks as a work.
+
+    Its future is completed in the thread of the mailbox. The group's `FutureThread` waits for one work after the other,
+    but a message may come at any time.
+    """
+
+    def __init__(
+        self,
+        context: WorkContext,
+        tensor: torch.Tensor,
+        request: MessageRequest,
+        finish: Sequence[Callable[[], object]],
+        limit: float,
+        stream: devices.Stream = None,
+    ) -> None:
+        super().__init__(context, [tensor], [request], finish, limit, stream)
+        self._request = request
+
+    def source_rank(self) -> int:
+        """Return the rank in the group from which the message came."""
+        return self._request.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a future whose value is a list with the tensor."""
+        self._claimed = True
+        with self._lock:
+            known, future = self._future, self._future or PlainFuture(devices=devices.for_future(self._device))
+            self._future = future
+        if known is None:
+            self._request.when_ended(self._settle)
+        return future
+
+    def _settle(self) -> None:
+        """Complete the future with the result or the error of the message."""
+        with devices.within(self._stream):
+            try:
+                self.wait(_AT_ONCE)
+                self._future.set_result(self._outputs)
+            except Exception as error:
+                self._future.set_exception(error)
