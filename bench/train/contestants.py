@@ -115,6 +115,11 @@ class Contestant:
         return np.concatenate(flat)
 
     @property
+    def decay(self) -> float:
+        """The factor on residuals in each step; 0 if what is not applied is lost."""
+        return 1.0 if self.synchronizer is None else self.synchronizer.decay
+
+    @property
     def server(self) -> ParameterServer | None:
         """The parameter server, if there is one."""
         return getattr(self.synchronizer, "server", None)

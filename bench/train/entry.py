@@ -92,6 +92,16 @@ class Entry:
         return (self.contestant, *of_strategy, self.name)
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether the mean of the ranks' gradients is applied, at once or later."""
+        return self.strategy is None or self.strategy.averages
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether its optimizer may have momentum."""
+        return self.strategy is None or self.strategy.takes_momentum
+
+    @property
     def warmup(self) -> int:
         """Iterations until the amount sent is final."""
         return _whole(self.strategy and self.strategy.warmup, 0)

@@ -232,9 +232,8 @@ class TrainPlan(Plan):
 
     def optimizer_of(self, entry: Entry, suitable_rate: float) -> Optimizer:
         """Give the optimizer of a contestant."""
-        takes_momentum = entry.strategy is None or entry.strategy.takes_momentum
         rate = self.own_rate_of(entry) or self.learning_rate or suitable_rate
-        return Optimizer(rate, self.momentum if takes_momentum else 0.0)
+        return Optimizer(rate, self.momentum if entry.takes_momentum else 0.0)
 
     def own_rate_of(self, entry: Entry) -> float | None:
         """Give the learning rate given for a contestant, by its most specific title."""

@@ -185,11 +185,10 @@ class TrainSession(Session[str, Any, TrainResult]):
                 continue
             contestant = self._make(entry, task, seed)
             # PowerSGD sends the first gradients uncompressed.
-            checked = entry.strategy is None or entry.strategy.averages
-            wrong[entry] += self._check_step(task, contestant, samples) if checked else 0
+            wrong[entry] += self._check_step(task, contestant, samples) if entry.is_lossless else 0
             for step in range(_CHECKED_STEPS):
                 train_step(contestant, task, [task.samples(own_rows(order.rows(step), comm))])
-            if entry.strategy is not None and checked:
+            if entry.strategy is not None and entry.is_lossless:
                 wrong[entry] += self._check_step(task, contestant, samples)
             contestant.finish()
             wrong[entry] += self._count_strays(contestant)
@@ -209,10 +208,9 @@ class TrainSession(Session[str, Any, TrainResult]):
         brought = self._from_all(alone.gradient() + contestant.residuals())
         train_step(contestant, task, [samples])
         gradient, kept = contestant.gradient(), self._from_all(contestant.residuals())
-        decay = 1.0 if contestant.synchronizer is None else contestant.synchronizer.decay
         right = brought.mean(axis=0, dtype=np.float64)
         magnitudes = np.abs(brought).mean(axis=0, dtype=np.float64)
-        if decay:
+        if decay := contestant.decay:
             right -= kept.mean(axis=0, dtype=np.float64) / decay
             magnitudes += np.abs(kept).mean(axis=0, dtype=np.float64) / decay  # can be larger than the inputs
         else:
