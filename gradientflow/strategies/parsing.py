@@ -10,7 +10,8 @@ from gradientflow.description import Words
 from . import methods
 from .contract import Strategy
 
-_WORDS: Words[Strategy] = Words(Strategy, "strategy", [getattr(methods, name) for name in methods.__all__])
+_KINDS: list[type[Strategy]] = [getattr(methods, name) for name in sorted(methods.__all__, key=str.lower)]
+_WORDS: Words[Strategy] = Words(Strategy, "strategy", _KINDS)
 BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
 
 
