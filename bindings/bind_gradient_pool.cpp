@@ -13,10 +13,8 @@
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
-#include "pool_memory.hpp"
-#include "reports.hpp"
+#include "pool.hpp"
 #include "short_way.hpp"
-#include "update.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -86,39 +84,18 @@ py::object wait(GradientPool& pool, Given given, py::handle /*self*/) {
 
 void bind_gradient_pool(py::module_& module) {
   py::class_<GradientPool, std::shared_ptr<GradientPool>> cls(module, "GradientPool");
+  define_pool(cls);
   cls.def(py::init(&make_gradient_pool), py::arg("communicator"), py::arg("counts"), py::arg("dtype"),
           py::arg("fusion_threshold"), py::arg("wire"), py::arg("algorithm"), py::arg("device"), py::arg("extra"))
-      .def_property_readonly("bytes", &GradientPool::bytes)
       .def_property_readonly("fusion_threshold", &GradientPool::fusion_threshold)
       .def_property_readonly("ranges", &ranges)
-      .def_property_readonly("reports", [](const GradientPool& pool) { return reports_of(pool.reports()); })
-      .def_property_readonly("ready_count", &GradientPool::ready_count)
-      .def_property_readonly("iteration", &GradientPool::iteration)
-      .def_property_readonly("closed", &GradientPool::closed)
-      .def_property_readonly("segment", [](const GradientPool& pool) { return segment_of(pool.memory()); })
       .def(
           "regroup",
           [](GradientPool& pool, std::optional<std::size_t> fusion_threshold, const Wire& wire) {
             pool.regroup(fusion_threshold, dtype_of(wire));
           },
           py::arg("fusion_threshold"), py::arg("wire"), py::call_guard<WithoutGil>())
-      .def("take_over_means", &GradientPool::take_over_means, py::arg("other"))
-      .def_property_readonly("extra", &extra_of<GradientPool>)
-      .def("update", [](const GradientPool& pool) { return BoundUpdate{pool.update(), segment_of(pool.memory())}; })
-      .def("is_ready", &GradientPool::is_ready, py::arg("tensor"))
-      .def(
-          "zero", [](GradientPool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"),
-          py::call_guard<WithoutGil>())
-      .def("offset", &GradientPool::offset, py::arg("tensor"))
-      .def(
-          "ready",
-          [](GradientPool& pool, const TensorIndex& index, Number stream) {
-            pool.ready(tensor_at(pool, index), stream_of(stream));
-          },
-          py::arg("index"), py::arg("stream"), py::call_guard<WithoutGil>())
-      .def(
-          "ready_all", [](GradientPool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
-          py::call_guard<WithoutGil>())
+      .def("update", [](const GradientPool& pool) { return bound(pool.update(), pool); })
       .def(
           "wait",
           [](GradientPool& pool, const Timeout& timeout, Number stream) {
@@ -126,13 +103,9 @@ void bind_gradient_pool(py::module_& module) {
           },
           py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>())
       .def(
-          "abandon", [](GradientPool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"),
-          py::call_guard<WithoutGil>())
-      .def(
           "count_nonfinite",
           [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
-          py::arg("stream"), py::call_guard<WithoutGil>())
-      .def("close", &GradientPool::close, py::arg("drain"), py::call_guard<WithoutGil>());
+          py::arg("stream"), py::call_guard<WithoutGil>());
   def_short_way<&ready>(cls, "ready", {"index", "stream"});
   def_short_way<&wait>(cls, "wait", {"timeout", "stream"});
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");

@@ -15,7 +15,7 @@
 #include "../kernels/engine/update/optimizer.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
-#include "pool_memory.hpp"
+#include "stream.hpp"
 #include "tensor.hpp"
 #include "update.hpp"
 

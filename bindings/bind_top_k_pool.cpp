@@ -16,9 +16,7 @@
 #include "argument.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
-#include "reports.hpp"
 #include "residual_pool.hpp"
-#include "update.hpp"
 
 namespace gradientflow::bindings {
 namespace {
@@ -108,7 +106,7 @@ void bind_top_k_pool(py::module_& module) {
       .def_property_readonly("layer_reports", &layer_reports)
       .def_property_readonly("velocities", &velocities)
       .def_property_readonly("thresholds", &TopKPool::thresholds)
-      .def("update", [](const TopKPool& pool) { return BoundUpdate{pool.update(), segment_of(pool.memory())}; })
+      .def("update", [](const TopKPool& pool) { return bound(pool.update(), pool); })
       .def(
           "ready_elsewhere",
           [](TopKPool& pool, std::size_t tensor, std::uintptr_t address) {
@@ -117,7 +115,7 @@ void bind_top_k_pool(py::module_& module) {
           },
           py::arg("tensor"), py::arg("address"), py::call_guard<WithoutGil>())
       .def(
-          "take_back", [](TopKPool& pool, Number stream) { pool.take_back(stream_of(stream)); }, py::arg("stream"))
+          "take_back", [](TopKPool& pool, Number stream) { pool.undo(stream_of(stream)); }, py::arg("stream"))
       .def("restore", &restore_top_k_pool, py::arg("residual"), py::arg("velocity"), py::arg("threshold"),
            py::arg("iteration"))
       .def(

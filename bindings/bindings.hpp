@@ -12,7 +12,7 @@ void bind_machine(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_gradient_pool(pybind11::module_& module);
-void bind_sparse_pool(pybind11::module_& module);
+void bind_chunk_pool(pybind11::module_& module);
 void bind_top_k_pool(pybind11::module_& module);
 void bind_optimizer(pybind11::module_& module);
 void bind_server(pybind11::module_& module);

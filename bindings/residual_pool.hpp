@@ -8,11 +8,7 @@
 #include <memory>
 #include <span>
 
-#include "argument.hpp"
-#include "bindings.hpp"
-#include "gil.hpp"
-#include "pool_memory.hpp"
-#include "reports.hpp"
+#include "pool.hpp"
 
 namespace gradientflow::bindings {
 
@@ -39,18 +35,10 @@ pybind11::object nonfinite_of(const Pool& pool) {
 template <class Pool>
 void define_residual_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_class) {
   namespace py = pybind11;
-  const py::call_guard<WithoutGil> without_gil;
-  pool_class.def_property_readonly("bytes", &Pool::bytes)
-      .def_property_readonly("extra", &extra_of<Pool>)
-      .def_property_readonly("overflowed", &Pool::overflowed)
+  define_pool(pool_class);
+  pool_class.def_property_readonly("overflowed", &Pool::dropped)
       .def_property_readonly("nonfinite", &nonfinite_of<Pool>)
-      .def_property_readonly("bookkeeping_seconds", &Pool::bookkeeping_seconds)
-      .def_property_readonly("reports", [](const Pool& pool) { return reports_of(pool.reports()); })
-      .def_property_readonly("ready_count", &Pool::ready_count)
-      .def_property_readonly("iteration", &Pool::iteration)
-      .def_property_readonly("closed", &Pool::closed)
-      .def_property_readonly("segment", [](const Pool& pool) { return segment_of(pool.memory()); })
-      .def("is_ready", &Pool::is_ready, py::arg("tensor"))
+      .def_property_readonly("bookkeeping_seconds", &Pool::selection_seconds)
       .def_property("skip_nonfinite", &Pool::skip_nonfinite, &Pool::set_skip_nonfinite)
       .def_property("loss_scale", &Pool::loss_scale, &Pool::set_loss_scale)
       .def_property_readonly(
@@ -62,23 +50,7 @@ void define_residual_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_cl
             pool.set_residuals(span_of(residual), stream_of(stream));
           },
           py::arg("residual"), py::arg("stream"))
-      .def("take_over_means", &Pool::take_over_means, py::arg("other"))
-      .def("refuse_state", &Pool::refuse_state, py::arg("why"), without_gil)
-      .def("offset", &Pool::offset, py::arg("tensor"))
-      .def(
-          "zero", [](Pool& pool, Number stream) { pool.zero(stream_of(stream)); }, py::arg("stream"), without_gil)
-      .def(
-          "ready",
-          [](Pool& pool, const TensorIndex& index, Number stream) {
-            pool.ready(tensor_at(pool, index), stream_of(stream));
-          },
-          py::arg("index"), py::arg("stream"), without_gil)
-      .def(
-          "ready_all", [](Pool& pool, Number stream) { pool.ready_all(stream_of(stream)); }, py::arg("stream"),
-          without_gil)
-      .def(
-          "abandon", [](Pool& pool, Number stream) { pool.abandon(stream_of(stream)); }, py::arg("stream"), without_gil)
-      .def("close", &Pool::close, py::arg("drain"), without_gil);
+      .def("refuse_state", &Pool::refuse_state, py::arg("why"), py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradientflow::bindings

@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,15 @@ static_assert(dtypes[GF_BOOL - GF_FLOAT16] == DType::boolean && dtypes.size() ==
 static_assert(ops[GF_PROD] == ReduceOp::prod && ops.size() == reduce_op_count);
 static_assert(algorithms[GF_ALGORITHM_NCCL] == Algorithm::nccl && algorithms.size() == transport::algorithm_count);
 
+// The number in an enum of a program: in C it may be any, and in C++ such an enum must not be read.
+template <class Enum>
+int number_of(const Enum& field) {
+  int number = 0;
+  static_assert(sizeof number == sizeof field);
+  std::memcpy(&number, &field, sizeof number);
+  return number;
+}
+
 ReduceOp op_of(int op) {
   if (op < GF_SUM || op > GF_PROD) {
     throw Error(ErrorKind::value, std::to_string(op) + " is not a gf_op");
@@ -38,102 +48,13 @@ ReduceOp op_of(int op) {
   return ops.at(static_cast<std::size_t>(op));
 }
 
-Algorithm algorithm_of(int algorithm) {
+Algorithm algorithm_of(const gf_algorithm& field) {
+  const int algorithm = number_of(field);
   if (algorithm < GF_ALGORITHM_AUTO || algorithm > GF_ALGORITHM_NCCL) {
     throw Error(ErrorKind::value, std::to_string(algorithm) + " is not a gf_algorithm");
   }
   return algorithms.at(static_cast<std::size_t>(algorithm));
 }
-
-// gf_call_options, with the enums as numbers.
-struct Options {
-  std::size_t size = sizeof(gf_call_options);
-  int algorithm = GF_ALGORITHM_AUTO;
-  int wire = GF_NO_DTYPE;
-  int device = GF_HOST;
-  void* stream = nullptr;
-  const char* label = nullptr;
-  const std::size_t* shape = nullptr;
-  std::size_t dimensions = 0;
-};
-static_assert(sizeof(Options) == sizeof(gf_call_options) &&
-              offsetof(Options, algorithm) == offsetof(gf_call_options, algorithm) &&
-              offsetof(Options, wire) == offsetof(gf_call_options, wire) &&
-              offsetof(Options, device) == offsetof(gf_call_options, device) &&
-              offsetof(Options, stream) == offsetof(gf_call_options, stream) &&
-              offsetof(Options, label) == offsetof(gf_call_options, label) &&
-              offsetof(Options, shape) == offsetof(gf_call_options, shape) &&
-              offsetof(Options, dimensions) == offsetof(gf_call_options, dimensions));
-
-// gf_pool_options, the same way.
-struct PoolOptions {
-  std::size_t size = sizeof(gf_pool_options);
-  std::size_t fusion_threshold = GF_AUTO_THRESHOLD;
-  int wire = GF_NO_DTYPE;
-  int algorithm = GF_ALGORITHM_AUTO;
-  int device = GF_HOST;
-};
-static_assert(sizeof(PoolOptions) == sizeof(gf_pool_options) &&
-              offsetof(PoolOptions, fusion_threshold) == offsetof(gf_pool_options, fusion_threshold) &&
-              offsetof(PoolOptions, wire) == offsetof(gf_pool_options, wire) &&
-              offsetof(PoolOptions, algorithm) == offsetof(gf_pool_options, algorithm) &&
-              offsetof(PoolOptions, device) == offsetof(gf_pool_options, device));
-
-// gf_sparse_pool_options, the same way.
-struct SparsePoolOptions {
-  std::size_t size = sizeof(gf_sparse_pool_options);
-  std::size_t chunk_size = 32768;
-  std::size_t extra = 0;
-  float momentum = 0.9F;
-  int skip_nonfinite = 0;
-  std::size_t fusion_threshold = GF_AUTO_THRESHOLD;
-  int wire = GF_NO_DTYPE;
-  int algorithm = GF_ALGORITHM_AUTO;
-};
-static_assert(sizeof(SparsePoolOptions) == sizeof(gf_sparse_pool_options) &&
-              offsetof(SparsePoolOptions, chunk_size) == offsetof(gf_sparse_pool_options, chunk_size) &&
-              offsetof(SparsePoolOptions, extra) == offsetof(gf_sparse_pool_options, extra) &&
-              offsetof(SparsePoolOptions, momentum) == offsetof(gf_sparse_pool_options, momentum) &&
-              offsetof(SparsePoolOptions, skip_nonfinite) == offsetof(gf_sparse_pool_options, skip_nonfinite) &&
-              offsetof(SparsePoolOptions, fusion_threshold) == offsetof(gf_sparse_pool_options, fusion_threshold) &&
-              offsetof(SparsePoolOptions, wire) == offsetof(gf_sparse_pool_options, wire) &&
-              offsetof(SparsePoolOptions, algorithm) == offsetof(gf_sparse_pool_options, algorithm));
-
-// gf_top_k_pool_options, the same way.
-struct TopKPoolOptions {
-  std::size_t size = sizeof(gf_top_k_pool_options);
-  double ratio = 1000.0;
-  const std::size_t* layers = nullptr;
-  std::size_t layer_count = 0;
-  int selection = GF_SELECTION_SAMPLED;
-  std::size_t threshold_reuse = 0;
-  float momentum = -1.0F;
-  int masking = 1;
-  double clip = 0.0;
-  int wire = GF_NO_DTYPE;
-  int algorithm = GF_ALGORITHM_AUTO;
-  std::size_t merge_bytes = GF_AUTO_THRESHOLD;
-  int overlap = 1;
-  std::uint64_t seed = 0;
-  std::size_t extra = 0;
-  int skip_nonfinite = 0;
-};
-static_assert(sizeof(TopKPoolOptions) == sizeof(gf_top_k_pool_options) &&
-              offsetof(TopKPoolOptions, ratio) == offsetof(gf_top_k_pool_options, ratio) &&
-              offsetof(TopKPoolOptions, layers) == offsetof(gf_top_k_pool_options, layers) &&
-              offsetof(TopKPoolOptions, layer_count) == offsetof(gf_top_k_pool_options, layer_count) &&
-              offsetof(TopKPoolOptions, selection) == offsetof(gf_top_k_pool_options, selection) &&
-              offsetof(TopKPoolOptions, threshold_reuse) == offsetof(gf_top_k_pool_options, threshold_reuse) &&
-              offsetof(TopKPoolOptions, momentum) == offsetof(gf_top_k_pool_options, momentum) &&
-              offsetof(TopKPoolOptions, masking) == offsetof(gf_top_k_pool_options, masking) &&
-              offsetof(TopKPoolOptions, clip) == offsetof(gf_top_k_pool_options, clip) &&
-              offsetof(TopKPoolOptions, wire) == offsetof(gf_top_k_pool_options, wire) &&
-              offsetof(TopKPoolOptions, algorithm) == offsetof(gf_top_k_pool_options, algorithm) &&
-              offsetof(TopKPoolOptions, merge_bytes) == offsetof(gf_top_k_pool_options, merge_bytes) &&
-              offsetof(TopKPoolOptions, overlap) == offsetof(gf_top_k_pool_options, overlap) &&
-              offsetof(TopKPoolOptions, seed) == offsetof(gf_top_k_pool_options, seed) &&
-              offsetof(TopKPoolOptions, extra) == offsetof(gf_top_k_pool_options, extra) &&
-              offsetof(TopKPoolOptions, skip_nonfinite) == offsetof(gf_top_k_pool_options, skip_nonfinite));
 
 // Nothing for the host.
 std::optional<int> device_of(int device) {
@@ -151,10 +72,14 @@ std::optional<int> device_of(int device) {
   return device;
 }
 
-std::optional<DType> wire_of(int wire) { return wire == GF_NO_DTYPE ? std::nullopt : std::optional(dtype_of(wire)); }
+std::optional<DType> wire_of(const gf_dtype& field) {
+  const int wire = number_of(field);
+  return wire == GF_NO_DTYPE ? std::nullopt : std::optional(dtype_of(wire));
+}
 
-compute::Select::How selection_of(int selection) {
+compute::Select::How selection_of(const gf_selection& field) {
   using How = compute::Select::How;
+  const int selection = number_of(field);
   constexpr std::array selections = {How::sampled, How::exact, How::random};
   if (selection < GF_SELECTION_SAMPLED || selection > GF_SELECTION_RANDOM) {
     throw Error(ErrorKind::value, std::to_string(selection) + " is not a gf_selection");
@@ -162,7 +87,7 @@ compute::Select::How selection_of(int selection) {
   return selections.at(static_cast<std::size_t>(selection));
 }
 
-// The options that gradient pools and sparse pools share.
+// The options that dense and sparse pools share.
 template <class Given>
 engine::GradientPool::Options pool_options(const Given& options) {
   engine::GradientPool::Options made{
@@ -196,14 +121,16 @@ std::vector<std::size_t> tensor_counts(const std::size_t* counts, std::size_t te
 }
 
 engine::GradientPool::Options make_pool_options(const gf_pool_options* given) {
-  const auto options = options_of(PoolOptions(), given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
+  const auto options =
+      options_of(gf_pool_options GF_POOL_OPTIONS_INIT, given, "gf_pool_options", "GF_POOL_OPTIONS_INIT");
   engine::GradientPool::Options made = pool_options(options);
   made.device = device_of(options.device);
   return made;
 }
 
-engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_options* given) {
-  const auto options = options_of(SparsePoolOptions(), given, "gf_sparse_pool_options", "GF_SPARSE_POOL_OPTIONS_INIT");
+engine::ChunkPool::Options make_sparse_pool_options(const gf_sparse_pool_options* given) {
+  const auto options = options_of(gf_sparse_pool_options GF_SPARSE_POOL_OPTIONS_INIT, given, "gf_sparse_pool_options",
+                                  "GF_SPARSE_POOL_OPTIONS_INIT");
   engine::check_fits(options.extra, sizeof(double));
   return {.pool = pool_options(options),
           .chunk_size = options.chunk_size,
@@ -214,7 +141,8 @@ engine::SparsePool::Options make_sparse_pool_options(const gf_sparse_pool_option
 }
 
 engine::TopKPool::Options make_top_k_pool_options(const gf_top_k_pool_options* given) {
-  const auto options = options_of(TopKPoolOptions(), given, "gf_top_k_pool_options", "GF_TOP_K_POOL_OPTIONS_INIT");
+  const auto options = options_of(gf_top_k_pool_options GF_TOP_K_POOL_OPTIONS_INIT, given, "gf_top_k_pool_options",
+                                  "GF_TOP_K_POOL_OPTIONS_INIT");
   engine::check_fits(options.extra, sizeof(double));
   engine::TopKPool::Options made{.ratios = {options.ratio},
                                  .selection = selection_of(options.selection),
@@ -242,7 +170,8 @@ engine::TopKPool::Options make_top_k_pool_options(const gf_top_k_pool_options* g
 }
 
 Call make_call(const engine::Communicator& communicator, const Arguments& given) {
-  const auto options = options_of(Options(), given.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
+  const auto options =
+      options_of(gf_call_options GF_CALL_OPTIONS_INIT, given.options, "gf_call_options", "GF_CALL_OPTIONS_INIT");
   const DType dtype = dtype_of(given.dtype);
   const int ranks = communicator.size();
   engine::check_fits(given.count, size_of(dtype) * static_cast<std::size_t>(ranks));

@@ -9,8 +9,8 @@
 #include "../engine/calls/communicator.hpp"
 #include "../engine/calls/handle.hpp"
 #include "../engine/calls/prepared_call.hpp"
+#include "../engine/exchange/chunk_pool.hpp"
 #include "../engine/exchange/gradient_pool.hpp"
-#include "../engine/exchange/sparse_pool.hpp"
 #include "../engine/exchange/top_k_pool.hpp"
 #include "../engine/server/parameter_server.hpp"
 #include "../engine/update/optimizer.hpp"
@@ -37,11 +37,11 @@ struct gf_memory {
 
 struct gf_pool {
   gradientflow::engine::GradientPool engine;
-  gradientflow::compute::cuda::Stream stream;  // for ready and wait
+  gradientflow::compute::cuda::Stream stream = nullptr;  // for ready and wait
 };
 
 struct gf_sparse_pool {
-  gradientflow::engine::SparsePool engine;
+  gradientflow::engine::ChunkPool engine;
 };
 
 struct gf_top_k_pool {

@@ -7,13 +7,10 @@
 
 #include "../../base/text.hpp"
 #include "../calls/request.hpp"
-#include "../calls/same_on_all_ranks.hpp"
 #include "../memory/layout.hpp"
 
 namespace gradientflow::engine {
 namespace {
-
-using Clock = Times::Clock;
 
 constexpr std::size_t fusion_bytes = 8 * mib;  // from here on the time of an allreduce is that of its bytes
 constexpr std::size_t hot_bytes = 256 * kib;   // stay in the caches until all ranks are ready
@@ -29,15 +26,12 @@ std::vector<std::size_t> with_extra(std::vector<std::size_t> counts, std::size_t
 
 GradientPool::GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype,
                            const Options& options)
-    : progress_(progress_of(communicator, options)),
-      dtype_(dtype),
+    : Pool("gradient pool", dtype, counts.size(),
+           lay_out(with_extra(counts, options.device ? 0 : options.extra), dtype), options.extra),
+      progress_(progress_of(communicator, options)),
       options_(options),
       fusion_threshold_(threshold_of(options.fusion_threshold)),
-      extra_(options.extra, 0.0),
-      tensors_(counts.size() + (extra_lie_behind() ? 1 : 0)),
-      active_(tensors_),
-      offsets_(lay_out(with_extra(counts, extra_lie_behind() ? options.extra : 0), dtype)),
-      ready_(tensors_) {
+      active_(offsets_.size() - 1) {
   if (options.wire) {
     options_.wire = collective::rounding_wire(*options.wire, dtype);
   }
@@ -45,7 +39,7 @@ GradientPool::GradientPool(Communicator& communicator, const std::vector<std::si
   static_cast<void>(make_call_for(communicator, 0));  // throws errors before other ranks are waited for
   communicator_ = communicator.duplicate("gradient pool of " + std::to_string(bytes()) + " bytes",
                                          transport::MadeFor::gradient_pool);
-  check_same_on_all_ranks(*communicator_, "gradient pools", description(counts));
+  check_same("gradient pools", description(counts));
   memory_ = std::make_unique<PoolMemory>(*communicator_, options.device, offsets_.back(),
                                          collective::PooledSlices::extra_bytes);
   if (options.device && options.extra > 0) {
@@ -64,7 +58,7 @@ void GradientPool::lay_out_ranges() {
     sizes.push_back(offsets_[i + 1] - offsets_[i]);
   }
   ranges_ = fuse(sizes, fusion_threshold_);
-  range_of_.assign(tensors_, 0);
+  range_of_.assign(offsets_.size() - 1, 0);
   left_.clear();
   for (std::size_t r = 0; r < ranges_.size(); ++r) {
     std::fill(range_of_.begin() + static_cast<std::ptrdiff_t>(ranges_[r].begin),
@@ -115,17 +109,10 @@ std::string GradientPool::description(const std::vector<std::size_t>& counts) co
   return text;
 }
 
-void GradientPool::check_open() const {
-  if (closed_) {
-    throw Error(ErrorKind::closed, "the gradient pool is closed");
-  }
-  communicator_->check_open();
-}
-
 void GradientPool::limit(std::size_t tensors) {
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
-  if (tensors > tensors_ || ready_.count() > 0) {
+  if (tensors >= offsets_.size() || ready_.count() > 0) {
     throw Error(ErrorKind::internal, "a pool is limited to more tensors than it has, or in an iteration");
   }
   if (tensors != active_) {
@@ -143,9 +130,7 @@ void GradientPool::regroup(std::optional<std::size_t> fusion_threshold, std::opt
   check_open();
   const std::lock_guard not_reducing(reducing_);
   const std::lock_guard lock(mutex_);
-  if (ready_.count() > 0) {
-    throw Error(ErrorKind::value, "a pool is regrouped between iterations, not after a tensor is ready: wait first");
-  }
+  check_none_ready("a pool is regrouped");
   options_.wire = wire ? collective::rounding_wire(*wire, dtype_) : wire;
   fusion_threshold_ = threshold_of(fusion_threshold);
   lay_out_ranges();
@@ -158,7 +143,7 @@ void GradientPool::write_extra() {
     std::memcpy(extra_pool_->data(), extra_.data(), extra_.size() * sizeof(double));
     return;
   }
-  std::byte* const place = data() + offsets_[tensors_ - 1];
+  std::byte* const place = data() + offsets_[tensors_];
   if (dtype_ == DType::float64) {
     std::memcpy(place, extra_.data(), extra_.size() * sizeof(double));
     return;
@@ -169,7 +154,7 @@ void GradientPool::write_extra() {
 
 // Copies their means back.
 void GradientPool::read_extra() {
-  const std::byte* const place = extra_pool_ != nullptr ? extra_pool_->data() : data() + offsets_[tensors_ - 1];
+  const std::byte* const place = extra_pool_ != nullptr ? extra_pool_->data() : data() + offsets_[tensors_];
   if (extra_pool_ != nullptr || dtype_ == DType::float64) {
     std::memcpy(extra_.data(), place, extra_.size() * sizeof(double));
     return;
@@ -181,25 +166,15 @@ void GradientPool::read_extra() {
 
 void GradientPool::ready(std::size_t tensor, Stream stream) {
   check_open();
-  if (extra_pool_ != nullptr && tensor == tensors_) {
-    write_extra();
-    extra_pool_->ready(0);
-    return;
-  }
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    ready_.check_new(tensor, active_);
-    if (extra_lie_behind() && tensor + 1 == tensors_) {
-      write_extra();
-    }
+    ready_.check_new(tensor, active_ + (extra_pool_ != nullptr ? 1 : 0));
     record_ready(tensor, now, stream);
     mark(tensor, now, stream);
     start_due_ranges();
   }
-  if (slices_ != nullptr) {
-    reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));  // or another thread does it already
-  }
+  help_reduce();
 }
 
 void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const {
@@ -216,29 +191,29 @@ void GradientPool::record_ready(std::size_t tensor, Clock::time_point now, Strea
 
 void GradientPool::ready_all(Stream stream) {
   check_open();
-  if (extra_pool_ != nullptr && extra_pool_->ready_count() == 0) {
-    write_extra();
-    extra_pool_->ready(0);
-  }
   const auto now = Clock::now();
   {
     const std::lock_guard lock(mutex_);
-    if (extra_lie_behind() && !ready_.has(tensors_ - 1)) {
-      write_extra();
-    }
-    for (std::size_t tensor = 0; tensor < active_; ++tensor) {
-      if (!ready_.has(tensor)) {
-        mark(tensor, now, stream);
-      }
-    }
+    ready_.for_each_missing(active_ + (extra_pool_ != nullptr ? 1 : 0),
+                            [&](std::size_t tensor) { mark(tensor, now, stream); });
     start_due_ranges();
   }
-  if (slices_ != nullptr) {
-    reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));  // or another thread does it already
-  }
+  help_reduce();
 }
 
 void GradientPool::mark(std::size_t tensor, Clock::time_point now, Stream stream) {
+  if (tensor == tensors_) {
+    write_extra();
+  }
+  if (tensor == active_) {
+    extra_pool_->ready(0);
+    ready_.add(tensor);
+  } else {
+    mark_in_range(tensor, now, stream);
+  }
+}
+
+void GradientPool::mark_in_range(std::size_t tensor, Clock::time_point now, Stream stream) {
   if (options_.device && !ranges_.empty()) {
     marks_[range_of_[tensor]].mark(stream);
   }
@@ -289,6 +264,13 @@ void GradientPool::start_due_ranges() {
   }
 }
 
+// In a thread that called `ready`, unless another one does it already.
+void GradientPool::help_reduce() {
+  if (slices_ != nullptr) {
+    reduce_own_slices(std::unique_lock(reducing_, std::try_to_lock));
+  }
+}
+
 // Reduces this rank's slices of the ranges that are due on all ranks.
 void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducing) {
   while (reducing.owns_lock() && reduced_ < ranges_.size() &&
@@ -307,100 +289,31 @@ void GradientPool::reduce_own_slices(const std::unique_lock<std::mutex>& reducin
   }
 }
 
-// Zeroes tensors that are not ready, and makes all ranges due.
-void GradientPool::finish_what_is_left(Stream stream) {
-  if (finishing_) {
-    return;
-  }
-  const auto now = Clock::now();
-  idle_ = count_ready() == 0;
-  for (std::size_t tensor = 0; tensor < active_; ++tensor) {
-    if (!ready_.has(tensor)) {
-      memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
-      mark(tensor, now, stream);
-    }
-  }
-  start_due_ranges();
-  finishing_ = true;
-}
-
-// Returns the error of the iteration that ends.
-std::optional<Error> GradientPool::start_next_iteration() {
-  const std::lock_guard not_reducing(reducing_);
-  const std::lock_guard lock(mutex_);
-  ready_.forget();
-  for (std::size_t r = 0; r < ranges_.size(); ++r) {
-    left_[r] = ranges_[r].end - ranges_[r].begin;
-  }
-  for (StreamMarks& marks : marks_) {
-    marks.forget();
-  }
-  due_ = 0;
-  reduced_ = 0;
-  ranges_before_ += ranges_.size();
-  under_way_.clear();
-  collected_ = 0;
-  finishing_ = false;
-  idle_ = false;
-  all_idle_ = false;
-  means_ = failure_ ? no_means : new_means();
-  ++iteration_;
-  reports_ = std::exchange(current_, {});
-  if (failure_) {
-    reports_.clear();
-  }
-  return std::exchange(failure_, {});
-}
-
-void GradientPool::wait(std::optional<double> timeout, Stream stream) {
-  check_timeout(timeout);
-  check_open();
-  wait_for_end(
-      waiting_, timeout, [this] { return iteration(); },
-      [this, stream](Deadline deadline) { end_iteration(deadline, stream); });
-}
+// ---- the end of an iteration ----------------------------------------------------------------------------------------
 
 std::shared_ptr<Handle> GradientPool::submit(const collective::Call& call) {
   return progress_ == Progress::thread ? communicator_->submit(call) : nullptr;
 }
 
-void GradientPool::abandon(Stream stream) {
-  const std::uint64_t abandoned = iteration();
-  const std::lock_guard one_at_a_time(waiting_);
-  if (iteration() == abandoned && ready_count() > 0) {
-    check_open();
-    end_iteration({}, stream);
-    const std::lock_guard lock(mutex_);
-    means_ = no_means;
-  }
+void GradientPool::complete_remaining(Stream stream) {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  begin_finishing();
+  ready_.for_each_missing(active_, [&](std::size_t tensor) {
+    clear_tensor(tensor, stream);
+    mark_in_range(tensor, now, stream);
+  });
+  start_due_ranges();
 }
 
-void GradientPool::end_iteration(Deadline deadline, Stream stream) {
-  const auto begin = Clock::now();
-  {
-    const std::lock_guard lock(mutex_);
-    finish_what_is_left(stream);
-  }
+void GradientPool::exchange(Deadline deadline, Stream stream) {
   if (slices_ != nullptr && !ranges_.empty()) {
     noting_failure([&] { await(*under_way_.front(), deadline); });
   } else {
     finish_ranges(deadline, stream);
   }
   if (extra_pool_ != nullptr) {
-    noting_failure([&] { failure_ ? extra_pool_->abandon() : extra_pool_->wait(); });
-  }
-  if (all_idle_) {
-    failure_ = failure_.value_or(nothing_ready_error());
-  }
-  if (!extra_.empty() && !failure_) {
-    read_extra();
-  }
-  const std::optional<Error> failure = start_next_iteration();
-  if (const auto timeline = communicator_->timeline()) {
-    timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
-  }
-  if (failure) {
-    throw Error(*failure);
+    failure_ ? extra_pool_->abandon() : extra_pool_->wait();
   }
 }
 
@@ -438,98 +351,44 @@ void GradientPool::finish_slices(collective::Group& group) {
   group.run(meet);
 }
 
-// Keeps the first error of an iteration, which is thrown once the whole iteration has ended.
-template <class Work>
-void GradientPool::noting_failure(Work work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    failure_ = failure_.value_or(error);
+void GradientPool::conclude(Stream /*stream*/) {
+  if (failure_) {
+    return;
+  }
+  if (all_idle_) {
+    throw nothing_ready_error();
+  }
+  if (!extra_.empty()) {
+    read_extra();
   }
 }
 
-std::size_t GradientPool::count_ready() const {
-  return ready_.count() + (extra_pool_ != nullptr ? extra_pool_->ready_count() : 0);
+void GradientPool::start_next_iteration() {
+  const std::lock_guard not_reducing(reducing_);
+  Pool::start_next_iteration();
 }
 
-std::size_t GradientPool::ready_count() const {
-  const std::lock_guard lock(mutex_);
-  return count_ready();
-}
-
-bool GradientPool::is_ready(std::size_t tensor) const {
-  if (extra_pool_ != nullptr && tensor == tensors_) {
-    return extra_pool_->ready_count() > 0;
+void GradientPool::reset() {
+  for (std::size_t r = 0; r < ranges_.size(); ++r) {
+    left_[r] = ranges_[r].end - ranges_[r].begin;
   }
-  const std::lock_guard lock(mutex_);
-  return ready_.has(tensor);
-}
-
-void GradientPool::zero(Stream stream) {
-  check_open();
-  if (ready_count() > 0) {
-    throw Error(ErrorKind::value, "gradients are zeroed between iterations, not after a tensor is ready: wait first");
+  for (StreamMarks& marks : marks_) {
+    marks.forget();
   }
-  memory_->clear(data(), bytes(), stream);
-  const std::lock_guard lock(mutex_);
-  means_ = no_means;
-}
-
-Update GradientPool::update() const {
-  check_process();
-  check_has_means(means(), ready_count(), tensors());
-  const std::vector<std::size_t> offsets = in_elements({offsets_.data(), tensors() + 1}, dtype_);
-  return {.means = means(),
-          .data = data(),
-          .dtype = dtype_,
-          .device = options_.device,
-          .offsets = offsets,
-          .spans = {{0, offsets.back()}}};
-}
-
-std::vector<GradientPool::Report> GradientPool::reports() const {
-  const std::lock_guard lock(mutex_);
-  return reports_;
-}
-
-std::uint64_t GradientPool::iteration() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_;
-}
-
-Means GradientPool::means() const {
-  const std::lock_guard lock(mutex_);
-  return count_ready() > 0 ? no_means : means_;
-}
-
-void GradientPool::take_over_means(const GradientPool& other) {
-  const Means theirs = other.means();
-  const std::lock_guard lock(mutex_);
-  means_ = theirs;
-}
-
-std::size_t GradientPool::count_nonfinite(Stream stream) const {
-  if (options_.device) {
-    const compute::cuda::UseDevice use(*options_.device);
-    const compute::cuda::DeviceMemory found(sizeof(std::uint64_t));
-    std::uint64_t number = 0;
-    compute::cuda::runtime().count_nonfinite(data(), dtype_, bytes() / size_of(dtype_),
-                                             reinterpret_cast<std::uint64_t*>(found.data()), stream);
-    compute::cuda::runtime().copy(&number, found.data(), sizeof number, stream);
-    compute::cuda::runtime().synchronize(stream);
-    return number;
+  due_ = reduced_ = collected_ = 0;
+  ranges_before_ += ranges_.size();
+  under_way_.clear();
+  all_idle_ = false;
+  if (failure_) {
+    reports_.clear();
   }
-  return compute::count_nonfinite(data(), dtype_, bytes() / size_of(dtype_));
 }
 
 void GradientPool::close(bool drain) noexcept {
-  closed_ = true;
   if (extra_pool_ != nullptr) {
     extra_pool_->close(drain);
   }
-  communicator_->close(drain);
+  Pool::close(drain);
 }
-
-bool GradientPool::closed() const { return closed_ || communicator_->closed(); }
 
 }  // namespace gradientflow::engine

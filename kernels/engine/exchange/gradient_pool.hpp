@@ -7,11 +7,9 @@
 // the order in which tensors become ready, and without communication about it. Due ranges are reduced by a progress
 // thread; or, inside a node without cores to spare for one, by the threads that call `ready` and `wait`, see
 // collective::PooledSlices. On a device, ranges are reduced in a stream of the pool's own, behind the work that was in
-// the streams of their tensors when these became ready; the host does not wait for the device. An iteration lasts from
-// the first tensor that is ready to the end of `wait` or `abandon`.
+// the streams of their tensors when these became ready; the host does not wait for the device.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,15 +21,12 @@
 #include "../../collective/in_node/pooled_slices.hpp"
 #include "../calls/communicator.hpp"
 #include "../calls/stream_marks.hpp"
-#include "../calls/waiting.hpp"
-#include "../memory/pool_memory.hpp"
-#include "../update/update.hpp"
 #include "fusion.hpp"
-#include "ready_tensors.hpp"
+#include "pool.hpp"
 
 namespace gradientflow::engine {
 
-class GradientPool {
+class GradientPool final : public Pool {
  public:
   struct Options {
     std::optional<std::size_t> fusion_threshold = {};  // bytes; see `fuse`; the default depends on which threads reduce
@@ -40,15 +35,6 @@ class GradientPool {
     std::optional<int> device = {};  // the CUDA device that has the tensors; none: the host
     std::size_t extra = 0;           // number of extra numbers, averaged in every iteration
   };
-  using Stream = compute::cuda::Stream;  // of the device; unused on the host
-
-  // How a range was reduced in the last iteration.
-  struct Report {
-    std::size_t bytes;
-    collective::Outcome outcome;
-    Times::Clock::time_point ready;  // when its last tensor was
-    Times times;
-  };
 
   // `counts`: elements of each tensor, in the order in which they lie in memory; every tensor starts at a multiple of
   // 64 bytes, and the padding between tensors is reduced too, as zeros. The pool has a duplicate of `communicator`, and
@@ -56,24 +42,13 @@ class GradientPool {
   GradientPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
   GradientPool(const GradientPool&) = delete;
   GradientPool& operator=(const GradientPool&) = delete;
-  ~GradientPool();
+  ~GradientPool() override;
 
-  [[nodiscard]] std::size_t tensors() const { return tensors_ - (extra_lie_behind() ? 1 : 0); }
-  [[nodiscard]] std::size_t bytes() const { return offsets_[tensors()]; }
-  [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return memory_->data(); }
-  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
   [[nodiscard]] std::size_t fusion_threshold() const { return fusion_threshold_; }
   [[nodiscard]] const std::vector<TensorRange>& ranges() const { return ranges_; }
   [[nodiscard]] std::size_t bytes_of(const TensorRange& range) const {
     return offsets_[range.end] - offsets_[range.begin];
   }
-
-  // The extra numbers, in memory of the host. They count as a tensor behind the last one: write them before that one is
-  // made ready, and read their means after `wait`. In a pool on the host they are rounded to the dtype of the
-  // gradients.
-  [[nodiscard]] std::vector<double>& extra() { return extra_; }
 
   // From the next iteration on only the first `tensors` take part; the same number on all ranks. Between iterations.
   void limit(std::size_t tensors);
@@ -86,47 +61,26 @@ class GradientPool {
   // thread. Throws Error(value) for an index out of range, or for a second call in one iteration.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);  // all that are not yet
-  [[nodiscard]] std::size_t ready_count() const;
-  [[nodiscard]] bool is_ready(std::size_t tensor) const;
 
   // Waits until every tensor is replaced by its mean over the ranks, and starts the next iteration. Tensors that are
   // not ready count as zeros; if no tensor is ready on any rank, throws Error(value) on all ranks, and the means are
   // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for
   // again. On a device: work put into the stream from then on sees the means.
-  void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { end_within(timeout, stream); }
 
   // Submits a call behind the due ranges to the progress thread; nullptr if there is none.
   std::shared_ptr<Handle> submit(const collective::Call& call);
 
-  // Ends an iteration that has begun, without its result: the other ranks get zeros for tensors that are not ready.
-  void abandon(Stream stream = nullptr);
-
-  // Of the last iteration that was waited for, by range.
-  [[nodiscard]] std::vector<Report> reports() const;
-  [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
-
-  // The number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or was
-  // abandoned.
-  [[nodiscard]] Means means() const;
-
   // The input of a step: all gradients. Throws Error(value) unless they are averaged.
-  [[nodiscard]] Update update() const;
-
-  // Zeroes the gradients, between iterations.
-  void zero(Stream stream = nullptr);
-
-  void take_over_means(const GradientPool& other);  // after the tensors have been copied here
+  [[nodiscard]] Update update() const { return update_of({{0, elements()}}); }
 
   // How many of the gradients in memory are infinite or NaN. Throws Error(type) for float64. On a device it waits for
   // the stream.
-  [[nodiscard]] std::size_t count_nonfinite(Stream stream = nullptr) const;
+  [[nodiscard]] std::size_t count_nonfinite(Stream stream = nullptr) const {
+    return memory_->count_nonfinite(data(), dtype_, elements(), stream);
+  }
 
-  // Ends the pool; the memory stays as long as the segment is held. Closing twice is harmless.
-  void close(bool drain) noexcept;
-  [[nodiscard]] bool closed() const;
-
-  // Throws Error(closed) in a process that was forked off the pool's.
-  void check_process() const { communicator_->check_process(); }
+  void close(bool drain) noexcept override;
 
  private:
   enum class Progress { thread, caller, in_wait };
@@ -136,63 +90,48 @@ class GradientPool {
   [[nodiscard]] bool extra_lie_behind() const { return !extra_.empty() && !options_.device; }
   void write_extra();
   void read_extra();
-  [[nodiscard]] std::size_t count_ready() const;  // with mutex_ held
-  void check_open() const;
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
-  void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
-  void finish_slices(collective::Group& group);
-  void finish_ranges(Deadline deadline, Stream stream);
-  void end_iteration(Deadline deadline, Stream stream);
-  template <class Work>
-  void noting_failure(Work work);
-  std::optional<Error> start_next_iteration();
   void lay_out_ranges();
   void make_calls();
-  void record_ready(std::size_t tensor, Times::Clock::time_point now, Stream stream) const;
-  void mark(std::size_t tensor, Times::Clock::time_point now, Stream stream);  // with mutex_ held, as all that follow
-  void start_due_ranges();
-  void finish_what_is_left(Stream stream);
   [[nodiscard]] collective::Call make_call_for(const Communicator& communicator, std::size_t range) const;
   [[nodiscard]] collective::Call call_for(std::size_t range, Stream stream = nullptr) const;
 
-  std::shared_ptr<Communicator> communicator_;  // its own
+  void record_ready(std::size_t tensor, Clock::time_point now, Stream stream) const;
+  void mark(std::size_t tensor, Clock::time_point now, Stream stream);  // with mutex_ held, as the two that follow
+  void mark_in_range(std::size_t tensor, Clock::time_point now, Stream stream);
+  void start_due_ranges();
+  void help_reduce();
+  void reduce_own_slices(const std::unique_lock<std::mutex>& reducing);
+  void finish_slices(collective::Group& group);
+  void finish_ranges(Deadline deadline, Stream stream);
+
+  void complete_remaining(Stream stream) override;
+  void exchange(Deadline deadline, Stream stream) override;
+  void conclude(Stream stream) override;
+  void start_next_iteration() override;
+  void reset() override;
+
   Progress progress_;
-  DType dtype_;
   Options options_;
   std::size_t fusion_threshold_;
-  std::vector<double> extra_;
   std::unique_ptr<GradientPool> extra_pool_;  // of a device pool, on the host: the extra numbers
-  std::size_t tensors_;                       // with the extra numbers, if they are behind the others
-  std::size_t active_;                        // how many of them, the first ones, take part
-  std::vector<std::size_t> offsets_;          // in bytes; one more than tensors
-  std::unique_ptr<PoolMemory> memory_;
+  std::size_t active_;                        // how many tensors, the first ones, are in ranges
   std::vector<TensorRange> ranges_;
   std::vector<std::size_t> range_of_;    // by tensor
   std::vector<collective::Call> calls_;  // by range: checked, with their paths chosen
   std::vector<StreamMarks> marks_;       // by range, on a device: where the streams stood when its tensors became ready
-  std::atomic<bool> closed_{false};
 
   std::unique_ptr<collective::PooledSlices> slices_;  // if the callers reduce
-  std::mutex reducing_;                               // one of them at a time
+  std::mutex reducing_;                               // one of them at a time; locked before mutex_
   std::size_t reduced_ = 0;                           // number of ranges whose own slices are
   std::uint64_t ranges_before_ = 0;                   // number of ranges in all earlier iterations
 
-  std::timed_mutex waiting_;      // one thread waits at a time
-  std::size_t collected_ = 0;     // ranges that have been waited for
-  std::optional<Error> failure_;  // of this iteration
-  mutable std::mutex mutex_;
-  ReadyTensors ready_;
+  std::size_t collected_ = 0;                       // ranges that have been waited for
   std::vector<std::size_t> left_;                   // by range: tensors that are not ready
-  std::vector<Times::Clock::time_point> complete_;  // by range: when the last of them was
+  std::vector<Clock::time_point> complete_;         // by range: when the last of them was
   std::size_t due_ = 0;                             // ranges
   std::vector<std::shared_ptr<Handle>> under_way_;  // by range, those queued; or one for the end of all
-  bool finishing_ = false;                          // whether all ranges are due, and waited for
-  std::atomic<bool> idle_{false};                   // no tensor was ready before that
-  bool all_idle_ = false;                           // on any rank
-  Means means_ = no_means;
-  std::uint64_t iteration_ = 0;
-  std::vector<Report> current_;
-  std::vector<Report> reports_;
+  bool all_idle_ = false;                           // no tensor was ready on any rank
 };
 
 }  // namespace gradientflow::engine

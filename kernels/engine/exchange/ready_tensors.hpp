@@ -20,6 +20,16 @@ class ReadyTensors {
   void check_new(std::size_t tensor, std::size_t tensors) const;
   void check_new(std::size_t tensor) const { check_new(tensor, ready_.size()); }
 
+  // Calls `work` for each of the first `tensors` that is not ready; it may add the tensor.
+  template <class Work>
+  void for_each_missing(std::size_t tensors, Work work) const {
+    for (std::size_t tensor = 0; tensor < tensors; ++tensor) {
+      if (!ready_[tensor]) {
+        work(tensor);
+      }
+    }
+  }
+
   void add(std::size_t tensor);
   void add_all() { ready_.assign(ready_.size(), true); }  // without counting them
   void forget();

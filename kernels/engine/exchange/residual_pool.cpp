@@ -1,23 +1,13 @@
 #include "residual_pool.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "../../base/text.hpp"
 #include "../../compute/kernels.hpp"
-#include "../calls/same_on_all_ranks.hpp"
 
 namespace gradientflow::engine {
-
-Error nonfinite_error(const NonfinitePlace& place) {
-  const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
-                                                      : "a gradient of the tensors " + std::to_string(place.first) +
-                                                            " to " + std::to_string(place.last);
-  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank)
-                                            : "once averaged, as it is too large for what it travels as";
-  return {ErrorKind::nonfinite,
-          which + " is not finite " + where + ": the iteration is dropped, and residuals are as before"};
-}
 
 void check_gradients(DType dtype, std::string_view pool) {
   if (dtype != DType::float16 && dtype != DType::bfloat16 && dtype != DType::float32) {
@@ -43,84 +33,123 @@ void check_kept(std::span<const float> numbers, std::size_t elements, const char
   }
 }
 
-ResidualPool::ResidualPool(std::string name, DType dtype, std::vector<std::size_t> offsets, std::size_t extra,
-                           bool skip_nonfinite)
-    : name_(std::move(name)),
-      dtype_(dtype),
-      offsets_(std::move(offsets)),
-      extra_(extra, 0.0),
-      skip_nonfinite_(skip_nonfinite),
-      ready_(offsets_.size()) {}
+ResidualPool::ResidualPool(const std::string& name, DType dtype, const std::vector<std::size_t>& offsets,
+                           std::size_t extra, bool skip_nonfinite)
+    : Pool(name, dtype, offsets.size() - 1, offsets, extra), skip_nonfinite_(skip_nonfinite) {}
 
-void ResidualPool::check_open() const {
-  if (closed()) {
-    throw Error(ErrorKind::closed, "the " + name_ + " is closed");
+// ---- the end of an iteration ----------------------------------------------------------------------------------------
+
+void ResidualPool::abandon(Stream stream) {
+  try {
+    Pool::abandon(stream);
+  } catch (const Error& error) {  // these errors are for ranks that have not abandoned the iteration
+    if (error.kind() != ErrorKind::nonfinite && error.kind() != ErrorKind::mismatch) {
+      throw;
+    }
   }
-  communicator_->check_open();
 }
 
-void ResidualPool::check_between_iterations(const char* what) const {
+std::unique_lock<std::mutex> ResidualPool::stop_work() {
+  std::unique_lock lock(mutex_);
+  workers_.wait_for_all(lock);
+  if (!finishing_ && !ready_.has(tensors())) {
+    std::fill(extra_.begin(), extra_.end(), 0.0);
+  }
+  begin_finishing();
+  return lock;
+}
+
+void ResidualPool::conclude(Stream stream) {
+  noting_failure([&] { decide(); });
+  if (failure_ || dropping_ || abandoned_) {
+    drop_gradients(stream);
+  }
+}
+
+void ResidualPool::drop_gradients(Stream stream) {
+  memory_->clear(data(), bytes(), stream);
   const std::lock_guard lock(mutex_);
-  if (ready_.count() > 0) {
-    check_open();
-    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
-  }
+  means_ = no_means;
 }
+
+void ResidualPool::reset() {
+  dropped_ = dropping_;
+  nonfinite_ = std::exchange(found_nonfinite_, {});
+  selection_seconds_ = static_cast<double>(selection_time_.exchange(0)) * 1e-9;
+}
+
+// ---- gradients that are not finite ----------------------------------------------------------------------------------
+
+Error ResidualPool::nonfinite_error(const NonfinitePlace& place) {
+  const std::string which = place.first == place.last ? "the gradient of tensor " + std::to_string(place.first)
+                                                      : "a gradient of the tensors " + std::to_string(place.first) +
+                                                            " to " + std::to_string(place.last);
+  const std::string where = place.rank >= 0 ? "on rank " + std::to_string(place.rank)
+                                            : "once averaged, as it is too large for what it travels as";
+  return {ErrorKind::nonfinite,
+          which + " is not finite " + where + ": the iteration is dropped, and residuals are as before"};
+}
+
+ResidualPool::NonfiniteTensors ResidualPool::nonfinite_tensors() const {
+  if (!found_nonfinite_) {
+    return {};
+  }
+  return {static_cast<std::int64_t>(found_nonfinite_->first), static_cast<std::int64_t>(found_nonfinite_->last)};
+}
+
+std::optional<NonfinitePlace> ResidualPool::first_place(std::span<const NonfiniteTensors> of_ranks) {
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank].first >= 0) {
+      return NonfinitePlace{static_cast<int>(rank), static_cast<std::size_t>(of_ranks[rank].first),
+                            static_cast<std::size_t>(of_ranks[rank].last)};
+    }
+  }
+  return {};
+}
+
+bool ResidualPool::dropped() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+std::optional<NonfinitePlace> ResidualPool::nonfinite() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_ ? nonfinite_ : std::nullopt;
+}
+
+double ResidualPool::selection_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return selection_seconds_;
+}
+
+// ---- residuals ------------------------------------------------------------------------------------------------------
 
 void ResidualPool::copy_residuals(std::span<float> destination) const {
   check_between_iterations("residuals are read");
   residual_.read(destination);
 }
 
+void ResidualPool::check_residuals(std::span<const float> residual) const {
+  check_between_iterations("residuals are replaced");
+  check_kept(residual, elements(), "residuals");
+}
+
+void ResidualPool::set_residuals(std::span<const float> residual, Stream stream) {
+  check_open();
+  check_residuals(residual);
+  residual_.write(residual);
+  drop_gradients(stream);
+}
+
 void ResidualPool::refuse_state(const std::string& why) {
   check_open();
   try {
-    check_same_on_all_ranks(*communicator_, "states of " + name_ + "s", why);
+    check_same("states of " + name_ + "s", why);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::mismatch) {
       throw;
     }
   }
-}
-
-std::size_t ResidualPool::ready_count() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count();
-}
-
-bool ResidualPool::is_ready(std::size_t tensor) const {
-  const std::lock_guard lock(mutex_);
-  return ready_.has(tensor);
-}
-
-Means ResidualPool::means() const {
-  const std::lock_guard lock(mutex_);
-  return ready_.count() > 0 ? no_means : means_;
-}
-
-std::uint64_t ResidualPool::iteration() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_;
-}
-
-bool ResidualPool::overflowed() const {
-  const std::lock_guard lock(mutex_);
-  return overflowed_;
-}
-
-std::optional<NonfinitePlace> ResidualPool::nonfinite() const {
-  const std::lock_guard lock(mutex_);
-  return overflowed_ ? nonfinite_ : std::nullopt;
-}
-
-double ResidualPool::bookkeeping_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return last_bookkeeping_;
-}
-
-std::vector<GradientPool::Report> ResidualPool::reports() const {
-  const std::lock_guard lock(mutex_);
-  return reports_;
 }
 
 }  // namespace gradientflow::engine

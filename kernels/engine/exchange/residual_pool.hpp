@@ -1,9 +1,11 @@
-// The common base of pools with residuals.
+// The common base of pools with residuals: an iteration in which a gradient is not finite is dropped, and leaves
+// residuals as they were.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -11,12 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "../calls/communicator.hpp"
-#include "../memory/kept_numbers.hpp"
-#include "../memory/pool_memory.hpp"
-#include "../update/update.hpp"
-#include "gradient_pool.hpp"
-#include "ready_tensors.hpp"
+#include "../memory/versioned_array.hpp"
+#include "pool.hpp"
 
 namespace gradientflow::engine {
 
@@ -25,7 +23,6 @@ struct NonfinitePlace {  // of the first gradient found that was not finite: a t
   std::size_t first;
   std::size_t last;
 };
-[[nodiscard]] Error nonfinite_error(const NonfinitePlace& place);
 
 // Throws Error(type) unless gradients are float16, bfloat16 or float32; `pool`: named in the error.
 void check_gradients(DType dtype, std::string_view pool);
@@ -36,34 +33,15 @@ void check_gradients(DType dtype, std::string_view pool);
 // Throws Error(value) unless there are `elements` numbers and all are finite. `what`: named in the error.
 void check_kept(std::span<const float> numbers, std::size_t elements, const char* what);
 
-class ResidualPool {
+class ResidualPool : public Pool {
  public:
-  using Stream = GradientPool::Stream;
-
-  ResidualPool(const ResidualPool&) = delete;
-  ResidualPool& operator=(const ResidualPool&) = delete;
-
-  [[nodiscard]] std::size_t tensors() const { return offsets_.size() - 1; }
-  [[nodiscard]] std::size_t bytes() const { return offsets_.back(); }
-  [[nodiscard]] std::size_t elements() const { return bytes() / size_of(dtype_); }
-  [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] std::byte* data() const { return memory_->data(); }
-  [[nodiscard]] std::size_t offset(std::size_t tensor) const { return offsets_[tensor]; }  // bytes
-  [[nodiscard]] const PoolMemory& memory() const { return *memory_; }
-  [[nodiscard]] std::vector<double>& extra() { return extra_; }  // "tensor" tensors() for `ready`
-
-  [[nodiscard]] std::size_t ready_count() const;
-  [[nodiscard]] bool is_ready(std::size_t tensor) const;
+  // As that of Pool. Residuals of chunks or layers already sent may be removed.
+  void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended.
-  [[nodiscard]] bool overflowed() const;                          // whether it was dropped
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where; SparsePool knows only if it threw
-  [[nodiscard]] double bookkeeping_seconds() const;               // to select, gather and scatter what is sent
-  [[nodiscard]] std::vector<GradientPool::Report> reports() const;
-  [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
-
-  // As those of GradientPool; an iteration that was dropped has means, which are zeros.
-  [[nodiscard]] Means means() const;
+  [[nodiscard]] bool dropped() const;                             // whether it was, as a gradient was not finite
+  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where; ChunkPool knows only if it threw
+  [[nodiscard]] double selection_seconds() const;                 // to select, gather and scatter what is sent
 
   // Whether iterations whose gradients are not finite are dropped, instead of an error. The same on all ranks.
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }
@@ -73,48 +51,100 @@ class ResidualPool {
 
   // The residuals, laid out as the gradients, in memory of the host. Between iterations.
   void copy_residuals(std::span<float> destination) const;
+  // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
+  void set_residuals(std::span<const float> residual, Stream stream = nullptr);
 
   // Called instead of `restore` on a rank that cannot go on from its state: `restore` of the other ranks throws, and
   // says why.
   void refuse_state(const std::string& why);
 
-  [[nodiscard]] bool closed() const { return communicator_->closed(); }
-
-  // Throws Error(closed) in a process that was forked off the pool's.
-  void check_process() const { communicator_->check_process(); }
-
  protected:
   // `name`: for error messages. `offsets`: as those of lay_out().
-  ResidualPool(std::string name, DType dtype, std::vector<std::size_t> offsets, std::size_t extra, bool skip_nonfinite);
-  ~ResidualPool() = default;
+  ResidualPool(const std::string& name, DType dtype, const std::vector<std::size_t>& offsets, std::size_t extra,
+               bool skip_nonfinite);
 
-  void check_open() const;
-  void check_between_iterations(const char* what) const;
-  [[nodiscard]] std::byte* at(std::size_t element) const { return data() + element * size_of(dtype_); }
-  [[nodiscard]] std::size_t places() const { return tensors() + (extra_.empty() ? 0 : 1); }
+  // Marks tensors, with mutex_ held, and then processes what they complete; the end of the iteration waits for that.
+  template <class Mark, class Process>
+  void work_on(Mark mark, Process process) {
+    check_open();
+    {
+      const std::lock_guard lock(mutex_);
+      mark();
+      workers_.enter();
+    }
+    const Workers::Leave leave(workers_);
+    process();
+  }
+  // The wait for that, at the beginning of the end; mutex_ is held from then on.
+  [[nodiscard]] std::unique_lock<std::mutex> stop_work();
+
+  void conclude(Stream stream) final;
+  // Decides whether the iteration is kept, fails or is dropped: every rank alike, from the same numbers.
+  virtual void decide() = 0;
+  virtual void drop_gradients(Stream stream);
+  void reset() override;
+
+  // What a rank tells the others of its first gradient that is not finite.
+  struct NonfiniteTensors {
+    std::int64_t first = -1;  // -1: there is none
+    std::int64_t last = -1;
+  };
+  [[nodiscard]] NonfiniteTensors nonfinite_tensors() const;  // with mutex_ held, or at the end
+  [[nodiscard]] static std::optional<NonfinitePlace> first_place(std::span<const NonfiniteTensors> of_ranks);
+  [[nodiscard]] static Error nonfinite_error(const NonfinitePlace& place);
+  // Notes that a gradient of this rank in `part` of the elements, which belongs to the tensors `first` to `last`, is
+  // not finite. `count(begin, end)` counts such elements, to find the tensor.
+  template <class Count>
+  void note_nonfinite(Update::Span part, std::size_t first, std::size_t last, Count count);
+
+  void check_residuals(std::span<const float> residual) const;
+  // Throws what `check` throws, and then `restore` of the other ranks throws; Error(mismatch) where descriptions
+  // differ.
+  template <class Check>
+  void check_state(Check check, const std::string& description) {
+    check_open();
+    try {
+      check();
+    } catch (const Error& error) {
+      refuse_state(error.what());
+      throw;
+    }
+    check_same("states of " + name_ + "s", description);
+  }
 
   // NOLINTBEGIN(cppcoreguidelines-non-private-member-variables-in-classes): of those that derive from it
-  std::string name_;
-  DType dtype_;
-  std::vector<std::size_t> offsets_;  // in bytes; one more than tensors
-  std::vector<double> extra_;
   bool skip_nonfinite_;
-  float scale_ = 1.0F;                          // of gradients: 1 / loss scale
-  std::shared_ptr<Communicator> communicator_;  // its own
-  std::unique_ptr<PoolMemory> memory_;
-  KeptNumbers residual_;
+  float scale_ = 1.0F;  // of gradients: 1 / loss scale
+  VersionedArray residual_;
 
-  mutable std::mutex mutex_;
-  ReadyTensors ready_;
-  std::uint64_t iteration_ = 0;
+  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; in the end of all ranks
+  std::atomic<std::int64_t> selection_time_{0};    // nanoseconds
+  // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)
+
+ private:
+  Workers workers_{mutex_};
 
   // Of the last iteration.
-  Means means_ = no_means;
-  bool overflowed_ = false;
+  bool dropped_ = false;
   std::optional<NonfinitePlace> nonfinite_;
-  double last_bookkeeping_ = 0.0;
-  std::vector<GradientPool::Report> reports_;
-  // NOLINTEND(cppcoreguidelines-non-private-member-variables-in-classes)
+  double selection_seconds_ = 0.0;
 };
+
+template <class Count>
+void ResidualPool::note_nonfinite(Update::Span part, std::size_t first, std::size_t last, Count count) {
+  NonfinitePlace place{communicator_->rank(), first, last};
+  for (std::size_t tensor = first; tensor <= last; ++tensor) {
+    const std::size_t begin = std::max(part.begin, offsets_[tensor] / size_of(dtype_));
+    const std::size_t end = std::min(part.end, offsets_[tensor + 1] / size_of(dtype_));
+    if (begin < end && count(begin, end) > 0) {
+      place.first = place.last = tensor;
+      break;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (!found_nonfinite_ || place.first < found_nonfinite_->first) {
+    found_nonfinite_ = place;
+  }
+}
 
 }  // namespace gradientflow::engine

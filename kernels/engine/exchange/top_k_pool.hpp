@@ -12,35 +12,27 @@
 // the same on all ranks, such as ratios, are compared with each message.
 //
 // Residuals and velocities are kept twice, before and after the iteration, by layer: an iteration that fails, is
-// abandoned, has gradients that are not finite, or is taken back, leaves them as they were.
+// abandoned, has gradients that are not finite, or is undone, leaves them as they were.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "../calls/communicator.hpp"
 #include "../calls/request.hpp"
-#include "../calls/waiting.hpp"
-#include "../memory/kept_numbers.hpp"
-#include "../memory/pool_memory.hpp"
-#include "../update/update.hpp"
 #include "block_memory.hpp"
-#include "gradient_pool.hpp"
 #include "layer_work.hpp"
-#include "ready_tensors.hpp"
 #include "residual_pool.hpp"
 #include "top_k_plan.hpp"
 
 namespace gradientflow::engine {
 
-class TopKPool : public ResidualPool {
+class TopKPool final : public ResidualPool {
  public:
   struct Options {
     std::vector<double> ratios = {1000.0};  // by layer, or one for all
@@ -81,7 +73,7 @@ class TopKPool : public ResidualPool {
   TopKPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
   TopKPool(const TopKPool&) = delete;
   TopKPool& operator=(const TopKPool&) = delete;
-  ~TopKPool();
+  ~TopKPool() override;
 
   [[nodiscard]] std::size_t merge_bytes() const { return rules_.merge_bytes; }
   [[nodiscard]] std::size_t layers() const { return plan_.layers.size(); }
@@ -91,7 +83,7 @@ class TopKPool : public ResidualPool {
   void set_ratios(std::span<const double> ratios);
   [[nodiscard]] std::vector<double> ratios() const;
 
-  // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
+  // As those of GradientPool.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
@@ -105,29 +97,22 @@ class TopKPool : public ResidualPool {
   // Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
   // Error(mismatch), on all ranks, if ratios or loss scales differ. After these errors, except the timeout, gradients
   // are zero and residuals are as before.
-  void wait(std::optional<double> timeout = {}, Stream stream = nullptr);
-
-  // Ends an iteration that has begun, without its result: the other ranks get nothing of layers that are not complete.
-  void abandon(Stream stream = nullptr);
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { end_within(timeout, stream); }
 
   // Undoes the last iteration that was waited for: residuals are as before it, and gradients zero. Does nothing if that
   // iteration failed or was dropped or abandoned.
-  void take_back(Stream stream = nullptr);
+  void undo(Stream stream = nullptr);
 
   [[nodiscard]] std::vector<LayerReport> layer_reports() const;
   [[nodiscard]] Update update() const;
-  void take_over_means(const TopKPool& other);
-  void zero(Stream stream = nullptr);
 
-  // As those of SparsePool.
+  // As that of ChunkPool.
   void set_loss_scale(double scale);
 
   // The velocities, laid out as the gradients. Between iterations.
   [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
   void copy_velocities(std::span<float> destination) const;
   [[nodiscard]] std::vector<float> thresholds() const;  // by layer, for a checkpoint
-  // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
-  void set_residuals(std::span<const float> residual, Stream stream = nullptr);
 
   // A checkpoint: what an iteration begins with.
   struct State {
@@ -140,19 +125,11 @@ class TopKPool : public ResidualPool {
   // ranks do not agree, or if another rank has refused its state.
   void restore(const State& state);
 
-  void close(bool drain) noexcept;
-
  private:
-  using Clock = Times::Clock;
-
-  // The end of a rank's last message, before its extra numbers.
-  struct Trailer {
-    std::int64_t first_nonfinite;  // tensors, or -1
-    std::int64_t last_nonfinite;
-  };
+  using Trailer = NonfiniteTensors;  // the end of a rank's last message, before its extra numbers
 
   // The progress of a layer in this iteration.
-  struct Course {
+  struct LayerProgress {
     std::size_t left = 0;  // tensors that are not ready
     bool done = false;     // ready to be sent; on the host, selected from
     bool sends_nothing = false;
@@ -178,25 +155,29 @@ class TopKPool : public ResidualPool {
   [[nodiscard]] bool can_read_elsewhere(std::size_t layer) const;
   void select_from_layer(std::size_t layer, std::byte* elsewhere = nullptr);
   void clear_layer(std::size_t layer, Stream stream);
-  void note_nonfinite(std::size_t layer);
-  void start_due_messages();  // with mutex_ held
-  void write_trailer();
-  void finish_what_is_left(Stream stream);
+  void find_nonfinite_tensor(std::size_t layer);
   void send_nothing_of_what_is_left(Stream stream);
 
+  void start_due_messages();  // with mutex_ held
+  void write_trailer();
   template <class Run>
-  void exchange(std::size_t message, Run run);
+  void send(std::size_t message, Run run);
   void combine(std::size_t index);
-  void end_iteration(Deadline deadline, Stream stream);
-  void finish_messages(Deadline deadline);
-  [[nodiscard]] std::optional<Error> conclude();
-  [[nodiscard]] std::optional<Error> find_nonfinite(const std::vector<const std::byte*>& trailers);
+
+  void complete_remaining(Stream stream) override;
+  void exchange(Deadline deadline, Stream stream) override;
+  void decide() override;
+  void drop_gradients(Stream stream) override;
+  void clear_gradients(Stream stream) override;
+  void reset() override;
+
+  void read_times();
+  void average_extra(const std::vector<const std::byte*>& trailers);
+  void find_nonfinite(const std::vector<const std::byte*>& trailers);
+  void fail_exchange();
   [[nodiscard]] Error different_settings(const Error& failure);
   [[nodiscard]] std::string settings_text(std::size_t layer) const;
-  void average_extra(const std::vector<const std::byte*>& trailers);
-  void keep();
-  void drop_gradients(Stream stream);
-  void start_next_iteration(bool has_means);
+  void keep_residuals();
 
   Options options_;
   bool has_thread_;  // a progress thread
@@ -206,30 +187,20 @@ class TopKPool : public ResidualPool {
   std::unique_ptr<LayerWork> work_;
   std::vector<collective::Call> calls_;  // by message
   std::vector<std::size_t> layer_of_;    // by tensor
-  KeptNumbers velocity_;
+  VersionedArray velocity_;
   std::vector<float> thresholds_;  // by layer
   Selection selection_;
   std::vector<std::size_t> counts_;  // by tensor: elements
 
-  std::timed_mutex waiting_;  // one thread waits at a time
-  Workers workers_{mutex_};
-  std::vector<Course> course_;         // by layer
-  std::vector<std::uint8_t> is_zero_;  // by layer: whether its memory is known to be zero
+  std::vector<LayerProgress> progress_;  // by layer
+  std::vector<std::uint8_t> is_zero_;    // by layer: whether its memory is known to be zero
   std::vector<std::shared_ptr<Handle>> under_way_;
   std::size_t due_ = 0;        // number of messages complete on this rank
   std::size_t collected_ = 0;  // number of messages waited for
-  bool finishing_ = false;
-  bool abandoned_ = false;
-  std::atomic<bool> idle_{false};  // nothing was ready when this iteration was waited for
   std::atomic<bool> failed_{false};
-  std::optional<Error> failure_;
-  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank; in the end of all ranks
-  bool drops_ = false;                             // whether this iteration is dropped for that
-  std::vector<GradientPool::Report> current_;      // by message
-  std::atomic<std::int64_t> bookkeeping_{0};       // nanoseconds
 
   // Of the last iteration.
-  bool can_take_back_ = false;
+  bool can_undo_ = false;
   std::vector<LayerReport> layer_reports_;
 };
 

@@ -1,6 +1,9 @@
 #include "pool_memory.hpp"
 
+#include <cstdint>
 #include <cstring>
+
+#include "../../compute/kernels.hpp"
 
 namespace gradientflow::engine {
 
@@ -20,6 +23,20 @@ void PoolMemory::clear(std::byte* begin, std::size_t bytes, compute::cuda::Strea
   } else {
     std::memset(begin, 0, bytes);
   }
+}
+
+std::size_t PoolMemory::count_nonfinite(const std::byte* begin, DType dtype, std::size_t count,
+                                        compute::cuda::Stream stream) const {
+  if (!device_) {
+    return compute::count_nonfinite(begin, dtype, count);
+  }
+  const compute::cuda::UseDevice use(*device_);
+  const compute::cuda::DeviceMemory found(sizeof(std::uint64_t));
+  std::uint64_t number = 0;
+  compute::cuda::runtime().count_nonfinite(begin, dtype, count, reinterpret_cast<std::uint64_t*>(found.data()), stream);
+  compute::cuda::runtime().copy(&number, found.data(), sizeof number, stream);
+  compute::cuda::runtime().synchronize(stream);
+  return number;
 }
 
 }  // namespace gradientflow::engine

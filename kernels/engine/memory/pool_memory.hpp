@@ -24,6 +24,11 @@ class PoolMemory {
   // Zeroes bytes of this memory, or of other memory on the same device or host; on a device, in the stream.
   void clear(std::byte* begin, std::size_t bytes, compute::cuda::Stream stream) const;
 
+  // How many numbers from `begin` on are infinite or NaN. Throws Error(type) for float64. On a device it waits for the
+  // stream.
+  [[nodiscard]] std::size_t count_nonfinite(const std::byte* begin, DType dtype, std::size_t count,
+                                            compute::cuda::Stream stream) const;
+
  private:
   std::optional<int> device_;
   std::shared_ptr<transport::Segment> on_host_;

@@ -13,13 +13,13 @@
 
 namespace gradientflow::engine {
 
-class KeptNumbers {
+class VersionedArray {
  public:
-  KeptNumbers() = default;  // none
+  VersionedArray() = default;  // none
 
   // Part i has the elements begins[i] up to begins[i + 1]; `begins` ends with the number of all elements. Throws
   // Error(memory).
-  explicit KeptNumbers(std::vector<std::size_t> begins, std::optional<int> device = {});
+  explicit VersionedArray(std::vector<std::size_t> begins, std::optional<int> device = {});
 
   [[nodiscard]] bool is_none() const { return sides_[0].data() == nullptr; }
 
@@ -32,8 +32,8 @@ class KeptNumbers {
   void clear(std::size_t part);
 
   // Remembers the present numbers; goes back to them, if nothing has been written to `after` since then.
-  void remember();
-  void go_back();
+  void snapshot();
+  void restore();
 
   // All numbers, copied to or from memory of the host.
   void read(std::span<float> destination) const;
@@ -44,7 +44,7 @@ class KeptNumbers {
   FloatArray sides_[2];
   std::vector<std::uint8_t> side_;    // by part: which of the two has the numbers before
   std::vector<std::uint8_t> filled_;  // by part: 0 if it is empty
-  std::vector<std::uint8_t> remembered_[2];
+  std::vector<std::uint8_t> snapshot_[2];
 };
 
 }  // namespace gradientflow::engine

@@ -16,29 +16,23 @@
 // are not finite, leaves them as they were. One that is abandoned removes only those of chunks already sent.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "../calls/communicator.hpp"
-#include "../calls/waiting.hpp"
-#include "../memory/kept_numbers.hpp"
-#include "../memory/pool_memory.hpp"
-#include "../update/update.hpp"
+#include "chunk_layout.hpp"
 #include "chunk_work.hpp"
 #include "gradient_pool.hpp"
-#include "ready_tensors.hpp"
+#include "norms_message.hpp"
 #include "residual_pool.hpp"
 
 namespace gradientflow::engine {
 
-class SparsePool : public ResidualPool {
+class ChunkPool final : public ResidualPool {
  public:
   struct Options {
     GradientPool::Options pool = {};  // with the device that has the tensors, if it is not the host
@@ -54,16 +48,16 @@ class SparsePool : public ResidualPool {
   // `counts`: elements of each tensor, which lie in memory as those of a GradientPool do; so the padding between them
   // belongs to the chunks. Collective. Throws Error(type) unless `dtype` is float16, bfloat16 or float32; Error(value)
   // for a chunk size of 0 or a momentum that is not in 0..1.
-  SparsePool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
-  SparsePool(const SparsePool&) = delete;
-  SparsePool& operator=(const SparsePool&) = delete;
-  ~SparsePool();
+  ChunkPool(Communicator& communicator, const std::vector<std::size_t>& counts, DType dtype, const Options& options);
+  ChunkPool(const ChunkPool&) = delete;
+  ChunkPool& operator=(const ChunkPool&) = delete;
+  ~ChunkPool() override;
 
   [[nodiscard]] std::size_t fusion_threshold() const { return send_->fusion_threshold(); }
-  [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
-  [[nodiscard]] std::size_t chunks() const { return left_.size(); }
+  [[nodiscard]] std::size_t chunk_size() const { return layout_.chunk_size(); }
+  [[nodiscard]] std::size_t chunks() const { return layout_.chunks(); }
 
-  // As those of GradientPool. The extra numbers, if any, count as one more tensor, behind the others.
+  // As those of GradientPool.
   void ready(std::size_t tensor, Stream stream = nullptr);
   void ready_all(Stream stream = nullptr);
 
@@ -75,9 +69,6 @@ class SparsePool : public ResidualPool {
   // and residuals are as before. Throws Error(mismatch) where densities differ. On a device it waits until the
   // gradients are there.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
-
-  // Ends an iteration that has begun, without its result: the other ranks get zeros for chunks that are not full.
-  void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended; before the first one, everything was sent.
   [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in ascending order
@@ -91,7 +82,7 @@ class SparsePool : public ResidualPool {
   // others. Throws Error(value) unless they are averaged.
   [[nodiscard]] Update update(bool everywhere) const;
 
-  void take_over_means(const SparsePool& other);
+  void take_over_means(const ChunkPool& other);
 
   // The residuals of this rank are multiplied by it in every iteration from now on. Between iterations. Throws
   // Error(value) unless it is from 0 to 1, and 0 if the pool was made with 0.
@@ -101,56 +92,47 @@ class SparsePool : public ResidualPool {
   // Gradients are multiplied by this power of two; residuals are not. Between iterations.
   void set_loss_scale(double scale);
 
-  // Zeroes the gradients that the last iteration left.
-  void zero(Stream stream = nullptr);
-
-  // Sets the residuals of this rank alone; zeroes the gradients. Throws Error(value) for numbers that are not finite.
-  void set_residuals(std::span<const float> residual, Stream stream = nullptr);
   // Goes on from a checkpoint with iteration `iteration`, which sends the `important` chunks; all chunks, if that is
   // empty. Collective. Before anything is changed, throws Error(mismatch) if the states of the ranks do not agree, or
   // if another rank has refused its state.
   void restore(std::span<const float> residual, const std::vector<std::uint8_t>& important, std::uint64_t iteration);
 
-  void close(bool drain) noexcept;
+  void close(bool drain) noexcept override;
 
  private:
-  using Clock = Times::Clock;
-
   [[nodiscard]] std::string description(const std::vector<std::size_t>& counts) const;
-  [[nodiscard]] Span span_of(std::size_t chunk) const;
-  [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
 
   [[nodiscard]] std::byte* slot_of(std::size_t chunk) const { return send_->data() + send_->offset(slot_[chunk]); }
   [[nodiscard]] ChunkJob job_for(std::size_t chunk) const;
 
-  // With mutex_ held; returns the chunks that are full now.
-  std::vector<std::size_t> mark(std::size_t tensor, Stream stream);
+  // With mutex_ held; appends the chunks that are full now.
+  void mark(std::size_t tensor, Stream stream, std::vector<std::size_t>& full);
   void process(const std::vector<std::size_t>& full, Stream stream);
-  void zero_extra_if_not_ready();  // with mutex_ held
-  void finish_what_is_left(Stream stream);
-  void send_nothing_of_what_is_left(Stream stream);
+  void send_nothing_of_what_is_left(Stream stream);  // with mutex_ held
 
-  void end_iteration(Deadline deadline, std::size_t next, Stream stream);
+  void complete_remaining(Stream stream) override;
+  void exchange(Deadline deadline, Stream stream) override;
+  void decide() override;
+  void drop_gradients(Stream stream) override;
+  void clear_gradients(Stream stream) override;
+  void reset() override;
+
   void learn_own_norms(Deadline deadline);
-  void note_nonfinite(std::size_t chunk);
-  void exchange_norms(Deadline deadline, std::size_t next);
+  void find_nonfinite_tensor(std::size_t chunk);
+  void send_norms(Deadline deadline);
   void receive_means(Deadline deadline, Stream stream);
-  void receive_norms(Deadline deadline);
   void scatter_means(Deadline deadline, Stream stream);
   void give_up(Stream stream) noexcept;
-  [[nodiscard]] std::optional<Error> conclude(std::size_t next, Stream stream);
-  void check_residuals(std::span<const float> residual) const;
-  [[nodiscard]] Error different_loss_scales();
-  [[nodiscard]] Error find_nonfinite(const std::vector<double>& norms);
-  void drop_gradients(Stream stream);
-  void keep(bool result, Stream stream);
+  [[nodiscard]] Error different_loss_scales() const;
+  void find_nonfinite(const std::vector<double>& norms);
+  void keep_residuals();
   void choose(std::vector<std::uint8_t> important);
-  void start_next_iteration(bool has_means);
 
   Options options_;
-  std::size_t chunk_size_;
+  ChunkLayout layout_;
   std::unique_ptr<GradientPool> send_;  // a tensor for each chunk, of which the first are used
   std::unique_ptr<ChunkWork> work_;
+  std::unique_ptr<NormsMessage> message_;
 
   // By chunk. Which chunks are important changes only between iterations.
   std::vector<std::uint8_t> important_;
@@ -159,22 +141,11 @@ class SparsePool : public ResidualPool {
   std::vector<double> own_norms_;      // of this rank, in this iteration, once learned
   std::vector<std::size_t> chunk_of_;  // by slot
 
-  std::timed_mutex waiting_;       // one thread waits at a time
-  Workers workers_{mutex_};        // on chunks
   std::vector<std::size_t> left_;  // by chunk: tensors that reach into it and are not ready
-  bool abandoned_ = false;
-  std::optional<bool> idle_;                       // whether nothing was ready when this iteration was waited for
-  bool dropped_ = false;                           // this iteration, as a gradient is not finite
-  std::optional<NonfinitePlace> found_nonfinite_;  // of this rank, in this iteration
-  bool learned_ = false;                           // own norms
-  std::vector<double> message_;
-  collective::Call norms_call_;  // sums it
-  std::shared_ptr<Handle> exchange_;
-  bool exchanged_ = false;
-  bool received_ = false;
+  std::size_t next_ = 0;           // how many chunks this rank wants to send next
+  bool learned_ = false;           // own norms
+  bool received_ = false;          // means
   bool scattered_ = false;
-  GradientPool::Report exchange_report_{};
-  std::atomic<std::int64_t> bookkeeping_{0};  // nanoseconds
 
   // Of the last iteration.
   std::vector<std::size_t> sent_;

@@ -1,50 +1,50 @@
-#include "kept_numbers.hpp"
+#include "versioned_array.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace gradientflow::engine {
 
-KeptNumbers::KeptNumbers(std::vector<std::size_t> begins, std::optional<int> device)
+VersionedArray::VersionedArray(std::vector<std::size_t> begins, std::optional<int> device)
     : begins_(std::move(begins)), side_(begins_.size() - 1, 0), filled_(begins_.size() - 1, 0) {
   for (FloatArray& side : sides_) {
     side = FloatArray(begins_.back(), device);
   }
-  remember();
+  snapshot();
 }
 
-const float* KeptNumbers::before(std::size_t part) const {
+const float* VersionedArray::before(std::size_t part) const {
   return is_none() || filled_[part] == 0 ? nullptr : sides_[side_[part]].data() + begins_[part];
 }
 
-float* KeptNumbers::after(std::size_t part) const {
+float* VersionedArray::after(std::size_t part) const {
   return is_none() ? nullptr : sides_[1 - side_[part]].data() + begins_[part];
 }
 
-void KeptNumbers::keep(std::size_t part) {
+void VersionedArray::keep(std::size_t part) {
   if (!is_none()) {
     side_[part] = static_cast<std::uint8_t>(1 - side_[part]);
     filled_[part] = 1;
   }
 }
 
-void KeptNumbers::clear(std::size_t part) {
+void VersionedArray::clear(std::size_t part) {
   if (!is_none()) {
     filled_[part] = 0;
   }
 }
 
-void KeptNumbers::remember() {
-  remembered_[0] = side_;
-  remembered_[1] = filled_;
+void VersionedArray::snapshot() {
+  snapshot_[0] = side_;
+  snapshot_[1] = filled_;
 }
 
-void KeptNumbers::go_back() {
-  side_ = remembered_[0];
-  filled_ = remembered_[1];
+void VersionedArray::restore() {
+  side_ = snapshot_[0];
+  filled_ = snapshot_[1];
 }
 
-void KeptNumbers::read(std::span<float> destination) const {
+void VersionedArray::read(std::span<float> destination) const {
   if (is_none()) {
     std::fill(destination.begin(), destination.end(), 0.0F);
   }
@@ -63,7 +63,7 @@ void KeptNumbers::read(std::span<float> destination) const {
   }
 }
 
-void KeptNumbers::write(std::span<const float> source) {
+void VersionedArray::write(std::span<const float> source) {
   if (!is_none()) {
     sides_[0].write(0, source);
     std::fill(side_.begin(), side_.end(), 0);

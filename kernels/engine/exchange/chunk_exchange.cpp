@@ -1,0 +1,183 @@
+// What the ranks exchange at the end of an iteration, and conclude from it.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "../../base/text.hpp"
+#include "chunk_pool.hpp"
+#include "chunk_selection.hpp"
+
+namespace gradientflow::engine {
+
+void ChunkPool::exchange(Deadline deadline, Stream stream) {
+  try {
+    learn_own_norms(deadline);
+    send_norms(deadline);
+    receive_means(deadline, stream);
+    message_->receive(deadline);
+    scatter_means(deadline, stream);
+  } catch (const Error&) {
+    give_up(stream);
+    throw;
+  }
+}
+
+void ChunkPool::learn_own_norms(Deadline deadline) {
+  if (learned_) {
+    return;
+  }
+  if (!work_->finish(deadline)) {
+    throw TimeOver();
+  }
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (done_[chunk] != 0) {
+      own_norms_[chunk] = work_->norm(chunk);
+      if (!std::isfinite(own_norms_[chunk])) {
+        find_nonfinite_tensor(chunk);
+      }
+    }
+  }
+  learned_ = true;
+}
+
+// Finds the tensor whose gradient is not finite: in the gradients if they are still there, else in the residuals.
+void ChunkPool::find_nonfinite_tensor(std::size_t chunk) {
+  const Span span = layout_.span_of(chunk);
+  const auto [first, last] = layout_.tensors_of(chunk);
+  const float* const next = residual_.after(chunk);
+  note_nonfinite(span, first, last, [&](std::size_t begin, std::size_t end) -> std::size_t {
+    if (important_[chunk] != 0) {
+      return work_->count_nonfinite(at(begin), dtype_, end - begin);
+    }
+    return next != nullptr ? work_->count_nonfinite(next + (begin - span.begin), DType::float32, end - begin) : 0;
+  });
+}
+
+// Sums the norms of chunks that are not sent over the ranks; those of chunks that are sent need no exchange, as all
+// ranks have their means.
+void ChunkPool::send_norms(Deadline deadline) {
+  if (message_->is_sent()) {
+    return;
+  }
+  const auto next = abandoned_ ? std::nullopt : std::optional(next_);
+  message_->write({.next = next, .idle = idle_, .loss_scale = loss_scale()}, extra_);
+  for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {
+    if (important_[chunk] == 0 && done_[chunk] != 0) {
+      message_->set_norm(chunk, own_norms_[chunk]);
+    }
+  }
+  message_->send(*send_, deadline);
+}
+
+void ChunkPool::receive_means(Deadline deadline, Stream stream) {
+  if (received_) {
+    return;
+  }
+  std::optional<double> left;
+  if (deadline) {
+    left = std::max(0.0, std::chrono::duration<double>(*deadline - Clock::now()).count());
+  }
+  const std::uint64_t before = send_->iteration();
+  try {
+    send_->wait(left, stream);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::timeout && send_->iteration() == before) {
+      throw TimeOver();
+    }
+    throw;
+  }
+  received_ = true;
+}
+
+void ChunkPool::scatter_means(Deadline deadline, Stream stream) {
+  const auto begin = Clock::now();
+  if (!scattered_) {
+    std::vector<ChunkJob> jobs;
+    for (const std::size_t chunk : chunk_of_) {
+      jobs.push_back(job_for(chunk));
+    }
+    work_->scatter(jobs, stream);
+    scattered_ = true;
+    selection_time_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+  }
+  if (!work_->finish(deadline)) {
+    throw TimeOver();
+  }
+}
+
+void ChunkPool::give_up(Stream stream) noexcept {
+  try {
+    send_->abandon(stream);
+  } catch (const Error&) {  // the first error is thrown
+  }
+  try {
+    work_->finish({});
+  } catch (const Error&) {  // likewise: nothing can be done with a device that has failed
+  }
+}
+
+void ChunkPool::decide() {
+  if (failure_) {
+    return;
+  }
+  const auto begin = Clock::now();
+  std::vector<double> norms(message_->norms().begin(), message_->norms().end());
+  for (const std::size_t chunk : chunk_of_) {
+    norms[chunk] = static_cast<double>(communicator_->size()) * work_->norm(chunk);
+  }
+  message_->read_extra(extra_);
+  if (!message_->has_same_loss_scales()) {  // first: another scale may make gradients nonfinite
+    failure_ = different_loss_scales();
+  } else if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm); })) {
+    dropping_ = true;
+    if (skip_nonfinite_) {
+      found_nonfinite_.reset();
+    } else {
+      find_nonfinite(norms);
+      failure_ = nonfinite_error(*found_nonfinite_);
+    }
+  } else if (!message_->has_same_next()) {
+    failure_ = Error(ErrorKind::mismatch, "the ranks have different densities: this one wants to send " +
+                                              std::to_string(next_) + " of " + std::to_string(chunks()) +
+                                              " chunks next, and others do not");
+  } else if (message_->all_idle() && (chunks() > 0 || !extra_.empty())) {
+    failure_ = nothing_ready_error();
+  } else {
+    keep_residuals();
+    if (const auto next = message_->next()) {
+      choose(choose_important(norms, *next));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  norms_ = std::move(norms);
+  selection_time_ += std::chrono::nanoseconds(Clock::now() - begin).count();
+}
+
+// All ranks call this, or none.
+Error ChunkPool::different_loss_scales() const {
+  try {
+    check_same("settings of a sparse gradient pool", "loss scale " + format_number(loss_scale()));
+  } catch (const Error& error) {
+    return error;
+  }
+  return {ErrorKind::internal, "the loss scales of a sparse gradient pool differ, and are the same"};
+}
+
+// Finds the first rank with a gradient that is not finite, and the place there. If all gradients are finite, the place
+// is the chunk whose mean or norm is not. All ranks call this, or none.
+void ChunkPool::find_nonfinite(const std::vector<double>& norms) {
+  const NonfiniteTensors mine = nonfinite_tensors();
+  std::vector<NonfiniteTensors> of_each(static_cast<std::size_t>(communicator_->size()));
+  communicator_->run({.signature = {.count = 2, .kind = transport::CallKind::allgather, .dtype = DType::int64},
+                      .input = reinterpret_cast<const std::byte*>(&mine),
+                      .output = reinterpret_cast<std::byte*>(of_each.data()),
+                      .counts = {}});
+  found_nonfinite_ = first_place(of_each);
+  if (!found_nonfinite_) {
+    const auto norm = std::find_if_not(norms.begin(), norms.end(), [](double each) { return std::isfinite(each); });
+    const auto [first, last] = layout_.tensors_of(static_cast<std::size_t>(norm - norms.begin()));
+    found_nonfinite_ = {-1, first, last};
+  }
+}
+
+}  // namespace gradientflow::engine

@@ -1,0 +1,44 @@
+// Where the chunks of a pool lie among its tensors.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "../../base/dtype.hpp"
+#include "../update/update.hpp"
+
+namespace gradientflow::engine {
+
+class ChunkLayout {
+ public:
+  using Span = Update::Span;
+
+  // Offsets of tensors as in a GradientPool, without the padding behind the last one: it would count as part of a
+  // chunk, or as a chunk.
+  [[nodiscard]] static std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& counts, DType dtype);
+
+  // `offsets`: as those, in elements. `chunk_size`: in elements; no chunk is larger than all elements.
+  ChunkLayout(std::vector<std::size_t> offsets, std::size_t chunk_size);
+
+  [[nodiscard]] std::size_t chunks() const { return (offsets_.back() + chunk_size_ - 1) / chunk_size_; }
+  [[nodiscard]] std::size_t chunk_size() const { return chunk_size_; }
+
+  [[nodiscard]] Span span_of(std::size_t chunk) const;
+  [[nodiscard]] std::vector<std::size_t> begins() const;  // of each chunk; then the end of the last
+  // The first and the last tensor that have elements in a chunk; its padding belongs to the tensor before it.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> tensors_of(std::size_t chunk) const;
+  // The chunks that a tensor reaches into.
+  [[nodiscard]] Span chunks_of(std::size_t tensor) const;
+  // By chunk: how many tensors reach into it.
+  [[nodiscard]] std::vector<std::size_t> tensors_by_chunk() const;
+
+  // The elements of chunks in ascending order, neighbours joined.
+  [[nodiscard]] std::vector<Span> spans_of(const std::vector<std::size_t>& chunks) const;
+
+ private:
+  std::vector<std::size_t> offsets_;  // by tensor, in elements
+  std::size_t chunk_size_;
+};
+
+}  // namespace gradientflow::engine

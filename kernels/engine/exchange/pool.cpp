@@ -1,0 +1,165 @@
+#include "pool.hpp"
+
+#include <utility>
+
+#include "../calls/same_on_all_ranks.hpp"
+#include "../memory/layout.hpp"
+
+namespace gradientflow::engine {
+
+Pool::Pool(std::string name, DType dtype, std::size_t tensors, std::vector<std::size_t> offsets, std::size_t extra)
+    : name_(std::move(name)),
+      dtype_(dtype),
+      tensors_(tensors),
+      offsets_(std::move(offsets)),
+      extra_(extra, 0.0),
+      ready_(places()) {}
+
+void Pool::close(bool drain) noexcept {
+  closed_ = true;
+  communicator_->close(drain);
+}
+
+// ---- checks ---------------------------------------------------------------------------------------------------------
+
+void Pool::check_open() const {
+  if (closed_) {
+    throw Error(ErrorKind::closed, "the " + name_ + " is closed");
+  }
+  communicator_->check_open();
+}
+
+void Pool::check_between_iterations(const char* what) const {
+  const std::lock_guard lock(mutex_);
+  check_none_ready(what);
+}
+
+void Pool::check_none_ready(const char* what) const {
+  if (ready_.count() > 0) {
+    check_open();
+    throw Error(ErrorKind::value, std::string(what) + " between iterations, not after a tensor is ready: wait first");
+  }
+}
+
+void Pool::check_same(const std::string& things, const std::string& description) const {
+  check_same_on_all_ranks(*communicator_, things, description);
+}
+
+// ---- the end of an iteration ----------------------------------------------------------------------------------------
+
+void Pool::end_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare) {
+  check_timeout(timeout);
+  check_open();
+  wait_for_end(
+      waiting_, timeout, [this] { return iteration(); },
+      [&](Deadline deadline) {
+        if (prepare) {
+          prepare();
+        }
+        end_iteration(deadline, stream);
+      });
+}
+
+void Pool::abandon(Stream stream) {
+  const std::uint64_t abandoned = iteration();
+  const std::lock_guard one_at_a_time(waiting_);
+  if (iteration() == abandoned && ready_count() > 0) {
+    check_open();
+    abandoned_ = true;
+    end_iteration({}, stream);
+  }
+}
+
+void Pool::begin_finishing() {
+  if (!finishing_) {
+    finishing_ = true;
+    idle_ = ready_.count() == 0;
+  }
+}
+
+void Pool::end_iteration(Deadline deadline, Stream stream) {
+  const auto begin = Clock::now();
+  complete_remaining(stream);
+  noting_failure([&] { exchange(deadline, stream); });
+  noting_failure([&] { conclude(stream); });
+  start_next_iteration();
+  const std::optional<Error> failure = std::exchange(failure_, {});
+  if (const auto timeline = communicator_->timeline()) {
+    timeline->span(timeline->thread_track(), "wait for gradients", begin, Clock::now());
+  }
+  if (failure) {
+    throw Error(*failure);
+  }
+}
+
+void Pool::start_next_iteration() {
+  const std::lock_guard lock(mutex_);
+  ready_.forget();
+  finishing_ = false;
+  idle_ = false;
+  means_ = abandoned_ || (failure_ && !dropping_) ? no_means : new_means();
+  reports_ = std::exchange(current_, {});
+  reset();
+  abandoned_ = dropping_ = false;
+  ++iteration_;
+}
+
+void Pool::clear_gradients(Stream stream) { memory_->clear(data(), bytes(), stream); }
+
+void Pool::clear_tensor(std::size_t tensor, Stream stream) const {
+  memory_->clear(data() + offsets_[tensor], offsets_[tensor + 1] - offsets_[tensor], stream);
+}
+
+void Pool::zero(Stream stream) {
+  check_open();
+  check_between_iterations("gradients are zeroed");
+  clear_gradients(stream);
+  const std::lock_guard lock(mutex_);
+  means_ = no_means;
+}
+
+// ---- results --------------------------------------------------------------------------------------------------------
+
+Update Pool::update_of(std::vector<Update::Span> spans) const {
+  check_process();
+  check_has_means(means(), ready_count(), tensors());
+  return {.means = means(),
+          .data = data(),
+          .dtype = dtype_,
+          .device = memory_->device(),
+          .offsets = in_elements({offsets_.data(), tensors_ + 1}, dtype_),
+          .spans = std::move(spans)};
+}
+
+void Pool::take_over_means(const Pool& other) {
+  const Means theirs = other.means();
+  const std::lock_guard lock(mutex_);
+  means_ = theirs;
+}
+
+std::size_t Pool::ready_count() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.count();
+}
+
+bool Pool::is_ready(std::size_t tensor) const {
+  const std::lock_guard lock(mutex_);
+  return ready_.has(tensor);
+}
+
+Means Pool::means() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.count() > 0 ? no_means : means_;
+}
+
+std::uint64_t Pool::iteration() const {
+  const std::lock_guard lock(mutex_);
+  return iteration_;
+}
+
+std::vector<Pool::Report> Pool::reports() const {
+  const std::lock_guard lock(mutex_);
+  return reports_;
+}
+
+}  // namespace gradientflow::engine
