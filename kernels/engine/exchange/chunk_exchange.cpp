@@ -70,23 +70,10 @@ void ChunkPool::send_norms(Deadline deadline) {
 }
 
 void ChunkPool::receive_means(Deadline deadline, Stream stream) {
-  if (received_) {
-    return;
+  if (!received_) {
+    send_->wait_until(deadline, stream);
+    received_ = true;
   }
-  std::optional<double> left;
-  if (deadline) {
-    left = std::max(0.0, std::chrono::duration<double>(*deadline - Clock::now()).count());
-  }
-  const std::uint64_t before = send_->iteration();
-  try {
-    send_->wait(left, stream);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::timeout && send_->iteration() == before) {
-      throw TimeOver();
-    }
-    throw;
-  }
-  received_ = true;
 }
 
 void ChunkPool::scatter_means(Deadline deadline, Stream stream) {

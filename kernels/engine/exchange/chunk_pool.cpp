@@ -146,7 +146,7 @@ void ChunkPool::process(const std::vector<std::size_t>& full, Stream stream) {
 // ---- the end of an iteration ----------------------------------------------------------------------------------------
 
 void ChunkPool::wait(std::optional<double> timeout, double density, Stream stream) {
-  end_within(timeout, stream, [this, next = important_count(density, chunks())] { next_ = next; });
+  wait_within(timeout, stream, [this, next = important_count(density, chunks())] { next_ = next; });
 }
 
 void ChunkPool::complete_remaining(Stream stream) {
@@ -275,23 +275,6 @@ void ChunkPool::take_over_means(const ChunkPool& other) {
     sent_.resize(chunks());
     std::iota(sent_.begin(), sent_.end(), std::size_t{0});
   }
-}
-
-std::vector<std::size_t> ChunkPool::sent() const {
-  const std::lock_guard lock(mutex_);
-  return sent_;
-}
-
-std::vector<ChunkPool::Span> ChunkPool::spans() const { return layout_.spans_of(sent()); }
-
-std::vector<double> ChunkPool::norms() const {
-  const std::lock_guard lock(mutex_);
-  return norms_;
-}
-
-std::vector<std::uint8_t> ChunkPool::important() const {
-  const std::lock_guard lock(mutex_);
-  return important_;
 }
 
 void ChunkPool::close(bool drain) noexcept {

@@ -70,13 +70,15 @@ class ChunkPool final : public ResidualPool {
   // gradients are there.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
-  // Of the last iteration that has ended; before the first one, everything was sent.
-  [[nodiscard]] std::vector<std::size_t> sent() const;  // chunks, in ascending order
-  [[nodiscard]] std::vector<Span> spans() const;        // their elements, neighbours joined
-  [[nodiscard]] std::vector<double> norms() const;      // by chunk, summed over the ranks
-  // The last one of reports() is that of the message with norms and extra numbers.
+  // Of the last iteration that has ended; before the first one, everything was sent. Chunks in ascending order; their
+  // elements, neighbours joined; and norms by chunk, summed over the ranks. The last one of reports() is that of the
+  // message with norms and extra numbers.
+  [[nodiscard]] std::vector<std::size_t> sent() const { return locked(sent_); }
+  [[nodiscard]] std::vector<Span> spans() const { return layout_.spans_of(sent()); }
+  [[nodiscard]] std::vector<double> norms() const { return locked(norms_); }
 
-  [[nodiscard]] std::vector<std::uint8_t> important() const;  // by chunk: whether the running iteration sends it
+  // By chunk: whether the running iteration sends it.
+  [[nodiscard]] std::vector<std::uint8_t> important() const { return locked(important_); }
 
   // The input of a step: the gradients that the last iteration has sent; or, if `everywhere`, all, with zeros for the
   // others. Throws Error(value) unless they are averaged.

@@ -66,7 +66,8 @@ class GradientPool final : public Pool {
   // not ready count as zeros; if no tensor is ready on any rank, throws Error(value) on all ranks, and the means are
   // zeros. If the timeout (seconds) passes first, throws Error(timeout); the iteration goes on and can be waited for
   // again. On a device: work put into the stream from then on sees the means.
-  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { end_within(timeout, stream); }
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
+  using Pool::wait_until;  // as `wait`; throws TimeOver
 
   // Submits a call behind the due ranges to the progress thread; nullptr if there is none.
   std::shared_ptr<Handle> submit(const collective::Call& call);

@@ -1,7 +1,10 @@
 #include "pool.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "../../base/text.hpp"
 #include "../calls/same_on_all_ranks.hpp"
 #include "../memory/layout.hpp"
 
@@ -47,17 +50,40 @@ void Pool::check_same(const std::string& things, const std::string& description)
 
 // ---- the end of an iteration ----------------------------------------------------------------------------------------
 
-void Pool::end_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare) {
-  check_timeout(timeout);
+void Pool::wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare) {
+  Deadline deadline;
+  if (timeout) {
+    check_timeout(*timeout);
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
+  }
+  try {
+    wait_until(deadline, stream, prepare);
+  } catch (const TimeOver&) {
+    throw Error(ErrorKind::timeout,
+                "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
+  }
+}
+
+void Pool::wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare) {
   check_open();
-  wait_for_end(
-      waiting_, timeout, [this] { return iteration(); },
-      [&](Deadline deadline) {
-        if (prepare) {
-          prepare();
-        }
-        end_iteration(deadline, stream);
-      });
+  const std::uint64_t awaited = iteration();
+  std::unique_lock one_at_a_time(waiting_, std::defer_lock);
+  if (deadline) {
+    static_cast<void>(one_at_a_time.try_lock_until(*deadline));
+  } else {
+    one_at_a_time.lock();
+  }
+  if (iteration() != awaited) {  // another thread has ended it meanwhile
+    return;
+  }
+  if (!one_at_a_time.owns_lock()) {
+    throw TimeOver();
+  }
+  if (prepare) {
+    prepare();
+  }
+  end_iteration(deadline, stream);
 }
 
 void Pool::abandon(Stream stream) {
@@ -150,16 +176,6 @@ bool Pool::is_ready(std::size_t tensor) const {
 Means Pool::means() const {
   const std::lock_guard lock(mutex_);
   return ready_.count() > 0 ? no_means : means_;
-}
-
-std::uint64_t Pool::iteration() const {
-  const std::lock_guard lock(mutex_);
-  return iteration_;
-}
-
-std::vector<Pool::Report> Pool::reports() const {
-  const std::lock_guard lock(mutex_);
-  return reports_;
 }
 
 }  // namespace gradientflow::engine

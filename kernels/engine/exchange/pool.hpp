@@ -65,8 +65,8 @@ class Pool {
   void zero(Stream stream = nullptr);
 
   // Of the last iteration that has ended.
-  [[nodiscard]] std::vector<Report> reports() const;
-  [[nodiscard]] std::uint64_t iteration() const;  // how many have ended
+  [[nodiscard]] std::vector<Report> reports() const { return locked(reports_); }
+  [[nodiscard]] std::uint64_t iteration() const { return locked(iteration_); }  // how many have ended
 
   // The number of the means in the pool; no_means once a tensor is ready, or after an iteration that failed or was
   // abandoned. An iteration that was dropped has means, which are zeros.
@@ -85,8 +85,16 @@ class Pool {
   Pool(std::string name, DType dtype, std::size_t tensors, std::vector<std::size_t> offsets, std::size_t extra);
   virtual ~Pool() = default;
 
-  // Waits for the end of the iteration. `prepare` is called by the thread that ends it, before the steps below.
-  void end_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
+  // Waits for the end of the iteration, at most `timeout` seconds. `prepare` is called by the thread that ends it,
+  // before the steps below.
+  void wait_within(std::optional<double> timeout, Stream stream, const std::function<void()>& prepare = {});
+  void wait_until(Deadline deadline, Stream stream, const std::function<void()>& prepare = {});  // throws TimeOver
+
+  template <class T>
+  [[nodiscard]] T locked(const T& value) const {
+    const std::lock_guard lock(mutex_);
+    return value;
+  }
 
   void check_open() const;
   void check_between_iterations(const char* what) const;

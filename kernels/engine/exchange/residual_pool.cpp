@@ -74,7 +74,8 @@ void ResidualPool::drop_gradients(Stream stream) {
 
 void ResidualPool::reset() {
   dropped_ = dropping_;
-  nonfinite_ = std::exchange(found_nonfinite_, {});
+  nonfinite_ = dropping_ ? found_nonfinite_ : std::nullopt;
+  found_nonfinite_.reset();
   selection_seconds_ = static_cast<double>(selection_time_.exchange(0)) * 1e-9;
 }
 
@@ -105,21 +106,6 @@ std::optional<NonfinitePlace> ResidualPool::first_place(std::span<const Nonfinit
     }
   }
   return {};
-}
-
-bool ResidualPool::dropped() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_;
-}
-
-std::optional<NonfinitePlace> ResidualPool::nonfinite() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_ ? nonfinite_ : std::nullopt;
-}
-
-double ResidualPool::selection_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return selection_seconds_;
 }
 
 // ---- residuals ------------------------------------------------------------------------------------------------------

@@ -39,9 +39,11 @@ class ResidualPool : public Pool {
   void abandon(Stream stream = nullptr);
 
   // Of the last iteration that has ended.
-  [[nodiscard]] bool dropped() const;                             // whether it was, as a gradient was not finite
-  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const;  // where; ChunkPool knows only if it threw
-  [[nodiscard]] double selection_seconds() const;                 // to select, gather and scatter what is sent
+  [[nodiscard]] bool dropped() const { return locked(dropped_); }  // whether it was, as a gradient was not finite
+  // Where; ChunkPool knows only if it threw.
+  [[nodiscard]] std::optional<NonfinitePlace> nonfinite() const { return locked(nonfinite_); }
+  // To select, gather and scatter what is sent.
+  [[nodiscard]] double selection_seconds() const { return locked(selection_seconds_); }
 
   // Whether iterations whose gradients are not finite are dropped, instead of an error. The same on all ranks.
   void set_skip_nonfinite(bool skip) { skip_nonfinite_ = skip; }

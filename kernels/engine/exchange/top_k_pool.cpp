@@ -211,11 +211,6 @@ void TopKPool::copy_velocities(std::span<float> destination) const {
   velocity_.read(destination);
 }
 
-std::vector<float> TopKPool::thresholds() const {
-  const std::lock_guard lock(mutex_);
-  return thresholds_;
-}
-
 void TopKPool::restore(const State& state) {
   check_state(
       [&] {
@@ -236,11 +231,6 @@ void TopKPool::restore(const State& state) {
 
 Update TopKPool::update() const {
   return update_of(dropped() ? std::vector<Update::Span>{} : std::vector<Update::Span>{{0, elements()}});
-}
-
-std::vector<TopKPool::LayerReport> TopKPool::layer_reports() const {
-  const std::lock_guard lock(mutex_);
-  return layer_reports_;
 }
 
 }  // namespace gradientflow::engine

@@ -97,13 +97,13 @@ class TopKPool final : public ResidualPool {
   // Throws Error(nonfinite), on all ranks, if a gradient is infinite or NaN, unless such iterations are skipped;
   // Error(mismatch), on all ranks, if ratios or loss scales differ. After these errors, except the timeout, gradients
   // are zero and residuals are as before.
-  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { end_within(timeout, stream); }
+  void wait(std::optional<double> timeout = {}, Stream stream = nullptr) { wait_within(timeout, stream); }
 
   // Undoes the last iteration that was waited for: residuals are as before it, and gradients zero. Does nothing if that
   // iteration failed or was dropped or abandoned.
   void undo(Stream stream = nullptr);
 
-  [[nodiscard]] std::vector<LayerReport> layer_reports() const;
+  [[nodiscard]] std::vector<LayerReport> layer_reports() const { return locked(layer_reports_); }
   [[nodiscard]] Update update() const;
 
   // As that of ChunkPool.
@@ -112,7 +112,7 @@ class TopKPool final : public ResidualPool {
   // The velocities, laid out as the gradients. Between iterations.
   [[nodiscard]] bool has_velocities() const { return !velocity_.is_none(); }
   void copy_velocities(std::span<float> destination) const;
-  [[nodiscard]] std::vector<float> thresholds() const;  // by layer, for a checkpoint
+  [[nodiscard]] std::vector<float> thresholds() const { return locked(thresholds_); }  // by layer, for a checkpoint
 
   // A checkpoint: what an iteration begins with.
   struct State {
