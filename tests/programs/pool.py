@@ -25,6 +25,7 @@ from gradientflow.errors import (
     MismatchError,
     PeerError,
 )
+from gradientflow.pools.gradient import PoolRange
 
 SHAPES: list[Any] = [(30, 20), 7, (), (0,), [4, 0, 2], (1, 1, 1), np.int64(33), (17,), (100, 101), [5], range(2, 5), 16]
 
@@ -176,9 +177,9 @@ def check_ranges(comm: gf.Communicator) -> None:
     pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=128)
     assert pool.offsets == (0, 64, 128, 128, 256)
     assert pool.ranges == (
-        gf.pool.PoolRange(range(0, 2), 0, 128),
-        gf.pool.PoolRange(range(2, 4), 128, 128),
-        gf.pool.PoolRange(range(4, 5), 256, 64),
+        PoolRange(range(0, 2), 0, 128),
+        PoolRange(range(2, 4), 128, 128),
+        PoolRange(range(4, 5), 256, 64),
     )
     for threshold, number, stored in ((0, 4, 0), ("inf", 1, math.inf), (math.inf, 1, math.inf), ("1KiB", 1, 1024)):
         pool = gf.GradientPool(comm, [16, 16, 0, 32, 16], fusion_threshold=threshold)

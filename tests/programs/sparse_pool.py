@@ -15,7 +15,7 @@ import numpy as np
 from support import RANK, SIZE, WORLD, raises, run_checks
 
 import gradientflow as gf
-from gradientflow import load
+from gradientflow import machine_load
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -732,7 +732,7 @@ def check_explain_on_a_busy_machine(comm: gf.Communicator) -> None:
     """It says so, on all ranks, where others were busy beside one of them; and calls that are measured take turns."""
     for others in (0.0, 1e6 * (RANK == SIZE - 1)):
         is_busy = bool(comm.allreduce(np.array([others]), "max")[0])
-        with mock.patch.object(load, "_processor_seconds", side_effect=[(0.0, 0.0), (others, 0.0)]):
+        with mock.patch.object(machine_load, "_processor_seconds", side_effect=[(0.0, 0.0), (others, 0.0)]):
             found = gf.strategies.Dense().explain(comm, 1000)
         assert ("processors busy" in found.remark) == is_busy, found.remark
         assert ("\n  remark:          Others kept" in str(found)) == is_busy, found
