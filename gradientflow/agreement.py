@@ -1,15 +1,18 @@
-"""Checks that all ranks agree, before they exchange data."""
+"""Checks that all ranks agree, and errors that all ranks raise."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from .communicator import Communicator
 from .errors import ArgumentError, GradientFlowError, MismatchError
+
+_Made = TypeVar("_Made")
 
 
 def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
@@ -42,14 +45,33 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
     """Raise on all ranks if any has an error: a rank's own one, else the first of the others. Collective."""
-    told = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
-    texts = gather(comm, told.encode() if error is not None else b"")
+    reason = str(error) if isinstance(error, GradientFlowError) else f"{type(error).__name__}: {error}"
+    texts = gather(comm, reason.encode() if error is not None else b"")
     if error is not None:
         raise error
     for rank, text in enumerate(texts):
         if text:
             message = f"rank {rank}: {text.decode()}"
             raise ArgumentError(message)
+
+
+def on_rank_0(comm: Communicator, what: str, work: Callable[[], _Made]) -> _Made | None:
+    """Do work on rank 0 and return its result there, None elsewhere. Collective.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        On every rank, if the work fails; the message begins with `what`.
+    """
+    made: _Made | None = None
+    failure: ArgumentError | None = None
+    if comm.rank == 0:
+        try:
+            made = work()
+        except Exception as error:
+            failure = ArgumentError(f"{what}: {str(error) or type(error).__name__}")
+    raise_together(comm, failure)
+    return made
 
 
 def gather(comm: Communicator, text: bytes) -> list[bytes]:

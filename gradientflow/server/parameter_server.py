@@ -3,235 +3,32 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradientflow.agreement import raise_together
-from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list, checked_mapping
+from gradientflow.agreement import on_rank_0, raise_together
+from gradientflow.arguments import checked_float, checked_instance, checked_int, checked_list
 from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError, GradientFlowError
 from gradientflow.memory import NodeArray, numpy_dtype
-from gradientflow.policies import Answer, Event, Policy, Trace, as_policy
+from gradientflow.policies import Policy, Trace, as_policy
 from gradientflow.pools.base import native_threshold
-from gradientflow.whole_file import whole_file
 
+from . import checkpoint
 from .optimizers import ServerOptimizer, as_server_optimizer
+from .push_pull import Pull, Push, checked_index
 from .rank import make_native
-
-Array = npt.NDArray[np.float32]
-_Made = TypeVar("_Made")
-
-_FORMAT = 1  # of states
+from .records import Statistics, WorkerStatistics, events_of, statistics_of
+from .settings import SettingRows
 
 _open: weakref.WeakSet[ParameterServer] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class WorkerStatistics:
-    """Statistics of one worker.
-
-    Attributes
-    ----------
-    pushes : int
-        How many of its pushes have come.
-    waited : float
-        Seconds from its pushes until it could go on, all together.
-    staleness : dict of int to int
-        How often it went on, by its number of pushes ahead of the slowest worker.
-    """
-
-    pushes: int
-    waited: float
-    staleness: dict[int, int]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics so far, as server 0 knows them.
-
-    Attributes
-    ----------
-    rounds : int
-        How many rounds have been applied.
-    barriers : int
-        How often all workers could go on at once.
-    ends : int
-        How often all workers have finished.
-    workers : tuple of WorkerStatistics
-        By rank.
-    """
-
-    rounds: int
-    barriers: int
-    ends: int
-    workers: tuple[WorkerStatistics, ...]
-
-
-class Push:
-    """Gradients on their way to the servers.
-
-    Attributes
-    ----------
-    number : int
-        Number of the push, from 1.
-    nonfinite : tuple of two int or None
-        Once `wait` has returned "skipped": the rank, and its tensor whose gradient was not finite, if the rank named
-        one.
-    """
-
-    def __init__(self, native: Any, number: int) -> None:
-        self._native = native
-        self.number = number
-        self.nonfinite: tuple[int, int] | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the policy lets this worker go on."""
-        return bool(self._native.may_go_on(self.number))
-
-    def wait(self, timeout: float | None = None) -> str:
-        """Wait until the policy lets this worker go on.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; by default GRADIENTFLOW_TIMEOUT.
-
-        Returns
-        -------
-        {"applied", "skipped", "abandoned"}
-            "applied" if the push has changed the weights, "skipped" if a push of its round was to be skipped,
-            "abandoned" if a worker gave the round up.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If more than 1024 later pushes were skipped: the outcome of this one is not known any more.
-        gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the push goes on and can be waited for again.
-        gradientflow.errors.PeerError
-            If a rank has died, given up, or closed the parameter server.
-        gradientflow.errors.MismatchError
-            If the pushes of a round have different settings.
-        """
-        outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
-        self.nonfinite = (rank, tensor) if tensor >= 0 else None
-        return str(outcome)
-
-
-class Pull:
-    """Weights on their way from the servers. It lasts until the next pull."""
-
-    def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
-        self._native = native
-        self._shapes = shapes
-        self._dtype = dtype
-        self.number = number
-
-    @property
-    def done(self) -> bool:
-        """Whether the weights have come."""
-        return bool(self._native.has_come(self.number))
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the weights have come.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; by default GRADIENTFLOW_TIMEOUT.
-
-        Raises
-        ------
-        gradientflow.errors.CommunicationTimeoutError
-            If the timeout passed first; the pull goes on and can be waited for again.
-        gradientflow.errors.PeerError
-            If a rank has died, given up, or closed the parameter server.
-        """
-        self._native.wait_for_pull(self.number, timeout)
-
-    def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
-        """Copy the weights of tensor `index` as they come.
-
-        Parameters
-        ----------
-        index : int
-            Its place in the order given.
-        weights : array or int
-            float32, of as many elements; or the address of such memory.
-        timeout : float, optional
-            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If there is no such tensor, or a later pull has replaced this one.
-        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            As `wait`; the weights that have come are in `weights` then.
-        """
-        tensor = _index(index, len(self._shapes))
-        if isinstance(weights, int):
-            self._native.take_to(self.number, tensor, weights, timeout)
-        else:
-            self._native.take(self.number, tensor, weights, timeout)
-
-    def weights(self, index: int, timeout: float | None = None) -> NodeArray:
-        """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
-
-        The array is in the memory of a server if one in this node has all of the tensor, as a single server has.
-        Otherwise, with servers in other nodes or several in this one, it is in node memory of this worker, where the
-        weights were received or are copied to.
-
-        Parameters
-        ----------
-        index : int
-            Its place in the order given.
-        timeout : float, optional
-            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
-
-        Returns
-        -------
-        array
-            Read-only; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact. Its values
-            are valid until the next pull of this worker, `finish` and `push_pull` included, or until the parameter
-            server is closed. Later they are undefined, but reading them does no harm.
-
-        Raises
-        ------
-        gradientflow.errors.ArgumentError
-            If there is no such tensor, or a later pull has replaced this one.
-        gradientflow.errors.ArgumentTypeError
-            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
-        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
-            As `wait`.
-        """
-        tensor = _index(index, len(self._shapes))
-        if tensor >= len(self._shapes):
-            message = f"there is no tensor {index}: the parameter server has {len(self._shapes)}"
-            raise ArgumentError(message)
-        found: NodeArray = self._native.weights(
-            self.number, tensor, timeout, numpy_dtype(self._dtype), self._shapes[tensor]
-        )
-        return found
-
-    def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
-        """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
-        found = checked_list("arrays", arrays, "arrays")
-        if len(found) != len(self._shapes):
-            message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
-            raise ArgumentError(message)
-        for index, each in enumerate(found):
-            self.take(index, each, timeout)
-        self.wait(timeout)
 
 
 class ParameterServer:
@@ -313,7 +110,7 @@ class ParameterServer:
         fusion_threshold: float | str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        given = [_weights(i, each) for i, each in enumerate(checked_list("weights", weights, "arrays"))]
+        given = [_checked_weights(i, each) for i, each in enumerate(checked_list("weights", weights, "arrays"))]
         self.policy = as_policy(policy)
         self.optimizer: ServerOptimizer = as_server_optimizer(optimizer)
         called = (
@@ -347,12 +144,11 @@ class ParameterServer:
             ranks.start(comm, arguments)
             self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
-        self._last_pull = 0
-        self._last_settings: tuple[Any, Array] = (None, np.empty(0, np.float32))
+        self._settings = SettingRows(len(given))
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
         if comm.rank == 0:
-            self._native.load(0, _flat(given))
+            self._native.load(0, checkpoint.flat(given))
 
     # ---- pushing -------------------------------------------------------------------------------------------------
 
@@ -405,7 +201,7 @@ class ParameterServer:
             If there is no such tensor, it is ready already in this push, or the gradient is in the array that
             `gradients` has given for another tensor.
         """
-        tensor = _index(index, len(self.shapes))
+        tensor = checked_index(index, len(self.shapes))
         if isinstance(gradient, tuple):
             address, dtype = gradient
             self._native.ready_at(tensor, address, dtype)
@@ -499,12 +295,12 @@ class ParameterServer:
         nonfinite: int | None,
         pull: bool | None,
     ) -> tuple[int, int]:
-        rows = self._rows(settings)
+        rows = self._settings.rows(settings)
         scale = checked_float("loss_scale", loss_scale)
         if skip not in (False, True, "abandoned"):
             message = f"skip is False, True or 'abandoned', not {skip!r}"
             raise ArgumentError(message)
-        tensor = -1 if nonfinite is None else _index(nonfinite, len(self.shapes))
+        tensor = -1 if nonfinite is None else checked_index(nonfinite, len(self.shapes))
         why = skip if isinstance(skip, str) else "skipped" if skip or tensor >= 0 else "applied"
         found = [] if gradients is None else list(checked_list("gradients", gradients, "arrays"))
         if gradients is not None and len(found) != len(self.shapes):
@@ -512,24 +308,6 @@ class ParameterServer:
             raise ArgumentError(message)
         numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found, tensor)
         return numbers
-
-    def _rows(self, settings: Any) -> Array:
-        if isinstance(settings, tuple) and settings == self._last_settings[0]:
-            return self._last_settings[1]  # unchanged settings are checked once
-        each = [settings] if hasattr(settings, "rate") else checked_list("settings", settings, "Settings")
-        for one in each:
-            for name in ("rate", "momentum", "weight_decay", "trust"):
-                value = checked_float(name, getattr(one, name, None))
-                if not 0 <= value < float("inf"):
-                    message = f"{name} is a finite number of 0 or more, not {value}"
-                    raise ArgumentError(message)
-        if len(each) not in (1, len(self.shapes)) or not each:
-            message = f"settings are one for all tensors or one for each of the {len(self.shapes)}, not {len(each)}"
-            raise ArgumentError(message)
-        rows = np.array([(one.rate, one.momentum, one.weight_decay, one.trust) for one in each], np.float32)
-        if isinstance(settings, tuple) and hasattr(settings, "rate"):
-            self._last_settings = (settings, rows)
-        return rows
 
     # ---- pulling -------------------------------------------------------------------------------------------------
 
@@ -577,28 +355,14 @@ class ParameterServer:
 
     def statistics(self, timeout: float | None = None) -> Statistics:
         """Ask server 0 for its statistics so far. Not collective."""
-        numbers = iter(self._native.statistics(timeout))
-        rounds, ends, barriers = (int(next(numbers)) for _ in range(3))
-        workers = []
-        for _ in range(self._comm.size):
-            pushes, waited, pairs = int(next(numbers)), next(numbers), int(next(numbers))
-            staleness = {int(next(numbers)): int(next(numbers)) for _ in range(pairs)}
-            workers.append(WorkerStatistics(pushes, waited, staleness))
-        return Statistics(rounds, barriers, ends, tuple(workers))
+        return statistics_of(self._native.statistics(timeout), self._comm.size)
 
     def trace(self, timeout: float | None = None) -> Trace:
         """Ask server 0 for the events that the policy was told, and for its answers. Not collective.
 
         Only the first million events are kept. Seconds count from the creation of the servers.
         """
-        numbers = iter(self._native.trace(timeout))
-        events = []
-        for worker in numbers:
-            seconds, departed, rounds = next(numbers), next(numbers), int(next(numbers))
-            apply = [[int(next(numbers)) for _ in range(int(next(numbers)))] for _ in range(rounds)]
-            go_on = [int(next(numbers)) for _ in range(int(next(numbers)))]
-            events.append(Event(int(worker), seconds, "departure" if departed else "push", Answer(apply, go_on)))
-        return Trace(self._comm.size, words_of(self.policy), events, 0.0)
+        return Trace(self._comm.size, words_of(self.policy), events_of(self._native.trace(timeout)), 0.0)
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -608,9 +372,9 @@ class ParameterServer:
         The state includes all pushes of this worker, as a pull does. Pushes of other workers that are applied meanwhile
         may be in the part of one server and not in that of another; under "bsp" there are none.
         """
-        state: dict[str, Any] = {"format": _FORMAT, "optimizer": repr(self.optimizer)}
+        state: dict[str, Any] = {"format": checkpoint.FORMAT, "optimizer": repr(self.optimizer)}
         for place, name in enumerate(self.optimizer.arrays):
-            state[name] = self._by_tensor(self._native.save(place, timeout))
+            state[name] = checkpoint.by_tensor(self._native.save(place, timeout), self.shapes)
         for place, name in enumerate(self.optimizer.counts, len(self.optimizer.arrays)):
             state[name] = int(self._native.save(place, timeout).max(initial=0))
         return state
@@ -629,7 +393,7 @@ class ParameterServer:
         except GradientFlowError as caught:
             error = caught
         raise_together(self._comm, error)
-        self._on_rank_0("the state cannot be loaded", lambda: self._load(self._checked(state)))
+        on_rank_0(self._comm, "the state cannot be loaded", lambda: self._load(state))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, completely or not at all. Collective; rank 0 writes.
@@ -639,13 +403,8 @@ class ParameterServer:
         gradientflow.errors.ArgumentError
             On every rank, if it cannot be written: an older file is then still there.
         """
-
-        def write() -> None:
-            state = self.state_dict()
-            with whole_file(path) as file:
-                np.savez(file, **_for_file(state))
-
-        self._on_rank_0(f"the parameter server cannot be saved as {path}", write)
+        what = f"the parameter server cannot be saved as {path}"
+        on_rank_0(self._comm, what, lambda: checkpoint.write(path, self.state_dict()))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a file of `save`, of any number of servers. Collective; rank 0 reads.
@@ -656,55 +415,13 @@ class ParameterServer:
             On every rank, if the file cannot be read, for any reason, or has the state of other tensors or of another
             optimizer: before anything is changed.
         """
+        what = f"{path} cannot be read as a parameter server's"
+        self.load_state_dict(on_rank_0(self._comm, what, lambda: checkpoint.read(path)) or {})
 
-        def read() -> dict[str, Any]:
-            with open(path, "rb") as file:
-                arrays = np.load(file, allow_pickle=False)
-                if not isinstance(arrays, Mapping):
-                    message = "it is a single array"
-                    raise ArgumentError(message)
-                return _from_file(arrays)
-
-        self.load_state_dict(self._on_rank_0(f"{path} cannot be read as a parameter server's", read) or {})
-
-    def _on_rank_0(self, what: str, work: Callable[[], _Made]) -> _Made | None:
-        """Do work on rank 0 and return its result there, None elsewhere. Collective: all ranks raise its error."""
-        made: _Made | None = None
-        trouble: ArgumentError | None = None
-        if self._comm.rank == 0:
-            try:
-                made = work()
-            except Exception as error:
-                trouble = ArgumentError(f"{what}: {error}" if str(error) else f"{what}: {type(error).__name__}")
-        raise_together(self._comm, trouble)
-        return made
-
-    def _load(self, flats: Sequence[Array]) -> None:
-        for place, flat in enumerate(flats):
-            self._native.load(place, flat)
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for place, row in enumerate(checkpoint.rows_of(state, self.optimizer, self.shapes)):
+            self._native.load(place, row)
         self.pull(exact=True).wait()  # servers take messages of one rank in their order
-
-    def _by_tensor(self, flat: Array) -> list[Array]:
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        return [each.reshape(shape) for each, shape in zip(np.split(flat, ends), self.shapes, strict=True)]
-
-    def _checked(self, state: Mapping[str, Any]) -> list[Array]:
-        given = checked_mapping("state", state)
-        if given.get("format") != _FORMAT or given.get("optimizer") != repr(self.optimizer):
-            message = (
-                f"the state is of format {_FORMAT} and of the optimizer {self.optimizer!r}, "
-                f"not of {given.get('format')!r} and {given.get('optimizer')!r}"
-            )
-            raise ArgumentError(message)
-        flats = []
-        for name in self.optimizer.arrays:
-            arrays = [np.asarray(each, np.float32) for each in checked_list(name, given.get(name), "arrays")]
-            shapes = tuple(each.shape for each in arrays)
-            if shapes != self.shapes:
-                message = f"{name} of the state have shapes {shapes}, not {self.shapes}"
-                raise ArgumentError(message)
-            flats.append(_flat([np.ascontiguousarray(each) for each in arrays]))
-        return flats + [np.full_like(flats[0], checked_int(name, given.get(name))) for name in self.optimizer.counts]
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -737,7 +454,7 @@ class ParameterServer:
         self.close(kind is None)
 
 
-def _weights(index: int, given: Any) -> Array:
+def _checked_weights(index: int, given: Any) -> npt.NDArray[np.float32]:
     if not isinstance(given, np.ndarray) or given.dtype != np.float32:
         kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
         message = f"weights are NumPy arrays of float32, but number {index} is {kind}"
@@ -746,36 +463,6 @@ def _weights(index: int, given: Any) -> Array:
         message = f"weights are contiguous arrays, but number {index} is not"
         raise ArgumentError(message)
     return given
-
-
-def _flat(arrays: Sequence[Array]) -> Array:
-    return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
-
-
-def _for_file(state: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in state.items():
-        if isinstance(value, list):
-            flat.update({f"{name}.{i:06}": each for i, each in enumerate(value)})
-        else:
-            flat[name] = np.array(value)
-    return flat
-
-
-def _from_file(file: Mapping[str, Any]) -> dict[str, Any]:
-    state: dict[str, Any] = {}
-    for key in sorted(file):
-        name, dot, _ = key.partition(".")
-        if dot:
-            state.setdefault(name, []).append(file[key])
-        else:
-            state[name] = file[key].item()
-    return state
-
-
-def _index(index: int, tensors: int) -> int:
-    found = checked_int("index", index, -tensors)
-    return found + tensors if found < 0 else found
 
 
 @atexit.register

@@ -14,11 +14,11 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, GradientFlowError, PeerError
 from gradientflow.mailbox import make_mailbox
 
-_LAST_WORDS = 5.0  # seconds for each server that workers have left open to end by itself
-_LOOK = 0.2  # seconds between checks for ranks that have died
+_CLOSING_SECONDS = 5.0  # for each server that workers have left open to end by itself
+_POLL_SECONDS = 0.2  # between checks for ranks that have died
 
 
-class _Post:
+class _Channel:
     """Messages of any length among all ranks of a job. Collective."""
 
     def __init__(self, everyone: Communicator) -> None:
@@ -68,7 +68,7 @@ class ServerRanks:
         self.everyone = everyone
         self.count: int = everyone.size - workers
         self._servers = range(workers, everyone.size)
-        self._post = _Post(everyone)
+        self._channel = _Channel(everyone)
         self._closed = False
 
     def start(self, comm: Communicator, arguments: tuple[Any, ...]) -> None:
@@ -79,16 +79,16 @@ class ServerRanks:
         gradientflow.errors.GradientFlowError
             On every worker, if a server cannot make it: for example because it does not know the class of a policy.
         """
-        trouble = b""
+        failure = b""
         if comm.rank == 0:
             try:
                 self._tell("make", arguments)
-                trouble = "; ".join(filter(None, self._answers())).encode()
+                failure = "; ".join(filter(None, self._answers())).encode()
             except Exception as error:
-                trouble = str(error).encode()
-        said = comm.allgatherv(np.frombuffer(trouble, np.uint8))
-        if said.size:
-            raise GradientFlowError(said.tobytes().decode())
+                failure = str(error).encode()
+        reasons = comm.allgatherv(np.frombuffer(failure, np.uint8))
+        if reasons.size:
+            raise GradientFlowError(reasons.tobytes().decode())
 
     def close(self) -> None:
         """Tell the servers that this worker has closed. Twice is harmless."""
@@ -96,17 +96,17 @@ class ServerRanks:
             self._closed = True
             with suppress(ClosedError):  # at the end of the process
                 self._tell("close", ())
-            self._post.close()
+            self._channel.close()
 
     def _tell(self, kind: str, arguments: tuple[Any, ...]) -> None:
         for server in self._servers:
-            self._post.send(server, pickle.dumps((kind, arguments)))
+            self._channel.send(server, pickle.dumps((kind, arguments)))
 
     def _answers(self) -> list[str]:
         timeout = float(self.everyone.describe()["settings"]["timeout"])
         answers: list[str] = []
         for server in self._servers:
-            found = self._post.next(server, timeout)
+            found = self._channel.next(server, timeout)
             if found is None:
                 message = f"rank {server}, which serves, has not answered within {timeout:g} s"
                 raise CommunicationTimeoutError(message)
@@ -131,13 +131,13 @@ def serve(everyone: Communicator, workers: int) -> None:
     gradientflow.errors.PeerError
         If a worker has died or given up.
     """
-    post = _Post(everyone)
+    channel = _Channel(everyone)
     open_ = set(range(workers))
     threads: list[threading.Thread] = []
     natives: list[Any] = []
     try:
         while open_:
-            found = _next_command(post, open_)
+            found = _next_command(channel, open_)
             if found is None:
                 continue
             source, command = found
@@ -145,12 +145,12 @@ def serve(everyone: Communicator, workers: int) -> None:
                 kind, arguments = pickle.loads(command)  # from a rank of the same job
             except Exception as error:
                 message = f"rank {everyone.rank} serves, and cannot read what is to be made: {error}"
-                post.send(source, message.encode())
+                channel.send(source, message.encode())
                 continue
             if kind == "close":
                 open_.discard(source)
                 continue
-            post.send(source, b"")
+            channel.send(source, b"")
             try:
                 native = make_native(everyone, workers, arguments)
             except GradientFlowError:
@@ -164,24 +164,24 @@ def serve(everyone: Communicator, workers: int) -> None:
         _end(threads, natives, orderly=False)
         raise
     _end(threads, natives, orderly=True)
-    post.close()
+    channel.close()
 
 
-def _next_command(post: _Post, workers: set[int]) -> tuple[int, bytes] | None:
+def _next_command(channel: _Channel, workers: set[int]) -> tuple[int, bytes] | None:
     """Wait a moment for a command of a worker. Raise PeerError if none comes and a worker, which it names, is gone."""
     try:
-        found = post.next(None, _LOOK)
+        found = channel.next(None, _POLL_SECONDS)
     except PeerError:  # all ranks are gone: the loop below names one
         found = None
     for worker in sorted(workers):
-        found = found or post.next(worker, 0.0)
+        found = found or channel.next(worker, 0.0)
     return found
 
 
 def _end(threads: list[threading.Thread], natives: list[Any], *, orderly: bool) -> None:
     """Close the servers, after some time in which they can end by themselves and tell the workers why."""
     for thread in threads:
-        thread.join(_LAST_WORDS)
+        thread.join(_CLOSING_SECONDS)
     for native in natives:
         native.close(orderly)
 

@@ -1090,7 +1090,7 @@ def check_threads_that_push(comm: gf.Communicator) -> None:
         server.finish(weights, LATE)
         assert all(np.all(each == 24 * SIZE) for each in weights)
         ones = threads.map(
-            lambda _: server._native.push(server._rows(Settings(1.0)), 1.0, "applied", None, []), range(24)
+            lambda _: server._native.push(server._settings.rows(Settings(1.0)), 1.0, "applied", None, []), range(24)
         )
         assert len(set(ones)) == 24
         server.finish(weights, LATE)

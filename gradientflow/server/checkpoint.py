@@ -1,0 +1,91 @@
+"""States of a parameter server: how they are checked, written and read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import checked_int, checked_list, checked_mapping
+from gradientflow.errors import ArgumentError
+from gradientflow.whole_file import whole_file
+
+from .optimizers import ServerOptimizer
+
+Array = npt.NDArray[np.float32]
+Shapes = tuple[tuple[int, ...], ...]
+
+FORMAT = 1
+
+
+def flat(arrays: Sequence[Array]) -> Array:
+    """Return the elements of all arrays, one after the other."""
+    return np.concatenate([np.zeros(0, np.float32), *(each.reshape(-1) for each in arrays)])
+
+
+def by_tensor(elements: Array, shapes: Shapes) -> list[Array]:
+    """Undo `flat`."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    return [each.reshape(shape) for each, shape in zip(np.split(elements, ends), shapes, strict=True)]
+
+
+def rows_of(state: Mapping[str, Any], optimizer: ServerOptimizer, shapes: Shapes) -> list[Array]:
+    """Return the arrays and counts of a state, each with an element for every weight, as the core takes them.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If it is a state of other tensors or of another optimizer.
+    """
+    given = checked_mapping("state", state)
+    if given.get("format") != FORMAT or given.get("optimizer") != repr(optimizer):
+        message = (
+            f"the state is of format {FORMAT} and of the optimizer {optimizer!r}, "
+            f"not of {given.get('format')!r} and {given.get('optimizer')!r}"
+        )
+        raise ArgumentError(message)
+    rows = []
+    for name in optimizer.arrays:
+        arrays = [np.asarray(each, np.float32) for each in checked_list(name, given.get(name), "arrays")]
+        found = tuple(each.shape for each in arrays)
+        if found != shapes:
+            message = f"{name} of the state have shapes {found}, not {shapes}"
+            raise ArgumentError(message)
+        rows.append(flat([np.ascontiguousarray(each) for each in arrays]))
+    return rows + [np.full_like(rows[0], checked_int(name, given.get(name))) for name in optimizer.counts]
+
+
+def write(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write a state to a file, completely or not at all."""
+    arrays: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, list):
+            arrays.update({f"{name}.{i:06}": each for i, each in enumerate(value)})
+        else:
+            arrays[name] = np.array(value)
+    with whole_file(path) as file:
+        np.savez(file, **arrays)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a file of `write`."""
+    state: dict[str, Any] = {}
+    with open(path, "rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, Mapping):
+            message = "it is a single array"
+            raise ArgumentError(message)
+        for key in sorted(arrays):
+            name, dot, _ = key.partition(".")
+            if dot:
+                state.setdefault(name, []).append(arrays[key])
+            else:
+                state[name] = arrays[key].item()
+    return state
+
+
+__all__ = ["FORMAT", "by_tensor", "flat", "read", "rows_of", "write"]

@@ -1,0 +1,177 @@
+"""Pushes and pulls under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gradientflow.arguments import checked_int, checked_list
+from gradientflow.errors import ArgumentError
+from gradientflow.memory import NodeArray, numpy_dtype
+
+
+class Push:
+    """Gradients on their way to the servers.
+
+    Attributes
+    ----------
+    number : int
+        Number of the push, from 1.
+    nonfinite : tuple of two int or None
+        Once `wait` has returned "skipped": the rank, and its tensor whose gradient was not finite, if the rank named
+        one.
+    """
+
+    def __init__(self, native: Any, number: int) -> None:
+        self._native = native
+        self.number = number
+        self.nonfinite: tuple[int, int] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the policy lets this worker go on."""
+        return bool(self._native.may_go_on(self.number))
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the policy lets this worker go on.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        {"applied", "skipped", "abandoned"}
+            "applied" if the push has changed the weights, "skipped" if a push of its round was to be skipped,
+            "abandoned" if a worker gave the round up.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If more than 1024 later pushes were skipped: the outcome of this one is not known any more.
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the push goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        gradientflow.errors.MismatchError
+            If the pushes of a round have different settings.
+        """
+        outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
+        self.nonfinite = (rank, tensor) if tensor >= 0 else None
+        return str(outcome)
+
+
+class Pull:
+    """Weights on their way from the servers. It lasts until the next pull."""
+
+    def __init__(self, native: Any, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
+        self._native = native
+        self._shapes = shapes
+        self._dtype = dtype
+        self.number = number
+
+    @property
+    def done(self) -> bool:
+        """Whether the weights have come."""
+        return bool(self._native.has_come(self.number))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the weights have come.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default GRADIENTFLOW_TIMEOUT.
+
+        Raises
+        ------
+        gradientflow.errors.CommunicationTimeoutError
+            If the timeout passed first; the pull goes on and can be waited for again.
+        gradientflow.errors.PeerError
+            If a rank has died, given up, or closed the parameter server.
+        """
+        self._native.wait_for_pull(self.number, timeout)
+
+    def take(self, index: int, weights: Any, timeout: float | None = None) -> None:
+        """Copy the weights of tensor `index` as they come.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        weights : array or int
+            float32, of as many elements; or the address of such memory.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or a later pull has replaced this one.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`; the weights that have come are in `weights` then.
+        """
+        tensor = checked_index(index, len(self._shapes))
+        if isinstance(weights, int):
+            self._native.take_to(self.number, tensor, weights, timeout)
+        else:
+            self._native.take(self.number, tensor, weights, timeout)
+
+    def weights(self, index: int, timeout: float | None = None) -> NodeArray:
+        """Return the weights of tensor `index` where they lie, without a copy, once the whole pull has come.
+
+        The array is in the memory of a server if one in this node has all of the tensor, as a single server has.
+        Otherwise, with servers in other nodes or several in this one, it is in node memory of this worker, where the
+        weights were received or are copied to.
+
+        Parameters
+        ----------
+        index : int
+            Its place in the order given.
+        timeout : float, optional
+            Seconds for what has not come; by default GRADIENTFLOW_TIMEOUT.
+
+        Returns
+        -------
+        array
+            Read-only; of the shape of the tensor, in the dtype of the wire, or float32 if the pull is exact. Its values
+            are valid until the next pull of this worker, `finish` and `push_pull` included, or until the parameter
+            server is closed. Later they are undefined, but reading them does no harm.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If there is no such tensor, or a later pull has replaced this one.
+        gradientflow.errors.ArgumentTypeError
+            If the wire is bfloat16 and the package ml_dtypes, which has that for NumPy, is missing.
+        gradientflow.errors.CommunicationTimeoutError, gradientflow.errors.PeerError
+            As `wait`.
+        """
+        tensor = checked_index(index, len(self._shapes))
+        if tensor >= len(self._shapes):
+            message = f"there is no tensor {index}: the parameter server has {len(self._shapes)}"
+            raise ArgumentError(message)
+        found: NodeArray = self._native.weights(
+            self.number, tensor, timeout, numpy_dtype(self._dtype), self._shapes[tensor]
+        )
+        return found
+
+    def take_all(self, arrays: Sequence[Any], timeout: float | None = None) -> None:
+        """Copy the weights of all tensors as they come, as `take` does: there is no need to wait before."""
+        found = checked_list("arrays", arrays, "arrays")
+        if len(found) != len(self._shapes):
+            message = f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}"
+            raise ArgumentError(message)
+        for index, each in enumerate(found):
+            self.take(index, each, timeout)
+        self.wait(timeout)
+
+
+def checked_index(index: int, tensors: int) -> int:
+    """Return the index of a tensor; negative ones count from the end. The core refuses those that are too large."""
+    found = checked_int("index", index, -tensors)
+    return found + tensors if found < 0 else found
+
+
+__all__ = ["Pull", "Push", "checked_index"]

@@ -1,0 +1,52 @@
+"""The settings of a push, as the core takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradientflow.arguments import checked_list, checked_nonnegative
+from gradientflow.errors import ArgumentError
+
+_FIELDS = ("rate", "momentum", "weight_decay", "trust")
+
+
+class SettingRows:
+    """Turns settings into rows, one for all tensors or one for each; the last ones are remembered.
+
+    Parameters
+    ----------
+    tensors : int
+        How many there are.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        self._tensors = tensors
+        self._last: tuple[Any, npt.NDArray[np.float32]] = (None, np.empty(0, np.float32))
+
+    def rows(self, settings: Any) -> npt.NDArray[np.float32]:
+        """Return the row of each settings, after checking them.
+
+        Raises
+        ------
+        gradientflow.errors.ArgumentError
+            If one is out of range, or their number is wrong.
+        gradientflow.errors.ArgumentTypeError
+            If one is not a number.
+        """
+        if isinstance(settings, tuple) and settings == self._last[0]:
+            return self._last[1]  # unchanged settings are checked once
+        each = [settings] if hasattr(settings, "rate") else checked_list("settings", settings, "Settings")
+        numbers = [[checked_nonnegative(name, getattr(one, name, None)) for name in _FIELDS] for one in each]
+        if len(each) not in (1, self._tensors) or not each:
+            message = f"settings are one for all tensors or one for each of the {self._tensors}, not {len(each)}"
+            raise ArgumentError(message)
+        rows = np.array(numbers, np.float32)
+        if isinstance(settings, tuple) and hasattr(settings, "rate"):
+            self._last = (settings, rows)
+        return rows
+
+
+__all__ = ["SettingRows"]
