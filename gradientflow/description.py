@@ -90,7 +90,7 @@ def _word(value: Any) -> str:
 Kind = TypeVar("Kind", bound=Description)
 
 
-class Words(Generic[Kind]):
+class Parser(Generic[Kind]):
     """The parser of words for one kind of description.
 
     Parameters
@@ -262,4 +262,4 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[Any], dict[str, Any]]:
     return positional, {str(each.arg): literal(each.value, str(each.arg)) for each in call.keywords}
 
 
-__all__ = ["Description", "Words", "words_of"]
+__all__ = ["Description", "Parser", "words_of"]

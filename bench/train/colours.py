@@ -42,7 +42,7 @@ def family(entry: Entry) -> str:
         return "weights now and then"
     if strategy.gradients == "consumed":
         return "parameter server" if entry.paced_by_policy else "rounds in the background"
-    return "all of the gradients" if strategy.alone_is_identity else "a part of the gradients"
+    return "all of the gradients" if strategy.is_identity_on_one_rank else "a part of the gradients"
 
 
 def colours_of(entries: Iterable[Entry]) -> Mapping[Entry, str]:

@@ -172,7 +172,7 @@ def _known(heading: str, text: Text, results: Sequence[TrainResult], note: str =
 
 def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     text = "Times are those of the slowest rank; step is the median."
-    if any(result.entry.period > 1 for result in results):
+    if any(result.entry.profile.period > 1 for result in results):
         text += " For a strategy with a period it is that of means over a period."
     text += " loss and accuracy are of held-out samples, after the last step"
     text += ": the mean over the seeds, and the range." if any(len(result.runs) > 1 for result in results) else "."

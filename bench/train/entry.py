@@ -7,6 +7,7 @@ from typing import Any
 
 from gradientflow.strategies import SSGD, Strategy
 from gradientflow.strategies.parsing import BY_NAME
+from gradientflow.strategies.update import Profile
 
 from ..core.plan import WIRES
 
@@ -83,7 +84,7 @@ class Entry:
         """Whether it does not step by the mean of all gradients, so that another learning rate may suit it."""
         if self.strategy is None:
             return self.approximation_rank is not None
-        return not self.strategy.alone_is_identity and not isinstance(self.strategy, SSGD)
+        return not self.strategy.is_identity_on_one_rank and not isinstance(self.strategy, SSGD)
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -92,24 +93,9 @@ class Entry:
         return (self.contestant, *of_strategy, self.name)
 
     @property
-    def is_lossless(self) -> bool:
-        """Whether the mean of the ranks' gradients is applied, at once or later."""
-        return self.strategy is None or self.strategy.averages
-
-    @property
-    def takes_momentum(self) -> bool:
-        """Whether its optimizer may have momentum."""
-        return self.strategy is None or self.strategy.takes_momentum
-
-    @property
-    def warmup(self) -> int:
-        """Iterations until the amount sent is final."""
-        return _whole(self.strategy and self.strategy.warmup, 0)
-
-    @property
-    def period(self) -> int:
-        """Iterations after which its communication repeats."""
-        return _whole(self.strategy and self.strategy.period, 1)
+    def profile(self) -> Profile:
+        """What the comparison has to know of its communication."""
+        return Profile(is_lossless=True) if self.strategy is None else self.strategy.profile()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -153,11 +139,6 @@ class Entry:
     def name(self) -> str:
         """The contestant with its setting."""
         return f"{self.contestant} ({self.setting})" if self.setting else self.contestant
-
-
-def _whole(number: object, least: int) -> int:
-    """Give a number of iterations declared by a strategy; `least` if it is no such number."""
-    return max(number, least) if isinstance(number, int) else least
 
 
 BASELINE = Entry("ddp-gloo")

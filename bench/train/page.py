@@ -123,7 +123,7 @@ def page_of(results: Sequence[TrainResult], environment: Mapping[str, Any], rema
 def _checked(results: Sequence[TrainResult]) -> str:
     """Summarise the checks and their outcome."""
     rows = [result for result in results if not result.entry.is_reference]
-    exact = [result for result in rows if result.entry.is_lossless]
+    exact = [result for result in rows if result.entry.profile.is_lossless]
     bad = [f"{result.entry.name} ({result.model})" for result in rows if result.wrong]
     text = (
         f"Checked: of all {len(rows)} rows that communicate, whether all ranks end with the same parameters, bit by "

@@ -176,8 +176,8 @@ class TrainPlan(Plan):
                     f"--lr has a rate for {name}, which does not take part: it goes with {', '.join(titles)}"
                 )
         for entry in self.entries:
-            if self.epochs is None and self.steps < entry.period:
-                raise PlanError(f"--steps needs at least {entry.period}, the period of {entry.strategy}")
+            if self.epochs is None and self.steps < entry.profile.period:
+                raise PlanError(f"--steps needs at least {entry.profile.period}, the period of {entry.strategy}")
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -233,7 +233,7 @@ class TrainPlan(Plan):
     def optimizer_of(self, entry: Entry, suitable_rate: float) -> Optimizer:
         """Give the optimizer of a contestant."""
         rate = self.own_rate_of(entry) or self.learning_rate or suitable_rate
-        return Optimizer(rate, self.momentum if entry.takes_momentum else 0.0)
+        return Optimizer(rate, self.momentum if entry.profile.takes_momentum else 0.0)
 
     def own_rate_of(self, entry: Entry) -> float | None:
         """Give the learning rate given for a contestant, by its most specific title."""
@@ -243,7 +243,7 @@ class TrainPlan(Plan):
     @property
     def untimed_steps(self) -> int:
         """Steps that every contestant makes before the first timed one: all do the same work."""
-        return max([_UNTIMED_STEPS_AT_FIRST, *(entry.warmup for entry in self.entries)])
+        return max([_UNTIMED_STEPS_AT_FIRST, *(entry.profile.warmup for entry in self.entries)])
 
     @property
     def blocks(self) -> tuple[str, ...]:

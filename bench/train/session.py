@@ -185,10 +185,10 @@ class TrainSession(Session[str, Any, TrainResult]):
                 continue
             contestant = self._make(entry, task, seed)
             # PowerSGD sends the first gradients uncompressed.
-            wrong[entry] += self._check_step(task, contestant, samples) if entry.is_lossless else 0
+            wrong[entry] += self._check_step(task, contestant, samples) if entry.profile.is_lossless else 0
             for step in range(_CHECKED_STEPS):
                 train_step(contestant, task, [task.samples(own_rows(order.rows(step), comm))])
-            if entry.strategy is not None and entry.is_lossless:
+            if entry.strategy is not None and entry.profile.is_lossless:
                 wrong[entry] += self._check_step(task, contestant, samples)
             contestant.finish()
             wrong[entry] += self._count_strays(contestant)
@@ -330,7 +330,12 @@ class TrainSession(Session[str, Any, TrainResult]):
         if comm.rank == 0 and not wrong:
             known = self._traffic.is_known
             figures = summarise(
-                turns[entry], turns.get(Entry(NONE)), comm.size, plan.batch, period=entry.period, traffic_known=known
+                turns[entry],
+                turns.get(Entry(NONE)),
+                comm.size,
+                plan.batch,
+                period=entry.profile.period,
+                traffic_known=known,
             )
         hosts, link_seconds = self.outcome.hosts, None
         if entry.strategy is not None:

@@ -97,7 +97,7 @@ class TurnTaker:
         first = self._made.get(contestant.entry, 0)
         untimed = (_UNTIMED_STEPS if first else self._untimed_at_first) if self._timing else 0
         wanted = untimed + timed
-        if first and contestant.entry.period > 1:
+        if first and contestant.entry.profile.period > 1:
             untimed = 0  # a period is timed without gaps, or its exchange would have the wrong weight
         pace = None if contestant.entry.contestant in (SINGLE, SINGLE_ACCUMULATED) else self._pace
         is_free = self.is_free(contestant)

@@ -7,7 +7,6 @@ class LocalSGD(Strategy):
     """Weights are averaged every ``period`` steps, and when training is finished."""
 
     gradients = "local"
-    writes_weights = True
 
     def __init__(self, period=8):
         self.period = period

@@ -18,7 +18,7 @@ class SignSGD(Strategy):
 class Votes(ArraySynchronizer):
     """Each gradient's votes travel while the next layers are in backpropagation: a byte for each."""
 
-    def begin(self):
+    def prepare(self):
         self.votes = []
 
     def gradient_ready(self, index, gradient):

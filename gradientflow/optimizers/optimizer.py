@@ -19,7 +19,7 @@ from gradientflow.strategies import Settings
 from gradientflow.strategies.update import AdamSettings
 from gradientflow.training import ArrayLoop, LossScale
 
-from .source import OfLoop, OfPool
+from .source import LoopSource, PoolSource
 
 Gradients = GradientPool | SparseGradientPool | ArrayLoop
 Rate = float | Callable[[int], float]
@@ -73,9 +73,9 @@ class _Optimizer:
         self._trust = trust
         self.rate_at(0)
         if isinstance(gradients, ArrayLoop):
-            self._source: OfLoop | OfPool = OfLoop(gradients, loss_scale)
+            self._source: LoopSource | PoolSource = LoopSource(gradients, loss_scale)
         elif isinstance(gradients, BasePool):
-            self._source = OfPool(gradients, correction, loss_scale)
+            self._source = PoolSource(gradients, correction, loss_scale)
         else:
             message = (
                 f"the gradients are a {type(gradients).__name__}: what is needed is a GradientPool, a "
@@ -219,7 +219,7 @@ class _Optimizer:
             if state_array(native, "master", place).size:
                 native.round_master(place)
 
-    def follow_weights(self) -> None:
+    def update_masters(self) -> None:
         """Set master weights to their parameter of 16 bits wherever they do not round to it."""
         for index, master in self.masters.items():
             parameter = np.asarray(self.parameters[index]).reshape(-1)
@@ -395,7 +395,7 @@ class Adam(_Optimizer):
         self.eps = checked_nonnegative("eps", eps)
         if isinstance(gradients, ArrayLoop):
             strategy = gradients.strategy
-            is_possible = not strategy.rate_in_momentum and strategy.gradients != "consumed"
+            is_possible = strategy.step != "core_rate_in_momentum" and strategy.gradients != "consumed"
             name = strategy.name
         else:
             is_possible, name = not getattr(gradients, "corrects_momentum", False), type(gradients).__name__

@@ -16,7 +16,7 @@ Groups = Sequence[tuple[str, Sequence[int]]]
 SettingsOf = Callable[[int], Settings]
 
 
-class OfPool:
+class PoolSource:
     """The gradients of a pool.
 
     Parameters
@@ -72,7 +72,7 @@ class OfPool:
             self.set_scale()
 
 
-class OfLoop:
+class LoopSource:
     """The gradients of a training loop.
 
     Parameters
@@ -88,7 +88,7 @@ class OfLoop:
             message = "a loop of training has its loss scale: give it to ArrayLoop"
             raise ArgumentError(message)
         self._loop = loop
-        self.rate_in_momentum = loop.strategy.rate_in_momentum
+        self.rate_in_momentum = loop.strategy.step == "core_rate_in_momentum"
         self.shapes: Sequence[Any] = loop.layout.shapes
         self.groups: Groups = loop.layout.groups
         self.device = None
@@ -101,8 +101,7 @@ class OfLoop:
         self._loop.use_optimizer(optimizer, settings)
 
     def set_scale(self) -> None:
-        """Pass the loss scale to the strategy."""
-        self._loop.set_loss_scale()
+        """Do nothing: each iteration begins with the loss scale as it is then."""
 
     def updates(self, stream: Any) -> tuple[tuple[Any, ...], Kind]:
         """Return the update of each dtype, and whether it is to apply, to skip, or written by the strategy."""
@@ -122,4 +121,4 @@ class OfLoop:
         self._loop.stepped()
 
 
-__all__ = ["OfLoop", "OfPool"]
+__all__ = ["LoopSource", "PoolSource"]

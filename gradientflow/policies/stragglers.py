@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow.arguments import checked_float, checked_int, checked_list, checked_nonnegative
-from gradientflow.description import Description, Words
+from gradientflow.description import Description, Parser
 from gradientflow.errors import ArgumentError
 
 
@@ -85,7 +85,7 @@ def _positive(name: str, value: Any) -> float:
     return found
 
 
-_WORDS: Words[Stragglers] = Words(Stragglers, "straggler model", (Stragglers,))
+_PARSER: Parser[Stragglers] = Parser(Stragglers, "straggler model", (Stragglers,))
 
 
 def as_stragglers(value: Any) -> Stragglers:
@@ -108,7 +108,7 @@ def as_stragglers(value: Any) -> Stragglers:
             return Stragglers([float(part) for part in value.split(",")])
         except ValueError:
             pass
-    return _WORDS.given(value)
+    return _PARSER.given(value)
 
 
 __all__ = ["Stragglers", "as_stragglers"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gradientflow.description import Words
+from gradientflow.description import Parser
 
 from .builtin import ASP, BSP, DSSP, SSP, ElasticBSP
 from .policy import Policy
 
-_WORDS: Words[Policy] = Words(Policy, "policy", (ASP, BSP, DSSP, ElasticBSP, SSP))
+_PARSER: Parser[Policy] = Parser(Policy, "policy", (ASP, BSP, DSSP, ElasticBSP, SSP))
 
 
 def parse_policies(text: str) -> list[Policy]:
@@ -26,7 +26,7 @@ def parse_policies(text: str) -> list[Policy]:
     gradientflow.errors.ArgumentError
         If the text is empty, a policy is unknown, or it does not take these arguments.
     """
-    return _WORDS.parse_all(text)
+    return _PARSER.parse_all(text)
 
 
 def as_policy(policy: Any) -> Policy:
@@ -39,12 +39,12 @@ def as_policy(policy: Any) -> Policy:
     gradientflow.errors.ArgumentTypeError
         If `policy` is something else.
     """
-    return _WORDS.given(policy)
+    return _PARSER.given(policy)
 
 
 def file_of_policy(text: str) -> Path | None:
     """Return the Python file in the words for a policy, which `as_policy` runs; None if they have none."""
-    return _WORDS.file(text)
+    return _PARSER.file(text)
 
 
 __all__ = ["as_policy", "file_of_policy", "parse_policies"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from gradientflow.arguments import checked_float
-from gradientflow.description import Description, Words
+from gradientflow.description import Description, Parser
 from gradientflow.errors import ArgumentError
 
 
@@ -76,7 +76,7 @@ class Adam(ServerOptimizer):
         return (self.name, self.beta1, self.beta2, self.eps)
 
 
-_WORDS: Words[ServerOptimizer] = Words(ServerOptimizer, "optimizer", (Adam, LARS, SGD))
+_PARSER: Parser[ServerOptimizer] = Parser(ServerOptimizer, "optimizer", (Adam, LARS, SGD))
 
 
 def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
@@ -89,7 +89,7 @@ def as_server_optimizer(optimizer: Any) -> ServerOptimizer:
     gradientflow.errors.ArgumentTypeError
         If it is neither words nor an optimizer.
     """
-    return _WORDS.given(optimizer)
+    return _PARSER.given(optimizer)
 
 
 __all__ = ["LARS", "SGD", "Adam", "ServerOptimizer", "as_server_optimizer"]

@@ -16,19 +16,22 @@ from .predict.exchange_model import ExchangeExplanation
 from .predict.explanation import Explanation
 from .predict.monitor import LayerMonitor, MonitorReport
 from .predict.speed_model import ServedExplanation, StepTimes
-from .update import Settings, Update
+from .update import Iteration, Profile, Report, Settings, Update
 
 __all__ = [
     "ArraySynchronizer",
     "AutoExplanation",
     "ExchangeExplanation",
     "Explanation",
+    "Iteration",
     "LayerMonitor",
     "Layout",
     "MonitorReport",
     "NodeWeights",
     "PoolStrategy",
     "PoolSynchronizer",
+    "Profile",
+    "Report",
     "ServedExplanation",
     "ServedStrategy",
     "ServedSynchronizer",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +19,10 @@ from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.memory import itemsize
 from gradientflow.pools.base import RangeReport
 
+from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former
 from .layout import Layout
 from .predict.explanation import Explanation, Subject, measure
-from .update import Settings, Update
+from .update import Iteration, Profile, Report, SettingsOf, Update
 
 if TYPE_CHECKING:
     from .exchange.shared import NodeWeights
@@ -38,53 +40,33 @@ class Strategy(Description, ABC):
         The name in ``csc(density=0.1)``; by default that of the class.
     gradients : {"mean", "local", "consumed"}
         The gradients that the step gets: means, the same on all ranks; the rank's own; or none, since they were sent
-        already. In the last case clipping, `torch.amp.GradScaler` and closures come too late, and are refused, as are
-        optimizers other than momentum SGD and LARS.
-    step : {"any", "core"}
-        Who can make the step: any optimizer, or only the core's kernels.
-    rate_in_momentum : bool
-        Whether the core's momentum SGD has the learning rate in the momentum, as in the GradientFlow paper.
-    takes_momentum : bool
-        Whether the optimizer may have a momentum.
-    everywhere : bool
-        Whether the core's step changes every weight, or only those whose gradients were sent.
-    writes_weights : bool
-        Whether the strategy itself writes weights, outside of an optimizer's step.
-    shares_weights : bool
-        Whether the ranks of a node train on one copy of the weights and of the optimizer's state, in
-        `Synchronizer.shared`: each rank makes the core's step on one slice. Gradients are what `gradients` says only in
-        the step; before it they are the rank's own, and must not be changed.
-    works_on_host : bool
-        Whether it works in memory of the host only. Gradients on a CUDA device are then copied to the host, and means
-        back to the device; so are weights, if it writes them.
-    alone_is_identity : bool
+        already. A strategy of the last two kinds writes weights itself. With "consumed" clipping,
+        `torch.amp.GradScaler` and closures come too late, and are refused, as are optimizers other than momentum SGD
+        and LARS.
+    step : {"any", "core", "core_rate_in_momentum"}
+        Who makes the step: any optimizer; kernels of the core only; or these, and the momentum of SGD contains the
+        learning rate, as in the GradientFlow paper.
+    on_device : bool
+        Whether it takes CUDA tensors itself. Otherwise it gets copies of them in memory of the host.
+    is_identity_on_one_rank : bool
         Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
-    averages : bool
-        Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
-        except by `Synchronizer.decay`. Benchmarks check it.
-    warmup : int
-        Iterations until the amount sent is final.
-    period : int
-        Iterations after which the pattern of exchanges repeats.
-    follows_order : bool
-        Whether it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
-        bound again.
     """
 
     gradients: Literal["mean", "local", "consumed"] = "mean"
-    step: Literal["any", "core"] = "any"
-    rate_in_momentum: bool = False
-    takes_momentum: bool = True
-    everywhere: bool = True
-    writes_weights: bool = False
-    shares_weights: bool = False
-    works_on_host: bool = False
-    alone_is_identity: bool = False
-    averages: bool = False
-    warmup: int = 0
-    period: int = 1
-    follows_order: bool = False
+    step: Literal["any", "core", "core_rate_in_momentum"] = "any"
+    on_device: bool = False
+    is_identity_on_one_rank: bool = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse attributes of the contract as it was."""
+        super().__init_subclass__(**arguments)
+        refuse_former(cls.__name__, vars(cls), FORMER_OF_STRATEGIES)
+
+    def profile(self) -> Profile:
+        """Return what comparisons have to know of it; by default with `warmup` and `period` of the constructor."""
+        numbers = {name: value for name, value in self.settings.items() if isinstance(value, int) and value > 0}
+        return Profile(numbers.get("warmup", 0), numbers.get("period", 1))
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
@@ -165,11 +147,11 @@ class Synchronizer(ABC):
 
     Each iteration makes one step. Its moments, in order:
 
-    - `begin`: before its first gradient;
+    - `begin`: before its first gradient, which calls `prepare`;
     - `ready`: a gradient is final; called by the thread that computed it, in any order;
     - `flush`: the backward pass is done; tensors that are not ready have zeros for gradients;
     - `wait`: the update is needed; or `abandon`: the iteration is given up;
-    - `drop`: the update will not be used;
+    - `discard`: the update will not be used;
     - `after_step`: the step has been made, or skipped.
 
     `finish` comes when training ends, `close` in the end.
@@ -187,67 +169,50 @@ class Synchronizer(ABC):
     ----------
     comm, layout, strategy
         As given.
-    numbers : numpy.ndarray
-        ``layout.numbers`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
+    gradient_source : {"place", "any_place", "elsewhere", "elsewhere_until_wait", "none"}
+        Where gradients are read. In their places, which are zeroed before (the default), or may hold anything before
+        a gradient is written ("any_place"). Where backpropagation has left them, without a copy to their places: until
+        `ready` returns ("elsewhere"), or until `wait` has returned, so that they must not be overwritten or freed
+        before ("elsewhere_until_wait"). Or not at all, except to check that they are finite ("none").
+    uses_backward_order : bool
+        Whether it gains by a layout in the actual order of backpropagation. Once that order is known, the strategy is
+        bound again.
+    extra : numpy.ndarray
+        ``layout.extra`` numbers of float64 that are averaged along with the gradients: written before `flush`; after
         `wait`, the means over the ranks. They may be rounded as gradients are; the mean of zeros is exactly 0, and no
         other mean is.
-    loss_scale : float
-        The factor by which gradients are too large; residuals are kept unscaled. Set between iterations.
-    skips_nonfinite : bool
-        Whether gradients that are not finite skip the iteration instead of raising an error.
     weights : list of arrays
         The weights, one flat array a tensor, for strategies that write them: ``layout.weights``, or float32 master
         weights for those of 16 bits where the core makes the step. Master weights are rounded to the model's weights
         after `after_step` and `finish`.
-    settings : callable
-        ``settings(i)`` are the `Settings` of tensor i in the next step.
-    reads_elsewhere : bool
-        Whether `ready` can read gradients where backpropagation has left them, without a copy to their places.
-    keeps_elsewhere : bool
-        Whether it reads these until `wait` has returned, so that they must not be overwritten or freed before.
-    takes_any_content : bool
-        Whether the place of a gradient may hold anything before the gradient is written, so that it need not be zeroed.
-    reads_gradients : bool
-        Whether it uses gradients for more than the check that they are finite.
-    exchanges_weights : bool
-        Whether the next `after_step` may read or write weights.
-    dropped : NonFiniteError or None
-        The error for values that were dropped because they are not finite, where ranks are not in step and `wait` does
-        not raise it. It is raised and reset after the step, or after `finish`.
-    exchange_failed : bool
-        Whether `after_step` or `finish` has raised; `abandon` resets it.
     shared : NodeWeights or None
-        The weights of the node, where its ranks share them.
-    residuals : sequence of arrays
-        The gradient entries that this rank has not sent yet, one array for each tensor; empty without residuals.
-    decay : float
-        The factor by which residuals were multiplied.
-    bookkeeping_seconds : float or None
-        Seconds that this rank spent in the last iteration on selecting and gathering what is sent, where known.
+        The weights of the node, where its ranks train on one copy: each makes the core's step on one slice, and before
+        the step gradients are the rank's own, and must not be changed.
+    settings, loss_scale, skips_nonfinite
+        Those of the current `Iteration`, set by `begin`.
     """
 
-    settings: Callable[[int], Settings]
-    reads_elsewhere: bool = False
-    keeps_elsewhere: bool = False
-    takes_any_content: bool = False
-    reads_gradients: bool = True
-    exchanges_weights: bool = True
-    dropped: NonFiniteError | None = None
-    exchange_failed: bool = False
+    gradient_source: Literal["place", "any_place", "elsewhere", "elsewhere_until_wait", "none"] = "place"
+    uses_backward_order: bool = False
     shared: NodeWeights | None = None
-    residuals: Sequence[Any] = ()
-    decay: float = 1.0
-    bookkeeping_seconds: float | None = None
+
+    _pending_error: NonFiniteError | None = None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse attributes of the contract as it was."""
+        super().__init_subclass__(**arguments)
+        refuse_former(cls.__name__, vars(cls), FORMER_OF_SYNCHRONIZERS)
+        if "begin" in vars(cls) and len(inspect.signature(cls.begin).parameters) < 2:
+            message = f"begin() of {cls.__name__} takes no iteration: what a strategy does then is prepare() now"
+            raise ArgumentError(message)
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
         self.comm = comm
         self.layout = layout
         self.strategy = strategy
-        self.numbers: npt.NDArray[np.float64] = np.zeros(layout.numbers)
-        self.loss_scale = 1.0
-        self.skips_nonfinite = False
-        self.settings = _no_settings
+        self.extra: npt.NDArray[np.float64] = np.zeros(layout.extra)
         self.weights: list[Any] = list(layout.weights)
+        self.settings, self.loss_scale, self.skips_nonfinite = Iteration()
 
     # ---- memory --------------------------------------------------------------------------------------------------
 
@@ -269,31 +234,32 @@ class Synchronizer(ABC):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def check_complete(self) -> None:  # noqa: B027
+    def check_complete(self) -> None:
         """Raise if attributes that it declares are missing, once `Strategy.bind` has returned it."""
+        refuse_former(type(self).__name__, vars(self), FORMER_OF_SYNCHRONIZERS)
 
-    def check_settings(self) -> None:  # noqa: B027
-        """Raise if the current settings of the optimizer do not go with the strategy."""
+    def check_settings(self, settings: SettingsOf) -> None:  # noqa: B027 (most have nothing to do)
+        """Raise if these settings of the optimizer do not go with the strategy."""
 
-    def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Begin an iteration: learning rates, momentum and loss scale are now those of its step."""
+    def begin(self, iteration: Iteration) -> None:
+        """Begin an iteration: its settings hold from now on. What a strategy does then is in `prepare`."""
+        self.settings, self.loss_scale, self.skips_nonfinite = iteration
+        self.prepare()
 
-    @contextmanager
-    def without_calls(self) -> Iterator[None]:
-        """Refuse communication in a ``with`` block around `begin`, where that is possible."""
-        yield
+    def prepare(self) -> None:  # noqa: B027
+        """Prepare for an iteration, before its first gradient; without communication."""
 
     @abstractmethod
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:
         """Take a gradient that is final for this iteration once the work that is in the stream now is done.
 
-        With `reads_elsewhere` it may lie at the address `elsewhere`, dense and in the order of its place. It is needed
-        until this returns; with `keeps_elsewhere`, until `wait` returns or the iteration is given up.
+        Where `gradient_source` says so, it may lie at the address `elsewhere`, dense and in the order of its place. It
+        is needed until this returns, or with "elsewhere_until_wait" until `wait` returns or the iteration is given up.
         """
 
     @abstractmethod
     def flush(self, stream: Any = None) -> None:
-        """Take all gradients that are not ready, and `numbers`, as they are."""
+        """Take all gradients that are not ready, and `extra`, as they are."""
 
     @abstractmethod
     def wait(self, stream: Any = None) -> Update:
@@ -303,20 +269,35 @@ class Synchronizer(ABC):
         ------
         gradientflow.errors.NonFiniteError
             On every rank, if averaged gradients are not finite and the strategy checks them; nothing is changed then.
-            For gradients that are not averaged, see `dropped`.
+            For gradients that are not averaged, see `take_pending_error`.
         gradientflow.errors.CommunicationError
             If ranks are missing, or have failed.
         """
 
-    def drop(self, stream: Any = None) -> None:  # noqa: B027
+    def discard(self, stream: Any = None) -> None:  # noqa: B027
         """Discard the last update, which no step has used; with residuals, what was sent becomes residual again."""
 
     def after_step(self) -> None:  # noqa: B027
         """Go on after a step that was made or skipped."""
 
+    def exchanges_weights(self) -> bool:
+        """Tell whether the next `after_step` may read or write weights."""
+        return True
+
     @abstractmethod
-    def abandon(self, stream: Any = None) -> None:
-        """Give up the iteration, begun or not, so that the other ranks can end it."""
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:
+        """Give up the iteration, begun or not, so that the other ranks can end it.
+
+        With `failed`, `after_step` or `finish` has raised before.
+        """
+
+    def take_pending_error(self) -> NonFiniteError | None:
+        """Return the error for values that were dropped because they are not finite, and forget it.
+
+        Where ranks are not in step, `wait` does not raise it: it is raised after the step, or after `finish`.
+        """
+        error, self._pending_error = self._pending_error, None
+        return error
 
     def finish(self) -> None:  # noqa: B027
         """End training: complete pending exchanges, and leave the same weights on all ranks. Collective."""
@@ -374,6 +355,10 @@ class Synchronizer(ABC):
 
     # ---- what is to be known -------------------------------------------------------------------------------------
 
+    def report(self) -> Report:
+        """Return what this rank has kept back, and what that took."""
+        return Report()
+
     @property
     def reports(self) -> tuple[RangeReport, ...]:
         """The report of each range of gradients in the last iteration, where known."""
@@ -410,11 +395,6 @@ class Synchronizer(ABC):
     @abstractmethod
     def _arrays(self, group: int) -> Sequence[Any]:
         """Return the gradients of a dtype as arrays."""
-
-
-def _no_settings(index: int) -> Settings:
-    message = f"no optimizer has told the settings of tensor {index}: make one for the synchronizer first"
-    raise ArgumentError(message)
 
 
 __all__ = ["Strategy", "Synchronizer"]

@@ -27,8 +27,8 @@ class Layout:
         Where gradients and weights are: "cpu", or a CUDA device as in `gradientflow.GradientPool`.
     weights : tuple of arrays
         The weights in their place, one flat array a tensor, for strategies that write them; else empty.
-    numbers : int
-        How many numbers travel along in every iteration, see `Synchronizer.numbers`.
+    extra : int
+        How many numbers travel along in every iteration, see `Synchronizer.extra`.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Layout:
     dtypes: tuple[str, ...]
     device: str | int = "cpu"
     weights: tuple[Any, ...] = ()
-    numbers: int = 0
+    extra: int = 0
 
     def __post_init__(self) -> None:
         """Check that names, shapes, dtypes and weights belong together."""

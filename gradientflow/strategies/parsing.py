@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradientflow.description import Words
+from gradientflow.description import Parser
 
 from . import methods
 from .contract import Strategy
 
 _KINDS: list[type[Strategy]] = [getattr(methods, name) for name in sorted(methods.__all__, key=str.lower)]
-_WORDS: Words[Strategy] = Words(Strategy, "strategy", _KINDS)
-BY_NAME: Mapping[str, type[Strategy]] = _WORDS.by_name
+_PARSER: Parser[Strategy] = Parser(Strategy, "strategy", _KINDS)
+BY_NAME: Mapping[str, type[Strategy]] = _PARSER.by_name
 
 
 def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
@@ -31,12 +31,12 @@ def parse_strategies(text: str, steps: int = 1000) -> list[Strategy]:
     gradientflow.errors.ArgumentError
         If a name is empty or unknown, or a strategy does not take an argument.
     """
-    return _WORDS.parse_all(text, {"all": lambda: [kind.typical(steps) for kind in BY_NAME.values()]})
+    return _PARSER.parse_all(text, {"all": lambda: [kind.typical(steps) for kind in BY_NAME.values()]})
 
 
 def parse_strategy(text: str) -> Strategy:
     """Return the strategy that a text names, as in `parse_strategies`, which takes several."""
-    return _WORDS.parse(text)
+    return _PARSER.parse(text)
 
 
 def as_strategy(strategy: Any) -> Strategy:
@@ -49,7 +49,7 @@ def as_strategy(strategy: Any) -> Strategy:
     gradientflow.errors.ArgumentTypeError
         If it is neither.
     """
-    return _WORDS.given(strategy)
+    return _PARSER.given(strategy)
 
 
 __all__ = ["BY_NAME", "as_strategy", "parse_strategies", "parse_strategy"]

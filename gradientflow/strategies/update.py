@@ -1,9 +1,12 @@
-"""What a step is to do, as data."""
+"""What holds for an iteration, what its step is to do, and what is reported afterwards, as data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from gradientflow.errors import ArgumentError
 
 Kind = Literal["apply", "written", "skipped"]
 
@@ -68,4 +71,71 @@ class Settings(NamedTuple):
     adam: AdamSettings | None = None
 
 
-__all__ = ["AdamSettings", "Kind", "Settings", "Update"]
+SettingsOf = Callable[[int], Settings]
+
+
+def no_settings(index: int) -> Settings:
+    """Raise: no optimizer has given settings."""
+    message = f"no optimizer has told the settings of tensor {index}: make one for the synchronizer first"
+    raise ArgumentError(message)
+
+
+class Iteration(NamedTuple):
+    """What holds for an iteration.
+
+    Attributes
+    ----------
+    settings : callable
+        ``settings(i)`` are the `Settings` of tensor i in the step.
+    loss_scale : float
+        The factor by which gradients are too large; residuals are kept unscaled.
+    skips_nonfinite : bool
+        Whether gradients that are not finite skip the iteration instead of raising an error.
+    """
+
+    settings: SettingsOf = no_settings
+    loss_scale: float = 1.0
+    skips_nonfinite: bool = False
+
+
+class Profile(NamedTuple):
+    """What comparisons of strategies have to know of one.
+
+    Attributes
+    ----------
+    warmup : int
+        Iterations until the amount sent is final.
+    period : int
+        Iterations after which the pattern of exchanges repeats.
+    is_lossless : bool
+        Whether all gradients and residuals are either applied as means or stay residuals, so that nothing is lost
+        except by `Report.decay`. Benchmarks check it.
+    takes_momentum : bool
+        Whether the optimizer may have a momentum.
+    """
+
+    warmup: int = 0
+    period: int = 1
+    is_lossless: bool = False
+    takes_momentum: bool = True
+
+
+class Report(NamedTuple):
+    """What a rank has kept back, and what that took.
+
+    Attributes
+    ----------
+    residuals : sequence of arrays
+        The gradient entries that this rank has not sent yet, one array for each tensor; empty without residuals.
+    decay : float
+        The factor by which residuals were multiplied.
+    bookkeeping_seconds : float or None
+        Seconds that this rank spent in the last iteration on selecting and gathering what is sent, where known.
+    """
+
+    residuals: Sequence[Any] = ()
+    decay: float = 1.0
+    bookkeeping_seconds: float | None = None
+
+
+__all__ = ["AdamSettings", "Iteration", "Kind", "Profile", "Report", "Settings", "SettingsOf", "Update"]

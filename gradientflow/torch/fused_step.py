@@ -65,7 +65,7 @@ class FusedStep:
     optimizer : torch.optim.SGD, Adam or AdamW, or LARS
         The optimizer whose step is made.
     strategy : gradientflow.strategies.Strategy
-        Its `Strategy.rate_in_momentum` says whether the learning rate of SGD is inside the momentum, as in the
+        Its `Strategy.step` says whether the learning rate of SGD is inside the momentum, as in the
         GradientFlow paper, or outside, as in PyTorch. That of LARS is always inside.
     model : torch.nn.Module
         The model with the parameters.
@@ -79,11 +79,13 @@ class FusedStep:
     def __init__(self, optimizer: Any, strategy: Strategy, model: torch.nn.Module) -> None:
         self._optimizer = optimizer
         is_lars = type(optimizer) is LARS
-        self.shared_model = SharedModel(model) if strategy.shares_weights else None
+        self._model = model
+        self.shared_model: SharedModel | None = None
         self._shared: NodeWeights | None = None
         self._shares_buffers = False
-        self._rate_inside = strategy.rate_in_momentum or is_lars
-        self._momentum_in_state = is_lars or not strategy.rate_in_momentum
+        in_momentum = strategy.step == "core_rate_in_momentum"
+        self._rate_inside = in_momentum or is_lars
+        self._momentum_in_state = is_lars or not in_momentum
         self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # by their keys in the state
         self._natives: list[Any] = []
         self._weights: list[list[_Weights]] = []  # by dtype, as in the layout
@@ -131,7 +133,7 @@ class FusedStep:
                     weights.parameter.copy_(weights.master)
                     weights.version = weights.parameter._version
 
-    def follow_weights(self) -> None:
+    def update_masters(self) -> None:
         """Update master weights for parameters of 16 bits that others have changed."""
         for weights in self._all():
             if weights.master is not None and weights.parameter._version != weights.version:
@@ -308,7 +310,8 @@ class FusedStep:
 
     def _share(self, shared: NodeWeights, group: int, all_weights: list[_Weights]) -> None:
         """Move weights, momentum, moments and master weights to node memory. Collective."""
-        assert self.shared_model is not None
+        if self.shared_model is None:
+            self.shared_model = SharedModel(self._model)
         parameters = [weights.parameter for weights in all_weights]
         self.shared_model.share(
             shared, group, [weights.name for weights in all_weights], parameters, [each.strides for each in all_weights]
@@ -341,9 +344,8 @@ class FusedStep:
 
 def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, fused: bool | None) -> str | None:
     """Return why the core makes the step, or None if the optimizer does."""
-    if strategy.step == "core" or loss_scale is not None:
-        of_strategy = "share='node'" if strategy.shares_weights else strategy.name
-        reason = of_strategy if strategy.step == "core" else "loss_scale"
+    if strategy.step != "any" or loss_scale is not None:
+        reason = str(strategy) if strategy.step != "any" else "loss_scale"
         if fused is False:
             message = f"{reason} does not go with fused=False: the core has to make the step"
             raise ArgumentError(message)
@@ -356,10 +358,8 @@ def why_fused(optimizer: Any, strategy: Strategy, loss_scale: LossScale | None, 
 def check_can_step(optimizer: Any, strategy: Strategy, parameters: Mapping[str, torch.Tensor], reason: str) -> None:
     """Raise unless `FusedStep` can make the step of this optimizer for these parameters."""
     possible: dict[Any, str] = {torch.optim.SGD: "torch.optim.SGD", LARS: "gradientflow.torch.LARS"}
-    if (strategy.step == "any" or strategy.shares_weights) and strategy.gradients != "consumed":
+    if strategy.step != "core_rate_in_momentum" and strategy.gradients != "consumed":
         possible |= {torch.optim.Adam: "torch.optim.Adam", torch.optim.AdamW: "torch.optim.AdamW"}
-    if strategy.shares_weights:  # steps are made on slices, and LARS needs the norms of whole gradients
-        del possible[LARS]
     if type(optimizer) not in possible:
         *names, last = possible.values()
         message = (

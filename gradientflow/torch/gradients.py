@@ -148,20 +148,20 @@ class ParameterGradients:
             return True
         return used or bool(view.any())  # written to by hand
 
-    def show(self, index: int, present: bool) -> None:
+    def set_present(self, index: int, present: bool) -> None:
         """Set a parameter's ``grad`` to its place, or to None."""
         self.parameters[index].grad = self.views[index] if present else None
 
-    def zero(self, forget: bool) -> None:
+    def zero(self, set_to_none: bool) -> None:
         """Zero all gradients in their places, and make these the parameters' ``grad``.
 
-        With `forget`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
+        With `set_to_none`, ``grad`` is None if the synchronizer reads gradients elsewhere, or if they may overwrite any
         content of their places: then backpropagation need not add to zeros.
         """
         assert self._synchronizer is not None
         self._kept.clear()
         self._overwritten = [None] * len(self.views)
-        leave_all = forget and self.takes_any_content
+        leave_all = set_to_none and self.takes_any_content
         for group, flat in enumerate(self._flat):
             if leave_all:
                 self._versions[group] = -1  # places are zeroed or written to one by one
@@ -170,7 +170,7 @@ class ParameterGradients:
             else:
                 flat.zero_()
                 self._versions[group] = flat._version
-        leave_none = leave_all or (forget and self._synchronizer.reads_elsewhere)
+        leave_none = leave_all or (set_to_none and self._reads_elsewhere)
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if leave_none:
                 parameter.grad = None
@@ -193,7 +193,12 @@ class ParameterGradients:
     def takes_any_content(self) -> bool:
         """Whether gradients may overwrite any content of their places."""
         assert self._synchronizer is not None
-        return self._synchronizer.takes_any_content and self.device == devices.HOST
+        return self._synchronizer.gradient_source == "any_place" and self.device == devices.HOST
+
+    @property
+    def _reads_elsewhere(self) -> bool:
+        assert self._synchronizer is not None
+        return self._synchronizer.gradient_source in ("elsewhere", "elsewhere_until_wait")
 
     def has_place_for(self, parameter: torch.Tensor) -> bool:
         """Whether this is one of the parameters."""
@@ -238,7 +243,7 @@ class ParameterGradients:
     def address_elsewhere(self, index: int) -> int | None:
         """Return the address at which the synchronizer can read a gradient; None if it has to be stored first."""
         assert self._synchronizer is not None
-        if not self._synchronizer.reads_elsewhere:
+        if not self._reads_elsewhere:
             return None
         view, group = self.views[index], self._groups[index]
         gradient: Any = self.parameters[index].grad
@@ -249,9 +254,9 @@ class ParameterGradients:
     def has_been_read(self, index: int) -> None:
         """Set ``grad`` to its place, after the synchronizer has read the gradient elsewhere."""
         assert self._synchronizer is not None
-        if self._synchronizer.keeps_elsewhere:
+        if self._synchronizer.gradient_source == "elsewhere_until_wait":
             self._kept.append(self.parameters[index].grad)
-        self.show(index, present=True)
+        self.set_present(index, present=True)
 
     def store(self, index: int) -> None:
         """Copy a gradient to its place, and count the bytes."""

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -170,7 +169,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             self.loss_scale.bind(self)
         self._fused_step: FusedStep | None = None
         # Other strategies may keep gradients, or select by magnitude, and would not know that the scale has changed.
-        sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.alone_is_identity
+        sends_as_they_are = self.strategy.gradients == "mean" and self.strategy.is_identity_on_one_rank
         is_plain = self.strategy.step == "any" and sends_as_they_are and self.loss_scale is None
         self._step_supports_amp_scaling = not is_plain
         self._loop: Loop | None = None
@@ -309,7 +308,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         if self._loop is None:
             self._inner.zero_grad(set_to_none)
         else:
-            self._loop.zero(forget=set_to_none)
+            self._loop.zero(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step with the mean gradients. Collective.
@@ -353,7 +352,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _end_step(self) -> None:
         """Tell the loop that the step was made or skipped; the strategy may then write weights."""
         assert self._loop is not None
-        if self.strategy.writes_weights:
+        if self._loop.writes_weights:
             self._check_weights()
         try:
             self._loop.stepped()
@@ -384,7 +383,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             raise ArgumentError(message)
 
     def _weights_are_written(self) -> None:
-        if self.strategy.writes_weights and self._gradients is not None:
+        if self.strategy.gradients != "mean" and self._gradients is not None:
             torch.autograd.graph.increment_version(self._gradients.parameters)
 
     @contextmanager
@@ -412,7 +411,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._check_open()
         if self._loop is None:
             return
-        if self.strategy.writes_weights:
+        if self._loop.writes_weights:
             self._check_weights()
         dropped: NonFiniteError | None = None
         try:
@@ -479,9 +478,8 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     def _refuse_grad_scaler(self) -> None:
         if "grad_scale" in self.__dict__:  # GradScaler has set it for the call of `step`
             del self.grad_scale, self.found_inf
-            name = "share='node'" if self.strategy.shares_weights else self.strategy.name
             message = (
-                f"torch.amp.GradScaler does not go with {name} or loss_scale: use "
+                f"torch.amp.GradScaler does not go with {self.strategy} or loss_scale: use "
                 "DistributedOptimizer(..., loss_scale='dynamic') and optimizer.scale(loss).backward() in its place"
             )
             raise ArgumentError(message)
@@ -506,7 +504,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         assert self._gradients is not None
         scale = 1.0 if self.loss_scale is None or self._loop.unscaled else self.loss_scale.value
         error = None
-        if self.strategy.shares_weights and self._gradients.changed:
+        if self._loop.synchronizer.shared is not None and self._gradients.changed:
             error = ArgumentError(
                 "with share='node' gradients are averaged by step(): what changes them after backward(), as clipping "
                 "does, does not go with it"
@@ -549,7 +547,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         the block do not take part in its other collective calls.
         """
         self._check_open()
-        if self.strategy.shares_weights:
+        if self._loop is not None and self._loop.synchronizer.shared is not None:
             message = "join() does not go with share='node': every rank makes a part of every step"
             raise ArgumentError(message)
         if self._loop is None:
@@ -713,14 +711,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
         self._begin_alike({name: each for name, each in trained.items() if id(each) not in self._pooled})
         before = self._detach()
         _owners.update({id(parameter): self for parameter in trained.values()})
-        if self.comm.size == 1 and self._fused_step is None and self.strategy.alone_is_identity:
+        if self.comm.size == 1 and self._fused_step is None and self.strategy.is_identity_on_one_rank:
             self.strategy.bind(self.comm, Layout(("nothing",), ((0,),), ("float32",))).close()  # checks the settings
             return
         # Mostly the order in which backpropagation reaches them.
         gradients = ParameterGradients(dict(reversed(trained.items())), self._settings_of)
         layout = gradients.layout()
-        if self.strategy.shares_weights:  # they will move to node memory
-            layout = replace(layout, weights=())
         self._gradients = gradients
         self._loop = Loop(
             self.comm,
@@ -729,12 +725,12 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             gradients,
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
-            before=before,
+            previous=before,
         )
         self._loop.rates.now = self._rates
         if before is not None:
             before.close()
-        self._loop.synchronizer.check_settings()
+        self._loop.synchronizer.check_settings(gradients.settings)
         self._loop.on_new_order = self._places_are_new
         self._model_at_start = self._model_now()
         self._pooled = {id(parameter) for parameter in trained.values()}
@@ -775,9 +771,9 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
             write_directly(self._model, self._gradients, _DIRECT_LAYERS)
         if self._fused_step is not None:
             self._fused_step.lay_out(self._gradients, self._loop.layout, self._loop.synchronizer.shared)
-            if self.strategy.writes_weights:
+            if self._loop.writes_weights:
                 its = self._fused_step
-                self._loop.use_masters(its.masters(self._loop.layout), its.round_masters, its.follow_weights)
+                self._loop.use_masters(its.masters(self._loop.layout), its.round_masters, its.update_masters)
 
     def _detach(self) -> Synchronizer | None:
         """Detach from parameters and their gradients. Return the synchronizer, if there was one."""
@@ -820,7 +816,7 @@ class DistributedOptimizer(_Optimizer):  # type: ignore[misc]
     @property
     def _kind(self) -> str:
         """The kind of state, which has to be the same for loading."""
-        rate = "inside" if self.strategy.rate_in_momentum else "outside"
+        rate = "inside" if self.strategy.step == "core_rate_in_momentum" else "outside"
         return f"{self.strategy.name} with {type(self._inner).__name__}, the learning rate {rate} of momentum"
 
     def _common_state_dict(self) -> dict[str, Any]:

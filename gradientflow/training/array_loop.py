@@ -26,7 +26,7 @@ class Optimizer(Protocol):
     def round_masters(self) -> None:
         """Set the weights of 16 bits to their rounded master weights."""
 
-    def follow_weights(self) -> None:
+    def update_masters(self) -> None:
         """Set master weights to their weight of 16 bits wherever this was changed."""
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
@@ -81,9 +81,6 @@ class ArrayLoop:
     ) -> None:
         self.comm = comm
         self.strategy = as_strategy(strategy)
-        if self.strategy.shares_weights:
-            message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
-            raise ArgumentError(message)
         self.weights = list(weights)
         self.loss_scale = LossScale.of(loss_scale)
         layout = Layout.of(self.weights)
@@ -101,6 +98,10 @@ class ArrayLoop:
         self._optimizer: Optimizer | None = None
         self._loop = Loop(comm, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
         self._loop.fix_order()
+        if self.synchronizer.shared is not None:
+            self.close()
+            message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
+            raise ArgumentError(message)
 
     @property
     def synchronizer(self) -> Synchronizer:
@@ -170,7 +171,7 @@ class ArrayLoop:
 
     def abandon(self) -> None:
         """Give up the iteration, for example after an exception; the other ranks get `AbandonedError`."""
-        self._loop.zero(forget=True)
+        self._loop.zero(set_to_none=True)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -249,19 +250,15 @@ class ArrayLoop:
         self._loop.load_synchronizer(state)
         self._loop.load_loss_scale(state)
         if self._optimizer is not None:
-            self._optimizer.follow_weights()
+            self._optimizer.update_masters()
 
     def use_optimizer(self, optimizer: Optimizer, settings: Callable[[int], Settings]) -> None:
         """Use the settings of an optimizer, such as learning rates, and its master weights."""
-        self._loop.synchronizer.settings = settings
-        self._loop.synchronizer.check_settings()
+        self._loop.synchronizer.check_settings(settings)
+        self._loop.settings = settings
         self._loop.rates.now = lambda: (settings(0).rate,)
-        self._loop.use_masters(optimizer.masters, optimizer.round_masters, optimizer.follow_weights)
+        self._loop.use_masters(optimizer.masters, optimizer.round_masters, optimizer.update_masters)
         self._optimizer = optimizer
-
-    def set_loss_scale(self) -> None:
-        """Pass the loss scale to the strategy."""
-        self._loop.set_loss_scale()
 
     @property
     def overflowed(self) -> bool:
@@ -292,10 +289,10 @@ class _Arrays:
         self._gradients[index][...] = 0
         return False
 
-    def show(self, index: int, present: bool) -> None:
+    def set_present(self, index: int, present: bool) -> None:
         pass
 
-    def zero(self, forget: bool) -> None:
+    def zero(self, set_to_none: bool) -> None:
         for gradient in self._gradients:
             gradient[...] = 0
 

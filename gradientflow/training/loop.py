@@ -21,6 +21,7 @@ from gradientflow.errors import (
 )
 from gradientflow.strategies import Layout, Strategy, Synchronizer, Update
 from gradientflow.strategies.exchange.staged import bind
+from gradientflow.strategies.update import Iteration, SettingsOf
 
 from .consolidation import consolidated
 from .loss_scale import LossScale
@@ -33,7 +34,7 @@ _NEEDED = {"of", "shapes", "loss_scale", "order_is_known", "synchronizer"}
 class Loop:
     """Drives a synchronizer through the iterations of training: accumulation, `join`, loss scale, checkpoints, order.
 
-    A status is averaged together with the gradients, as `Synchronizer.numbers`: for each tensor, 1 if it has a gradient
+    A status is averaged together with the gradients, as `Synchronizer.extra`: for each tensor, 1 if it has a gradient
     on this rank; 1 if any tensor has none; 1 unless this rank is out of batches; for each rank, 1 if it gives up the
     iteration; the learning rates, as `Rates` encodes them. A mean is nonzero if the number is nonzero on any rank, so
     no further communication is needed.
@@ -52,7 +53,7 @@ class Loop:
         Every n-th backward pass is exchanged; gradients add up in between.
     loss_scale : LossScale or None
         The factor that gradients have to be divided by.
-    before : Synchronizer or None
+    previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
 
     Attributes
@@ -86,7 +87,7 @@ class Loop:
         *,
         accumulation_steps: int = 1,
         loss_scale: LossScale | None = None,
-        before: Synchronizer | None = None,
+        previous: Synchronizer | None = None,
     ) -> None:
         self.comm = comm
         self.strategy = strategy
@@ -102,14 +103,15 @@ class Loop:
         self.rates = Rates()
         self.on_new_order: Callable[[], object] = lambda: None
         self._round_masters: Callable[[], object] = lambda: None
-        self._follow_weights: Callable[[], object] = lambda: None
+        self._update_masters: Callable[[], object] = lambda: None  # to weights of 16 bits that the user has changed
+        self.settings: SettingsOf = tensors.settings
         self._passes = 0  # backward passes since the last step
         self._begun = False  # whether the synchronizer has begun the iteration
         self._no_sync = False
         self._overflowed = False  # in an exchange since the last step
-        self._is_failed = False  # a call of the synchronizer failed: `abandon` has to tell the other ranks
+        self._must_abandon = False  # a call of the synchronizer failed: the other ranks have to be told
+        self._exchange_failed = False  # and it was `after_step` or `finish`
         self._must_zero = False  # the iteration was dropped, and `zero` has to come first
-        self._order_known = not strategy.follows_order
         self._seen: list[int] = []  # the order on this rank, until one is known
         self._joining = False
         self._has_batches = True
@@ -118,25 +120,22 @@ class Loop:
         self._sent: int | None = None  # bytes, by the synchronizer up to the last step
         self._sent_for_step: int | None = None
         self.layout = layout
-        self.synchronizer = self._bind(layout, before)
+        self.synchronizer = self._bind(layout, previous)
+        self._order_known = not self.synchronizer.uses_backward_order
 
-    def _bind(self, layout: Layout, before: Synchronizer | None) -> Synchronizer:
+    def _bind(self, layout: Layout, previous: Synchronizer | None) -> Synchronizer:
         """Bind the strategy; pass the settings and the state of the previous synchronizer."""
         is_mean = self.strategy.gradients == "mean"
-        numbers = len(layout) + 2 + self.comm.size + Rates.numbers if is_mean else 0
-        layout = replace(layout, numbers=numbers)
-        synchronizer = self._bound(layout)
-        synchronizer.settings = self.tensors.settings
-        synchronizer.skips_nonfinite = self.loss_scale is not None
-        self.layout, self.synchronizer = layout, synchronizer
+        extra = len(layout) + 2 + self.comm.size + Rates.numbers if is_mean else 0
+        synchronizer = self._bound(replace(layout, extra=extra))
+        self.layout, self.synchronizer = synchronizer.layout, synchronizer
         self._sent = synchronizer.bytes_sent
         self._full_status = (
             np.array([1.0] * len(layout) + [0.0, 1.0] + [0.0] * self.comm.size) if is_mean else np.zeros(0)
         )
-        self.set_loss_scale()
-        if before is not None:
+        if previous is not None:
             with self.tensors.default_stream():
-                synchronizer.take_over(before)
+                synchronizer.take_over(previous)
         for index in self.tensors.attach(synchronizer):
             self.used[index] = True
         return synchronizer
@@ -177,15 +176,17 @@ class Loop:
         self._begin()
 
     def _begin(self) -> None:
-        if not self._begun:
-            self._follow()
-            try:
-                with self.synchronizer.without_calls():
-                    self.synchronizer.begin()
-            except BaseException:
-                self._is_failed = True  # the others may have begun
-                raise
-            self._begun = True
+        if self._begun:
+            return
+        self._update_masters()
+        scale = self.loss_scale
+        iteration = Iteration(self.settings, 1.0 if scale is None else scale.value, scale is not None)
+        try:
+            self.synchronizer.begin(iteration)
+        except BaseException:
+            self._must_abandon = True  # the others may have begun
+            raise
+        self._begun = True
 
     def ready(self, index: int, elsewhere: int | None = None) -> None:
         """Pass on a gradient that is final after its backward pass; `elsewhere` is as in `Synchronizer.ready`."""
@@ -223,7 +224,7 @@ class Loop:
         self.tensors.check(self.order)
         if not self._order_known:
             self._seen = list(self.order)
-        status = self.synchronizer.numbers
+        status = self.synchronizer.extra
         if len(self.order) == len(self.layout) and self._has_batches:
             status[: len(self._full_status)] = self._full_status
             self._write_rates(has_step=True)
@@ -241,12 +242,12 @@ class Loop:
     def _write_status(self, gives_up: bool = False) -> None:
         if self.strategy.gradients == "mean":
             ranks = [float(gives_up and rank == self.comm.rank) for rank in range(self.comm.size)]
-            self.synchronizer.numbers[: len(self._full_status)] = [*self.used, 1.0, self._has_batches, *ranks]
+            self.synchronizer.extra[: len(self._full_status)] = [*self.used, 1.0, self._has_batches, *ranks]
             self._write_rates(has_step=self._has_batches and not gives_up)
 
     def _write_rates(self, has_step: bool) -> None:
         if self.strategy.gradients == "mean":
-            self.rates.write(self.synchronizer.numbers[len(self._full_status) :], has_step)
+            self.rates.write(self.synchronizer.extra[len(self._full_status) :], has_step)
 
     # ---- exchanges -----------------------------------------------------------------------------------------------
 
@@ -268,22 +269,22 @@ class Loop:
             self._overflowed = False  # the error is raised only once; a later step is not affected
             raise
         except BaseException:
-            self._is_failed = True
+            self._must_abandon = True
             raise
         finally:
             self.order.clear()
             self.tensors.exchanged()
         given_up = self._read_status()
-        rates_differ = Rates.differ(self.synchronizer.numbers[len(self._full_status) :])
+        rates_differ = Rates.differ(self.synchronizer.extra[len(self._full_status) :])
         is_dropped = bool(given_up) or rates_differ
         if given_up or update.kind == "skipped":
             self._overflowed = not given_up
         if is_dropped and update.kind != "skipped":
-            self.synchronizer.drop(self.tensors.stream)
-        before = self.synchronizer
+            self.synchronizer.discard(self.tensors.stream)
+        previous = self.synchronizer
         if not self._order_known:
             self._learn_order()
-        if self.synchronizer is not before and update.kind == "apply" and not is_dropped:
+        if self.synchronizer is not previous and update.kind == "apply" and not is_dropped:
             update = self.synchronizer.update()
         self._must_zero = is_dropped
         if given_up:
@@ -304,38 +305,39 @@ class Loop:
 
     def _read_status(self) -> list[str]:
         """Read the mean status of all ranks. Return the ranks that gave up the iteration."""
-        status, count = self.synchronizer.numbers, len(self.layout)
+        status, count = self.synchronizer.extra, len(self.layout)
         if not len(status):
             for index, used in enumerate(self.used):
-                self.tensors.show(index, used)
+                self.tensors.set_present(index, used)
             return []
         if status[count]:
             for index in range(count):
-                self.tensors.show(index, bool(status[index]) or self.synchronizer.has_gradient(index))
+                self.tensors.set_present(index, bool(status[index]) or self.synchronizer.has_gradient(index))
         self._any_has_batches = bool(status[count + 1])
         return [str(rank) for rank in np.flatnonzero(status[count + 2 : len(self._full_status)])]
 
     def abandon(self) -> None:
         """Give up an iteration whose backward pass has begun but not ended; the other ranks are told."""
-        if not self.order and not self._is_failed:
+        if not self.order and not self._must_abandon:
             return
-        self._is_failed = False
+        failed, self._exchange_failed = self._exchange_failed, False
+        self._must_abandon = False
         self._seen = list(self.order)
         self._write_status(gives_up=True)
-        self.synchronizer.abandon(self.tensors.stream)
+        self.synchronizer.abandon(self.tensors.stream, failed)
         self.order.clear()
         self._begun = False
         if not self._order_known:
             self._learn_order()
 
-    def zero(self, forget: bool) -> None:
-        """Give up an iteration under way, and zero all gradients; with `forget`, also forget which tensors had one."""
+    def zero(self, set_to_none: bool) -> None:
+        """Give up an iteration under way, and zero all gradients; with `set_to_none`, no tensor has one afterwards."""
         self.abandon()
         self._passes = 0
         self.flushed = self._overflowed = self.unscaled = self._must_zero = False
         self.update = None
-        self.tensors.zero(forget)
-        if forget:
+        self.tensors.zero(set_to_none)
+        if set_to_none:
             self.used[:] = [False] * len(self.used)
 
     @contextmanager
@@ -358,14 +360,13 @@ class Loop:
         """Note that the step was made or skipped: update the loss scale, and let the strategy write weights."""
         if self.loss_scale is not None:
             self.loss_scale.update(self._overflowed)
-            self.set_loss_scale()
         self.update = None
         self.unscaled = self._overflowed = False
         self._passes = 0
         self._let_write(self.synchronizer.after_step)
         before, self._sent = self._sent, self.synchronizer.bytes_sent
         self._sent_for_step = None if before is None or self._sent is None else self._sent - before
-        self._tell_dropped()
+        self._raise_pending()
 
     @property
     def bytes_sent(self) -> int | None:
@@ -375,18 +376,18 @@ class Loop:
             return self._sent_for_step
         return None if None in sent else sum(each for each in sent if each is not None)
 
-    def _tell_dropped(self) -> None:
+    def _raise_pending(self) -> None:
         """Raise the strategy's pending `NonFiniteError`, now that no rank waits for this one."""
-        dropped, self.synchronizer.dropped = self.synchronizer.dropped, None
-        if dropped is not None:
-            raise dropped
+        error = self.synchronizer.take_pending_error()
+        if error is not None:
+            raise error
 
     def finish(self) -> None:
         """End training: complete communication under way, and leave the same weights on all ranks. Collective."""
         if not self._begun and self.update is None:
-            self._follow()
+            self._update_masters()
         self._let_write(self.synchronizer.finish)
-        self._tell_dropped()
+        self._raise_pending()
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -395,47 +396,40 @@ class Loop:
         with self.tensors.default_stream():
             common.__enter__()
         try:
-            self._round()
+            self._round_masters()
             yield
         finally:
             with self.tensors.default_stream():
                 common.__exit__(None, None, None)
-        self._round()
+        self._round_masters()
 
-    def _round(self) -> None:
-        if self.strategy.writes_weights:
-            self._round_masters()
-
-    def _follow(self) -> None:
-        """Set master weights to weights of 16 bits that the user has changed since they were rounded."""
-        if self.strategy.writes_weights:
-            self._follow_weights()
+    @property
+    def writes_weights(self) -> bool:
+        """Whether the strategy writes weights itself, outside of an optimizer's step."""
+        return self.strategy.gradients != "mean"
 
     def _let_write(self, moment: Callable[[], object]) -> None:
         """Let the strategy write weights, then round master weights. On failure, note that other ranks must be told."""
-        writes = self.tensors.default_stream() if self.strategy.writes_weights else nullcontext()
+        writes = self.tensors.default_stream() if self.writes_weights else nullcontext()
         try:
             with writes:
                 moment()
         except BaseException:
-            self._is_failed = self.synchronizer.exchange_failed = True
+            self._must_abandon = self._exchange_failed = True
             raise
-        self._round()
+        self._round_masters()
 
     def use_masters(
         self,
         masters: Mapping[int, Any],
         round_masters: Callable[[], object],
-        follow_weights: Callable[[], object],
+        update_masters: Callable[[], object],
     ) -> None:
         """Let the strategy write these float32 master weights, which are then rounded to the weights of 16 bits."""
         for index, master in masters.items():
             self.synchronizer.weights[index] = master
-        self._round_masters, self._follow_weights = round_masters, follow_weights
-
-    def set_loss_scale(self) -> None:
-        """Pass the loss scale to the synchronizer."""
-        self.synchronizer.loss_scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        if self.writes_weights:
+            self._round_masters, self._update_masters = round_masters, update_masters
 
     # ---- uneven batches ------------------------------------------------------------------------------------------
 
@@ -465,19 +459,19 @@ class Loop:
         """Contribute zeros until no rank has batches. Return a rank that had the most; None if all had equally many."""
         self._has_batches = False
         while True:
-            self.zero(forget=True)
+            self.zero(set_to_none=True)
             try:
                 self.synchronize()
             except (AbandonedError, MismatchError, NonFiniteError) as error:
                 is_dropped = self._must_zero or isinstance(error, NonFiniteError)
-                if is_dropped and self.synchronizer.numbers[len(self.layout) + 1]:
+                if is_dropped and self.synchronizer.extra[len(self.layout) + 1]:
                     continue  # raised on all ranks; those with batches may go on
                 raise
             if not self._any_has_batches:
                 break
             self.stepped()
-        self.synchronizer.drop(self.tensors.stream)
-        self.zero(forget=True)
+        self.synchronizer.discard(self.tensors.stream)
+        self.zero(set_to_none=True)
         rounds = self.comm.allgather(np.array([self._rounds])).ravel()
         return int(rounds.argmax()) if rounds.min() < rounds.max() else None
 
@@ -510,10 +504,10 @@ class Loop:
         """Bind the strategy again, to the tensors in another order, with its state."""
         if list(order) == list(range(len(order))):
             return
-        old, status = self.synchronizer, self.synchronizer.numbers.copy()
+        old, status = self.synchronizer, self.synchronizer.extra.copy()
         self.used[:] = [self.used[i] for i in order]
         self._bind(self.layout.in_order(order), old)
-        self.synchronizer.numbers[len(order) :] = status[len(order) :]
+        self.synchronizer.extra[len(order) :] = status[len(order) :]
         old.close()
         self.on_new_order()
 
@@ -574,24 +568,23 @@ class Loop:
     def load_synchronizer(self, state: Mapping[str, Any] | None) -> None:
         """Load the synchronizer's part of a state, and its order of tensors; without one, reset. Collective."""
         self.abandon()
-        kept = None if state is None else state["synchronizer"]
-        if state is not None and kept and "names" in kept:
-            self._reorder([self.layout.names.index(name) for name in kept["names"]])
+        self._begun = False
+        own = None if state is None else state["synchronizer"]
+        if state is not None and own and "names" in own:
+            self._reorder([self.layout.names.index(name) for name in own["names"]])
             self._order_known = self._order_known or bool(state["order_is_known"])
         with self.tensors.default_stream():
-            self._follow()  # the user may just have loaded the model
-            self.synchronizer.load_state_dict(kept)
-        self._round()
+            self._update_masters()  # the user may just have loaded the model
+            self.synchronizer.load_state_dict(own)
+        self._round_masters()
         self.tensors.exchanged()
         self.flushed = self._overflowed = self.unscaled = False
         self.update = None
-        self.set_loss_scale()
 
     def load_loss_scale(self, state: Mapping[str, Any] | None) -> None:
         """Load the loss scale of a state."""
         if state is not None and state["loss_scale"] is not None and self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
-            self.set_loss_scale()
 
 
 __all__ = ["Loop"]

@@ -27,11 +27,11 @@ class Tensors(Protocol):
     def collect(self, index: int, used: bool) -> bool:
         """Put a gradient that is not final, or zeros, into its place. Return whether there is a gradient."""
 
-    def show(self, index: int, present: bool) -> None:
+    def set_present(self, index: int, present: bool) -> None:
         """Make the tensor's gradient the one in its place, or none."""
 
-    def zero(self, forget: bool) -> None:
-        """Zero all gradients in their places; with `forget`, tensors may have no gradient afterwards."""
+    def zero(self, set_to_none: bool) -> None:
+        """Zero all gradients in their places; with `set_to_none`, tensors may have no gradient afterwards."""
 
     def exchanged(self) -> None:
         """Note that the gradients are now those left by `Synchronizer.wait`."""

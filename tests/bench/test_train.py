@@ -89,7 +89,7 @@ def test_every_strategy_is_a_contestant() -> None:
         *("dense", "csc(density=0.2, warmup=45)", "csc(wire='float16')", "LocalSGD(period=4)")
     ]
     assert [entry.sent_dtype for entry in plan.entries[1:]] == ["float32", "float32", "float16", "float32"]
-    assert [entry.period for entry in plan.entries] == [1, 1, 1, 1, 4]
+    assert [entry.profile.period for entry in plan.entries] == [1, 1, 1, 1, 4]
     assert plan.untimed_steps == 45  # until all send what they go on sending
     assert named("csc").untimed_steps == TrainPlan().untimed_steps == 3
     assert [entry.setting for entry in TrainPlan(contestants=("gradientflow",)).entries[1:]] == [
@@ -104,7 +104,7 @@ def test_all_stands_for_every_strategy_of_the_library_as_it_suits_so_many_steps(
     plan = TrainPlan(strategies=tuple(dict.fromkeys(found)), steps=steps)
     assert plan.contestants == CONTESTANTS
     assert len(plan.entries) == 1 + len(BY_NAME) + 1 + len(CONTESTANTS) - 1
-    assert all(entry.period <= steps and entry.warmup <= max(10, steps) for entry in plan.entries)
+    assert all(entry.profile.period <= steps and entry.profile.warmup <= max(10, steps) for entry in plan.entries)
     if steps == 4000:  # the arguments that they have by default
         usual = [each for each in found if each.name not in ("SignSGD", "ssp", "dssp")]
         assert usual == [type(each)() for each in usual]

@@ -79,11 +79,11 @@ class Lossy(type(TopK)):  # type: ignore[misc]
         """Drop the residuals before each iteration."""
         synchronizer: Any = super().bind(comm, layout)
 
-        def begin() -> None:
+        def prepare() -> None:
             for residual in synchronizer.residuals:
                 residual[...] = 0
 
-        synchronizer.begin = begin
+        synchronizer.prepare = prepare
         return synchronizer  # type: ignore[no-any-return]
 
 
@@ -158,7 +158,7 @@ def check_own_strategies(comm: gf.Communicator) -> None:
         assert result.figures is not None
         assert least <= (result.figures.bytes_reported or 0) <= most, result.entry
         assert result.runs[0].curve[-1].sent
-        assert result.figures.steps == (5 if result.entry.period > 1 else 4)  # a period is timed without gaps
+        assert result.figures.steps == (5 if result.entry.profile.period > 1 else 4)  # a period is timed without gaps
         assert result.record()["settings"] == result.entry.settings
     assert [remark for remark in outcome.remarks if remark.startswith("WRONG: cnn, gradientflow (Lonely)")]
 

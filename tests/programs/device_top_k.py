@@ -15,7 +15,7 @@ from twins import DEVICE, Twins
 import gradientflow as gf
 from gradientflow import _core, device
 from gradientflow.errors import CommunicationTimeoutError, GradientFlowError, MismatchError, NonFiniteError
-from gradientflow.strategies import Layout, parse_strategy
+from gradientflow.strategies import Iteration, Layout, parse_strategy
 from gradientflow.strategies.predict.link import Link
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -171,7 +171,7 @@ def check_times_are_those_of_the_device(comm: gf.Communicator) -> None:
         synchronizer: Any = strategy.bind(comm, layout)
         (pool,) = synchronizer.pools
         for _ in range(2):
-            synchronizer.begin()
+            synchronizer.begin(Iteration())
             synchronizer.ready(0)
             for _ in range(50):
                 _core.device.copy(DEVICE, busy[0]._address, busy[1]._address, busy[0].nbytes, 0)

@@ -550,7 +550,7 @@ def check_ratios_are_fitted_again_by_themselves(comm: gf.Communicator) -> None:
         fits = []
         synchronizer: Any = training.synchronizer
         fit = synchronizer.refit
-        synchronizer.refit = lambda: (fits.append(synchronizer.iteration), fit())
+        synchronizer.refit = lambda: (fits.append(synchronizer.iterations), fit())
         for number in range(9):
             step(training, optimizer, number)
         assert fits == [2, 5, 8]

@@ -159,7 +159,7 @@ def check_sparse_loco(comm: gf.Communicator) -> None:
                         weights[rank][index] = shared.copy()
             step(training, optimizer, number)
             assert np.allclose(flat(training.weights), flat(weights[RANK]), atol=1e-5), number
-        for mine, theirs in zip(training.synchronizer.kept, kept[RANK], strict=True):  # type: ignore[attr-defined]
+        for mine, theirs in zip(training.synchronizer.residuals, kept[RANK], strict=True):  # type: ignore[attr-defined]
             assert np.allclose(mine, theirs, atol=1e-5)
 
 

@@ -158,7 +158,6 @@ def check_library_strategies(comm: gf.Communicator) -> None:
 class Kept(Strategy):
     """Sums up all gradients, and counts; it begins with something else than zeros."""
 
-    follows_order = True
     where = ""
     fails = False
 
@@ -168,6 +167,7 @@ class Kept(Strategy):
 
 class Sums(ArraySynchronizer):
     strategy: Kept
+    uses_backward_order = True
     state_names = ("sums", "count", "table", "nothing")
 
     def __init__(self, comm: gf.Communicator, layout: Layout, strategy: Strategy) -> None:
@@ -308,7 +308,7 @@ def check_training_goes_on_after_join(comm: gf.Communicator) -> None:
 class Written(Strategy):
     """Writes the weights itself, and has a failure on one rank after a step when it is told to."""
 
-    writes_weights = True
+    gradients = "consumed"
     fails = ""
 
     def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
@@ -321,7 +321,7 @@ class Writing(ArraySynchronizer):
     strategy: Written
     begun = 0
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         self.begun += 1
 
     def backward_done(self) -> Any:
@@ -557,7 +557,6 @@ def check_pytorch_state_goes_along(comm: gf.Communicator) -> None:
 
 class Consumed(Strategy):
     gradients = "consumed"
-    writes_weights = True
 
     def bind(self, comm: gf.Communicator, layout: Layout) -> ArraySynchronizer:
         return Consuming(comm, layout, self)
@@ -756,7 +755,7 @@ class Hasty(Strategy):
 class CallsInBegin(ArraySynchronizer):
     strategy: Hasty
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         assert (self.comm.rank, self.comm.size, self.comm.describe()["size"]) == (RANK, SIZE, SIZE)
         if RANK in self.strategy.ranks:
             self.comm.barrier()
@@ -773,7 +772,7 @@ def check_calls_in_begin(comm: gf.Communicator) -> None:
         optimizer = SGD(training, training.weights, lr=1.0)
         for step, strategy.ranks in enumerate(((), tuple(range(SIZE)), (), (0,), ())):
             if RANK in strategy.ranks:
-                with raises(ArgumentError, "begin() of CallsInBegin uses comm.barrier"):
+                with raises(ArgumentError, "prepare() of CallsInBegin uses comm.barrier"):
                     run(training, step)
                 training.abandon()
             elif strategy.ranks:

@@ -92,7 +92,7 @@ def assert_same(left: nn.Module, right: nn.Module) -> None:
 
 
 def kept(optimizer: Any) -> list[torch.Tensor]:
-    return [each for of_one in optimizer.state_dict()["state"].values() for each in of_one.values()]
+    return [each for _, of_one in sorted(optimizer.state_dict()["state"].items()) for each in of_one.values()]
 
 
 # ---- the same training -----------------------------------------------------------------------------------------------
@@ -288,11 +288,11 @@ def check_refused(comm: gf.Communicator) -> None:
         "csc takes no share": {"strategy": "csc(density=0.1)", "share": "node"},
         "dense(share=...)": {"strategy": "dense", "share": "node"},
         "share is 'node' or None, not 'host'": {"share": "host"},
-        "share='node' does not go with fused=False": {"share": "node", "fused": False},
+        "share='node') does not go with fused=False": {"share": "node", "fused": False},
     }.items():
         with raises(ArgumentError, wanted):
             gft.DistributedOptimizer(sgd(model), model, comm, **arguments)  # type: ignore[arg-type]
-    with raises(ArgumentError, "share='node': the core makes the step", "not for LARS"):
+    with raises(ArgumentError, "share='node': each rank makes the step on a slice", "LARS"):
         gft.DistributedOptimizer(gft.LARS(model.parameters(), 0.1), model, comm, share="node")
     with raises(ArgumentError, "torch.optim.SGD"):
         gft.DistributedOptimizer(torch.optim.Adagrad(model.parameters()), model, comm, share="node")
@@ -303,7 +303,7 @@ def check_refused(comm: gf.Communicator) -> None:
             pass
         scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0)
         scaler.scale(loss(model, 0)).backward()
-        with raises(ArgumentError, "GradScaler does not go with share='node'"):
+        with raises(ArgumentError, "GradScaler does not go with dense(share='node')"):
             scaler.step(optimizer)
         optimizer.param_groups[1]["momentum"] = 0.9
         with raises(ArgumentError, "momentum"):

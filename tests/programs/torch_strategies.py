@@ -1191,7 +1191,8 @@ def check_gradients_are_read_where_backpropagation_leaves_them(comm: gf.Communic
         optimizer = gft.DistributedOptimizer(sgd(model), model, comm, strategy=strategy)
         for step in range(10):
             assert optimizer.synchronizer is not None
-            optimizer.synchronizer.reads_elsewhere &= reads  # it is another one, once the order is known
+            if not reads:  # it is another synchronizer, once the order is known
+                optimizer.synchronizer.gradient_source = "place"
             address_of = optimizer._gradients.address_elsewhere
             addresses: list[int | None] = []
             optimizer._gradients.address_elsewhere = lambda i, of=address_of, to=addresses: to.append(of(i)) or to[-1]

@@ -147,7 +147,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
 }
 # The rooms of the strategies, from below.
 STRATEGIES = "gradientflow.strategies"
-PYTHON_LAYERS[f"{STRATEGIES}.update"] = set()
+PYTHON_LAYERS[f"{STRATEGIES}.former"] = PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | {
     "gradientflow.machine_load",
@@ -155,7 +155,10 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | 
     f"{STRATEGIES}.layout",
     f"{STRATEGIES}.update",
 }
-PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {f"{STRATEGIES}.predict"}
+PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
+    f"{STRATEGIES}.former",
+    f"{STRATEGIES}.predict",
+}
 PYTHON_LAYERS[f"{STRATEGIES}.exchange"] = PYTHON_LAYERS[f"{STRATEGIES}.contract"] | {f"{STRATEGIES}.contract"}
 PYTHON_LAYERS[f"{STRATEGIES}.methods"] = PYTHON_LAYERS[f"{STRATEGIES}.exchange"] | {f"{STRATEGIES}.exchange"}
 PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {"gradientflow.description", f"{STRATEGIES}.contract", f"{STRATEGIES}.methods"}

@@ -24,7 +24,7 @@ def test_words_and_policies() -> None:
         assert found == strategy
         assert repr(found) == words
         assert strategy.policy == policy
-    assert (SSDSGD(2, 20).warmup, SSDSGD(2, 20).period, SSGD().period) == (20, 2, 1)
+    assert (SSDSGD(2, 20).profile()[:2], SSGD().profile()[:2]) == ((20, 2), (0, 1))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Kind, Update
+from gradientflow.strategies.update import Iteration, Kind, Report, Update
 
 from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
@@ -25,18 +25,18 @@ from .places import PlacedSynchronizer
 class ArraySynchronizer(PlacedSynchronizer):
     """The base class of strategies written with NumPy arrays and the calls of `comm`, in memory of the host.
 
-    A subclass overrides some of these methods, and may call `comm` in any method but `begin` and `drop`:
+    A subclass overrides some of these methods, and may call `comm` in any method but `prepare` and `discard`:
 
     - ``gradient_ready(index, gradient)``: a gradient is final. It is called for all tensors, in the order of the layout
       on every rank, so all ranks make the same calls in the same order. A tensor that is ready early waits for those
-      before it. A tensor without a gradient has zeros; so has one whose gradient is not finite, if `looks`.
+      before it. A tensor without a gradient has zeros; so has one whose gradient is not finite, if `checks_finite`.
     - ``backward_done()``: all gradients were handed over; when it returns, `gradients` are those for the step. It
       returns None, or "written" if it has changed the weights (``layout.weights``) itself.
-    - ``after_step()``, ``finish()``, ``begin()``: as in `Synchronizer`.
+    - ``after_step()``, ``finish()``, ``prepare()``: as in `Synchronizer`.
 
     ``state_names`` lists the attributes of a checkpoint: numbers, arrays, and lists of them. A list with an array for
     each tensor, such as residuals, is matched by the names of the tensors. Changes that `gradient_ready` and
-    `backward_done` make to these attributes are undone when the iteration is skipped or given up; `begin` must not
+    `backward_done` make to these attributes are undone when the iteration is skipped or given up; `prepare` must not
     change them. If there are any and gradients are averaged, a gradient or mean that is not finite never stays in them:
     the iteration ends in `NonFiniteError` on all ranks, or is skipped if there is a loss scale. If gradients are local,
     the step is skipped on that rank, which gets the error after the step.
@@ -90,8 +90,13 @@ class ArraySynchronizer(PlacedSynchronizer):
     def backward_done(self) -> Kind | None:
         """End the exchange: the gradients are those for the step, or the weights are written."""
 
+    def report(self) -> Report:
+        """Return the attribute `residuals`, if there is one."""
+        return Report(getattr(self, "residuals", ()))
+
     def check_complete(self) -> None:
         """Raise unless all attributes in `state_names` exist."""
+        super().check_complete()
         for name in self.state_names:
             if not hasattr(self, name):
                 close = difflib.get_close_matches(name, vars(self), 1)
@@ -105,21 +110,20 @@ class ArraySynchronizer(PlacedSynchronizer):
         """Return the first tensor whose gradient is not finite after the exchange."""
         return first_nonfinite(self.gradients)
 
-    def kept_before(self) -> dict[str, Any]:
+    def state_before(self) -> dict[str, Any]:
         """Return copies of the state that `gradient_ready` and `backward_done` may change: all in `state_names`."""
         return {name: _mapped(getattr(self, name), np.copy) for name in self.state_names}
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    @contextmanager
-    def without_calls(self) -> Iterator[None]:
-        """Refuse calls of `comm` in a ``with`` block."""
-        before = self.comm
-        self.comm = cast("Communicator", _WithoutCalls(before, f"begin() of {type(self).__name__}"))
+    def begin(self, iteration: Iteration) -> None:
+        """Begin an iteration; calls of `comm` are refused in `prepare`."""
+        comm = self.comm
+        self.comm = cast("Communicator", _RefusingCommunicator(comm, f"prepare() of {type(self).__name__}"))
         try:
-            yield
+            super().begin(iteration)
         finally:
-            self.comm = before
+            self.comm = comm
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         with self._lock, self._in_iteration():
@@ -133,7 +137,7 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     def _hand_over(self, index: int) -> None:
         gradient = self.gradients[index]
-        if self.looks and not is_finite(gradient):
+        if self.checks_finite and not is_finite(gradient):
             if self._found is None:
                 self._found = index
             gradient[...] = 0
@@ -162,7 +166,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         if found is None:
             return self.update() if kind == "apply" else Update(kind)
         if kind == "apply":
-            self.drop(stream)
+            self.discard(stream)
         if self.skips_nonfinite:
             return Update("skipped")
         for memory in self._memory:
@@ -176,52 +180,51 @@ class ArraySynchronizer(PlacedSynchronizer):
         error = nonfinite_error(f"the gradient of {self.layout.names[found]}", rank, outcome)
         if self.strategy.gradients == "mean":
             raise error
-        self.dropped = error
+        self._pending_error = error
         return Update("skipped")
 
     @property
-    def looks(self) -> bool:
+    def checks_finite(self) -> bool:
         """Whether gradients have to be checked to be finite, before they get into the state."""
         kind = self.strategy.gradients
         return self.skips_nonfinite or kind == "local" or bool(kind == "mean" and self.state_names)
 
     def _exchange_status(self, kind: Kind) -> tuple[int | None, int | None]:
-        """Exchange `numbers`, and which gradients are not finite: last of all, after whatever may fail on a rank.
+        """Exchange `extra`, and which gradients are not finite: last of all, after whatever may fail on a rank.
 
         Each rank has two marks, which are 0 or a tensor's index plus 1: the first tensor whose own gradient is not
         finite, and the first whose mean is not. Returns the rank (None for a mean) and the tensor (None if none).
         """
         mine, averaged = self._found, None
-        if self.looks and kind == "apply" and self.reads_gradients:
+        if self.checks_finite and kind == "apply" and self.gradient_source != "none":
             averaged = self.nonfinite_mean()
         if self.strategy.gradients != "mean":
             return self.comm.rank, mine if mine is not None else averaged
         marks = np.zeros((2, self.comm.size))
         marks[:, self.comm.rank] = [0 if each is None else each + 1 for each in (mine, averaged)]
-        status = np.concatenate([self.numbers, marks.ravel()])
+        status = np.concatenate([self.extra, marks.ravel()])
         self.comm.allreduce(status, "mean")
-        self.numbers[:] = status[: len(self.numbers)]
-        places = np.flatnonzero(status[len(self.numbers) :])
+        self.extra[:] = status[: len(self.extra)]
+        places = np.flatnonzero(status[len(self.extra) :])
         if not len(places):
             return None, None
         place = int(places[0])
-        tensor = round(float(status[len(self.numbers) + place]) * self.comm.size) - 1
+        tensor = round(float(status[len(self.extra) + place]) * self.comm.size) - 1
         return place if place < self.comm.size else None, tensor
 
     def update(self) -> Update:  # noqa: D102
         return Update("apply", self._native_updates())
 
-    def drop(self, stream: Any = None) -> None:
+    def discard(self, stream: Any = None) -> None:
         """Discard the last update: the state is again as it was before the iteration."""
         if self._before is not None:
             self._take(self._before)
             self._before = None
 
-    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         if self._begun:
-            self.drop(stream)
-        is_local = self.strategy.gradients == "local" and not self.exchange_failed
-        self.exchange_failed = False
+            self.discard(stream)
+        is_local = self.strategy.gradients == "local" and not failed
         self._start_next_iteration()
         if is_local:  # the iteration had nothing to exchange
             return
@@ -246,7 +249,7 @@ class ArraySynchronizer(PlacedSynchronizer):
             raise ArgumentError(message)
         if not self._begun:
             self._begun = True
-            self._before = self.kept_before()
+            self._before = self.state_before()
         try:
             yield
         except BaseException:
@@ -280,23 +283,23 @@ class ArraySynchronizer(PlacedSynchronizer):
         is_whole = array.dtype.kind in "iub"
         return self.comm.broadcast(array.copy()) if is_whole else self.comm.allreduce(array.copy(), "mean")
 
-    def _kept(self) -> dict[str, Any]:
+    def _entries(self) -> dict[str, Any]:
         """Return the entries of a state, by name."""
-        kept = {name: getattr(self, name) for name in self.state_names}
+        entries = {name: getattr(self, name) for name in self.state_names}
         if self.strategy.gradients != "mean" and self.layout.weights:
-            kept["weights"] = list(self.weights)
-        return kept
+            entries["weights"] = list(self.weights)
+        return entries
 
     def _state(self, rank: int | None, taken: Callable[[Any], Any]) -> dict[str, Any]:
-        kept = {name: _mapped(value, taken) for name, value in self._kept().items()}
-        return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **kept} if kept else {}
+        entries = {name: _mapped(value, taken) for name, value in self._entries().items()}
+        return {"names": list(self.layout.names), "rank": rank, "ranks": self.comm.size, **entries} if entries else {}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state has the attributes in `state_names`, and is for this rank and these tensors."""
-        kept = self._kept()
-        if not kept:
+        entries = self._entries()
+        if not entries:
             return
-        missing = {"names", "rank", "ranks", *kept} - set(state)
+        missing = {"names", "rank", "ranks", *entries} - set(state)
         if missing:
             message = f"this is not the state of {self.strategy.name}: it has no {', '.join(sorted(missing))}"
             raise ArgumentError(message)
@@ -310,7 +313,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         if sorted(state["names"]) != sorted(self.layout.names):
             message = "the state is of another model, whose tensors have other names"
             raise ArgumentError(message)
-        for name, value in kept.items():
+        for name, value in entries.items():
             if _shapes(value) != _shapes(self._in_order(state[name], state["names"])):
                 message = f"the state is of another model: its {name} have other shapes"
                 raise ArgumentError(message)
@@ -318,7 +321,7 @@ class ArraySynchronizer(PlacedSynchronizer):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state; without one, from the strategy's initial state. Collective."""
         if state is not None:
-            self._take({name: self._in_order(state[name], state["names"]) for name in self._kept()})
+            self._take({name: self._in_order(state[name], state["names"]) for name in self._entries()})
         elif self.state_names:
             fresh = self.strategy.bind(self._parent, self.layout)
             self._take({name: getattr(fresh, name) for name in self.state_names})
@@ -342,9 +345,9 @@ class ArraySynchronizer(PlacedSynchronizer):
 
     def _take(self, values: Mapping[str, Any]) -> None:
         """Set entries of the state: arrays in place, everything else as a copy."""
-        kept = self._kept()
+        entries = self._entries()
         for name, value in values.items():
-            mine = kept[name]
+            mine = entries[name]
             if isinstance(mine, list) and _shapes(mine) == _shapes(value):
                 for index, (old, new) in enumerate(zip(mine, value, strict=True)):
                     if isinstance(old, np.ndarray):
@@ -363,7 +366,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return {name: str(value) for name, value in values.items() if not isinstance(value, list | np.ndarray)}
 
 
-class _WithoutCalls:
+class _RefusingCommunicator:
     """A communicator with attributes, but without calls."""
 
     def __init__(self, comm: Communicator, who: str) -> None:

@@ -21,7 +21,7 @@ from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
 from gradientflow.strategies.predict.explanation import Explanation, Subject
 from gradientflow.strategies.predict.link import Link, median_seconds
-from gradientflow.strategies.update import Settings
+from gradientflow.strategies.update import Iteration, Settings
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
@@ -51,8 +51,6 @@ class PeriodicStrategy(Strategy):
     """
 
     gradients = "local"
-    writes_weights = True
-    works_on_host = True
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
@@ -86,7 +84,7 @@ class PeriodicStrategy(Strategy):
 
     @classmethod
     def typical(cls, steps: int) -> Strategy:
-        """Return one that exchanges weights at least four times."""
+        """Return one with its usual period, or a quarter of the steps if that is less."""
         return cls(min(inspect.signature(cls).parameters["period"].default, max(1, steps // 4)))
 
     @property
@@ -111,7 +109,7 @@ class PeriodicStrategy(Strategy):
         travelling, applying = [], []
         for count in (_SMALL, _LARGE):
             probe = whole_model.bind(comm, Layout.of([np.zeros(count, np.float32)]))
-            probe.settings = lambda _: Settings(0.0)
+            probe.begin(Iteration(lambda _: Settings(0.0)))
             travelling.append(median_seconds(comm, probe.exchange_once))
             applying.append(median_seconds(comm, probe.apply_once))
             probe.close()
@@ -150,7 +148,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("steps", "common", "velocity", "differences", "due")
     strategy: PeriodicStrategy
-    reads_gradients = False
+    gradient_source = "none"
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: PeriodicStrategy) -> None:
         super().__init__(comm, layout, strategy)
@@ -173,15 +171,14 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Take the weights before the first step for the common ones: they may have been loaded after `bind`."""
         if self.steps == 0:
             for common, weight in zip(self.common, self.weights, strict=True):
                 common[...] = weight
 
-    @property
-    def exchanges_weights(self) -> bool:  # type: ignore[override]
-        """Whether a fragment is sent or applied after the next step."""
+    def exchanges_weights(self) -> bool:
+        """Tell whether a fragment is sent or applied after the next step."""
         step = self.steps + 1
         return step in self.due or any(self._is_sent(fragment, step) for fragment in range(self.strategy.fragments))
 
@@ -197,7 +194,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
                 self._apply(fragment)
             if self._is_sent(fragment, self.steps):
                 self._measure(fragment)
-                self.start(fragment, self._buffers[fragment])
+                self.begin_exchange(fragment, self._buffers[fragment])
                 self.due[fragment] = self.steps + self.strategy.delay
                 if self.strategy.delay == 0:
                     self._apply(fragment)
@@ -216,16 +213,16 @@ class PeriodicSynchronizer(ArraySynchronizer):
             common[...] = mean
             weight[...] = mean
 
-    def kept_before(self) -> dict[str, Any]:
+    def state_before(self) -> dict[str, Any]:
         """Return nothing: the state changes only after the step."""
         return {}
 
-    def abandon(self, stream: Any = None) -> None:
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:
         """Give up the iteration; after a failed exchange, also pending exchanges."""
-        if self.exchange_failed:
+        if failed:
             self._under_way.clear()
             self.due = [_NOT_DUE] * len(self.due)
-        super().abandon(stream)
+        super().abandon(stream, failed)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -241,14 +238,14 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     # ---- exchange ------------------------------------------------------------------------------------------------
 
-    def start(self, fragment: int, differences: Array) -> None:
-        """Begin to exchange the differences of a fragment; after `arrive` they are means."""
+    def begin_exchange(self, fragment: int, differences: Array) -> None:
+        """Begin to exchange the differences of a fragment; after `end_exchange` they are means."""
         wire = {"wire": self.strategy.wire} if self.strategy.wire and differences.dtype == np.float32 else {}
         self._under_way[fragment] = self.comm.allreduce_async(
             differences, "mean", label=f"differences of fragment {fragment} after step {self.steps}", **wire
         )
 
-    def arrive(self, fragment: int) -> None:
+    def end_exchange(self, fragment: int) -> None:
         """Wait until the differences of a fragment are means."""
         handle = self._under_way.pop(fragment, None)
         if handle is not None:  # otherwise the exchange is complete
@@ -256,8 +253,8 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def exchange_once(self) -> None:
         """Exchange a fragment, as it is, to measure this. Collective."""
-        self.start(0, self._buffers[0])
-        self.arrive(0)
+        self.begin_exchange(0, self._buffers[0])
+        self.end_exchange(0)
 
     def apply_once(self) -> None:
         """Do the rest of an exchange, to measure this."""
@@ -291,12 +288,12 @@ class PeriodicSynchronizer(ArraySynchronizer):
             weight[...] = common
         what = f"the change of {self.layout.names[part[found]]}"
         outcome = "all ranks go back to the common weights, those of the last exchange"
-        self.dropped = nonfinite_error(what, int(ranks[0]) if len(ranks) else None, outcome)
+        self._pending_error = nonfinite_error(what, int(ranks[0]) if len(ranks) else None, outcome)
         return False
 
     def _apply(self, fragment: int) -> None:
         """Make the step of the outer optimizer, and go on from its weights."""
-        self.arrive(fragment)
+        self.end_exchange(fragment)
         self.due[fragment] = _NOT_DUE
         if not self._is_finite([fragment]):
             return
@@ -345,7 +342,7 @@ class PeriodicSynchronizer(ArraySynchronizer):
 
     def _wait_for_all(self) -> None:
         for fragment in list(self._under_way):
-            self.arrive(fragment)
+            self.end_exchange(fragment)
 
 
 def _fragments(counts: Sequence[int], number: int) -> list[list[int]]:

@@ -31,7 +31,7 @@ class PlacedSynchronizer(Synchronizer):
         if layout.device != "cpu":
             message = (
                 f"{strategy.name} works in memory of the host, and the tensors are on CUDA device {layout.device}: "
-                "they are copied if the strategy says so, by works_on_host = True"
+                "they are copied unless the strategy says on_device = True"
             )
             raise ArgumentError(message)
         self._memory: list[npt.NDArray[np.uint8]] = []

@@ -42,7 +42,7 @@ class PoolStrategy(Strategy):
         What gradients of float32 are rounded to between nodes; those of other dtypes travel as they are.
     """
 
-    follows_order = True
+    on_device = True
     pool: Callable[..., Any]  # the class of its pools
 
     def __init__(
@@ -113,19 +113,24 @@ class PoolSynchronizer(Synchronizer):
     ----------
     pools : tuple
         The pools, one for each dtype.
+    updates_every_weight : bool
+        Whether the core's step changes every weight, or only those whose gradients were sent.
     """
 
     strategy: PoolStrategy
+    uses_backward_order = True
+    updates_every_weight: bool = True
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: PoolStrategy) -> None:
         super().__init__(comm, layout, strategy)
         pools: list[Any] = []
         for group, (dtype, indices) in enumerate(layout.groups):
             shapes = [layout.shapes[i] for i in indices]
-            extra = max(1, layout.numbers if group == 0 else 0)
+            extra = max(1, layout.extra if group == 0 else 0)
             pools.append(strategy.make_pool(comm, shapes, dtype, device=layout.device, extra=extra))
         self.pools: tuple[Any, ...] = tuple(pools)
-        self.takes_any_content = all(isinstance(pool, GradientPool) for pool in pools)
+        if all(isinstance(pool, GradientPool) for pool in pools):
+            self.gradient_source = "any_place"
         places = {
             index: partial(pool.ready, place)
             for pool, (_, indices) in zip(pools, layout.groups, strict=True)
@@ -157,8 +162,8 @@ class PoolSynchronizer(Synchronizer):
         self._ready[index](stream)
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
-        if len(self.numbers):
-            self.pools[0].extra[:] = self.numbers
+        if len(self.extra):
+            self.pools[0].extra[:] = self.extra
         for pool in self.pools:
             pool.ready(stream=stream)
 
@@ -166,18 +171,18 @@ class PoolSynchronizer(Synchronizer):
         failure: NonFiniteError | None = None
         for group in range(len(self.pools)):
             failure = self._wait_for(group, stream) or failure
-        if len(self.numbers):
-            self.numbers[:] = self.pools[0].extra
+        if len(self.extra):
+            self.extra[:] = self.pools[0].extra
         if failure is not None:
-            self.drop(stream)
+            self.discard(stream)
             raise failure
         if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
-            self.drop(stream)
+            self.discard(stream)
             return Update("skipped")
         return self.update()
 
     def update(self) -> Update:  # noqa: D102
-        return Update("apply", tuple(pool.update(self.strategy.everywhere) for pool in self.pools))
+        return Update("apply", tuple(pool.update(self.updates_every_weight) for pool in self.pools))
 
     def take_over(self, other: Synchronizer) -> None:  # noqa: D102
         assert isinstance(other, PoolSynchronizer)
@@ -200,14 +205,14 @@ class PoolSynchronizer(Synchronizer):
             raise
         return None
 
-    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         if self._failed:  # `wait` has ended it
             self._failed = False
             return
         for pool in self.pools:
             number = len(pool.shapes)
-            if pool is self.pools[0] and len(self.numbers) and not pool.is_ready(number):
-                pool.extra[:] = self.numbers
+            if pool is self.pools[0] and len(self.extra) and not pool.is_ready(number):
+                pool.extra[:] = self.extra
             if not pool.is_ready(number):
                 pool.ready(number)
             pool.abandon(stream)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.contract import Synchronizer
+from gradientflow.strategies.update import Report
 
 from .pooled import PoolSynchronizer
 
@@ -19,14 +20,14 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     Attributes
     ----------
-    afresh : mapping
+    initial_state : mapping
         The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
-    afresh: ClassVar[Mapping[str, Any]] = {}
+    initial_state: ClassVar[Mapping[str, Any]] = {}
 
     @property
-    def residuals(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def residuals(self) -> tuple[Any, ...]:
         """The residuals of this rank, one array for each tensor."""
         pairs = zip(self.layout.groups, self.pools, strict=True)
         found = {
@@ -34,19 +35,18 @@ class ResidualSynchronizer(PoolSynchronizer):
         }
         return tuple(found[index] for index in range(len(self.layout)))
 
-    @property
-    def bookkeeping_seconds(self) -> float:  # type: ignore[override]
-        """Seconds of selecting, gathering, updating residuals and scattering, in all threads."""
-        return float(sum(pool.bookkeeping_seconds for pool in self.pools))
+    def report(self) -> Report:
+        """Return residuals, and the seconds that selecting, gathering and scattering took in all threads."""
+        return Report(self.residuals, bookkeeping_seconds=sum(pool.bookkeeping_seconds for pool in self.pools))
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Set the loss scale of the pools."""
         for pool in self.pools:
             pool.skip_nonfinite = self.skips_nonfinite
             if pool.loss_scale != self.loss_scale:
                 pool.loss_scale = self.loss_scale
 
-    def drop(self, stream: Any = None) -> None:
+    def discard(self, stream: Any = None) -> None:
         """Add what the last iteration has sent to the residuals, an equal part on each rank. Zeroes the gradients."""
         for pool in self.pools:
             if not pool.overflowed:
@@ -84,7 +84,7 @@ class ResidualSynchronizer(PoolSynchronizer):
                 message = f"the state is of a model in which other parameters are {dtype}"
                 raise ArgumentError(message)
             places = np.argsort(np.argsort([order[name] for name in mine]))
-            arrays = {key: [there[key][place] for place in places] for key in _kept(there)}
+            arrays = {key: [there[key][place] for place in places] for key in _arrays_by_tensor(there)}
             pool.check_state_dict({**there, **arrays})
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -92,8 +92,8 @@ class ResidualSynchronizer(PoolSynchronizer):
         for pool in self.pools:
             if state is None:
                 own = pool.state_dict()
-                zeros = {key: [np.zeros_like(each) for each in own[key]] for key in _kept(own)}
-                pool.load_state_dict({**own, **zeros, "iteration": 0, **self.afresh})
+                zeros = {key: [np.zeros_like(each) for each in own[key]] for key in _arrays_by_tensor(own)}
+                pool.load_state_dict({**own, **zeros, "iteration": 0, **self.initial_state})
             else:
                 pool.load_state_dict(state["pools"][pool.dtype])
 
@@ -116,19 +116,19 @@ class ResidualSynchronizer(PoolSynchronizer):
         there: dict[str, dict[str, Any]] = {}
         for (_, indices), pool in zip(other.layout.groups, other.pools, strict=True):
             names, state = [other.layout.names[i] for i in indices], pool.state_dict()
-            for key in _kept(state):
+            for key in _arrays_by_tensor(state):
                 there.setdefault(key, {}).update(zip(names, state[key], strict=True))
         for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
             names, own = [self.layout.names[i] for i in indices], pool.state_dict()
             arrays = {
                 key: [there.get(key, {}).get(name, mine) for name, mine in zip(names, own[key], strict=True)]
-                for key in _kept(own)
+                for key in _arrays_by_tensor(own)
             }
-            pool.load_state_dict({**own, **arrays, "iteration": iteration, **self.afresh})
+            pool.load_state_dict({**own, **arrays, "iteration": iteration, **self.initial_state})
         super().take_over(other)
 
 
-def _kept(state: Mapping[str, Any]) -> list[str]:
+def _arrays_by_tensor(state: Mapping[str, Any]) -> list[str]:
     """Return the keys of a pool's state that have an array for each tensor."""
     return [key for key in ("residuals", "velocities") if key in state]
 

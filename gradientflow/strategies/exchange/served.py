@@ -24,7 +24,7 @@ from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.explanation import Subject, measure
 from gradientflow.strategies.predict.speed_model import ServedExplanation, StepTimes, measure_servers, ranges_of
-from gradientflow.strategies.update import Settings, Update
+from gradientflow.strategies.update import Settings, SettingsOf, Update
 
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
@@ -48,10 +48,8 @@ class ServedStrategy(Strategy):
     """
 
     gradients = "consumed"
-    step = "core"
-    rate_in_momentum = True
-    writes_weights = True
-    works_on_host = True
+    step = "core_rate_in_momentum"
+    pull_period: int = 1  # iterations from one pull to the next
     waits: bool = True  # for the servers, in every step
     not_taken = dict.fromkeys(
         ("density", "ratio"), "servers add up whole gradients; wire='float16' halves what travels"
@@ -121,12 +119,12 @@ class ServedStrategy(Strategy):
         return ServedExplanation(
             **found
             | {
-                "bytes_sent": elsewhere * (1 + 1 / self.period),
-                "communication_seconds": push + (times.communication - push) / self.period,
+                "bytes_sent": elsewhere * (1 + 1 / self.pull_period),
+                "communication_seconds": push + (times.communication - push) / self.pull_period,
                 "bookkeeping_seconds": times.local_update,
             },
             times=times,
-            k=self.period,
+            k=self.pull_period,
             waits=self.waits,
             servers=servers,
         )
@@ -148,7 +146,7 @@ class ServedSynchronizer(PlacedSynchronizer):
     """
 
     strategy: ServedStrategy
-    reads_elsewhere = True
+    gradient_source = "elsewhere"
     keeps_gradients = False  # in their places, until the step
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: ServedStrategy) -> None:
@@ -201,10 +199,10 @@ class ServedSynchronizer(PlacedSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def check_settings(self) -> None:
+    def check_settings(self, settings: SettingsOf) -> None:
         """Raise unless the optimizer is one whose step the servers make."""
-        settings = [self.settings(index) for index in range(len(self.layout))]
-        trusts = [each.trust for each in settings]
+        of_all = [settings(index) for index in range(len(self.layout))]
+        trusts = [each.trust for each in of_all]
         served = self.strategy.optimizer
         kind = as_server_optimizer(served)
         if any(trusts) and not isinstance(kind, LARS):
@@ -213,16 +211,16 @@ class ServedSynchronizer(PlacedSynchronizer):
         if not any(trusts) and isinstance(kind, LARS):
             message = "the servers take the trust coefficient of LARS from the optimizer, which is none: let it be LARS"
             raise ArgumentError(message)
-        if isinstance(kind, Adam) and any(each.momentum for each in settings):
+        if isinstance(kind, Adam) and any(each.momentum for each in of_all):
             message = "the servers make the step of Adam, whose momentum is beta1: let that of the optimizer be 0"
             raise ArgumentError(message)
 
-    def begin(self) -> None:  # noqa: D102
+    def prepare(self) -> None:  # noqa: D102
         self._settings = [self.settings(index) for index in range(len(self.layout))]
         self._scale = self.loss_scale
         self._found = None
         if not self._servers_know:
-            self._tell_servers()
+            self._initialize_servers()
         self._begun = True
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
@@ -267,7 +265,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             )
             raise AbandonedError(message)
         if outcome == "skipped" and not self.skips_nonfinite:
-            self.dropped = self._why_skipped()
+            self._pending_error = self._why_skipped()
         return Update("skipped" if outcome == "skipped" else "written")
 
     def _why_skipped(self) -> NonFiniteError:
@@ -283,7 +281,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         """Take the servers' weights."""
         self._take_pull()
 
-    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         if self._begun and self._pending is None:
             self.pushes += 1
             self.server.push(self._settings, self._scale, "abandoned")
@@ -293,7 +291,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         """Wait until all workers have finished, and take the servers' weights, then the same on all ranks."""
         self._end_pull()
         self.server.finish(self.weights)
-        self.begin_afresh()
+        self.restart()
 
     def close(self, orderly: bool = True) -> None:  # noqa: D102
         self.server.close(orderly)
@@ -310,7 +308,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._nonfinite = push.nonfinite
         return outcome
 
-    def begin_afresh(self) -> None:
+    def restart(self) -> None:
         """Go on from the servers' weights."""
         self.pushes = 0
 
@@ -337,7 +335,7 @@ class ServedSynchronizer(PlacedSynchronizer):
         self._begun = False
         self._found = None
 
-    def _tell_servers(self) -> None:
+    def _initialize_servers(self) -> None:
         """Give the servers the current weights of rank 0 to begin with. Collective."""
         for index, weight in enumerate(self.layout.weights):
             if self.layout.dtypes[index] != "float32":
@@ -389,7 +387,7 @@ class ServedSynchronizer(PlacedSynchronizer):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state, or begin anew with the weights of rank 0. Collective."""
         self._end_pull()
-        self.begin_afresh()
+        self.restart()
         self.pushes = 0
         self._servers_know = state is not None
         if state is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gradientflow.errors import AbandonedError, ArgumentError, CommunicationErro
 from gradientflow.memory import itemsize
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import SettingsOf, Update
 
 from .places import PlacedSynchronizer, aligned_offsets
 from .pooled import PoolStrategy, PoolSynchronizer
@@ -44,7 +45,7 @@ class NodeWeights:
         The ranks of this node.
     offsets : list of lists of int
         For each dtype of the layout, where its tensors begin, in elements: the same for weights, gradients and
-        `numbers`.
+        `extra`.
     slices : list of pairs of int
         For each dtype, which elements this rank updates: the first, and one past the last.
     """
@@ -145,6 +146,13 @@ class NodeWeights:
         self.node._end(orderly)
 
 
+def _refuse_lars(layout: Layout, settings: SettingsOf) -> None:
+    """Raise for LARS, which needs the norms of whole gradients: steps are made on slices."""
+    if any(settings(index).trust for index in range(len(layout))):
+        message = "share='node': each rank makes the step on a slice, and LARS needs the norms of whole gradients"
+        raise ArgumentError(message)
+
+
 class SharedPools(PoolSynchronizer):
     """Several nodes: pools average the gradients, and each rank makes the step with the means of its slice."""
 
@@ -153,6 +161,9 @@ class SharedPools(PoolSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: PoolStrategy) -> None:
         super().__init__(comm, layout, strategy)
         self.shared = NodeWeights(comm, layout)
+
+    def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
+        _refuse_lars(self.layout, settings)
 
     def update(self) -> Update:  # noqa: D102
         parts = zip(super().update().gradients, self.shared.slices, strict=True)
@@ -166,7 +177,7 @@ class SharedPools(PoolSynchronizer):
 class SharedGradients(PlacedSynchronizer):
     """One node: gradients stay where they are, and the step averages them from the memory of all ranks."""
 
-    takes_any_content = True
+    gradient_source = "any_place"
     shared: NodeWeights
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
@@ -185,6 +196,9 @@ class SharedGradients(PlacedSynchronizer):
         return rows[self.shared.node.rank]
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
+
+    def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
+        _refuse_lars(self.layout, settings)
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if self._is_ready[index]:
@@ -214,7 +228,7 @@ class SharedGradients(PlacedSynchronizer):
             ),
         )
 
-    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         if self._failed:
             self._failed = False
         else:
@@ -226,9 +240,9 @@ class SharedGradients(PlacedSynchronizer):
     def _exchange_numbers(self, overflowed: bool) -> bool:
         """Average the numbers over the ranks. Return whether a gradient of any rank is not finite."""
         self._is_ready = [False] * len(self.layout)
-        status = np.append(self.numbers, float(overflowed))
+        status = np.append(self.extra, float(overflowed))
         self.shared.node.allreduce(status, "mean")
-        self.numbers[:] = status[:-1]
+        self.extra[:] = status[:-1]
         return bool(status[-1])
 
     def _is_finite(self) -> bool:
@@ -247,7 +261,7 @@ def bind_shared(comm: Communicator, layout: Layout, strategy: PoolStrategy) -> S
         )
         raise ArgumentError(message)
     kind: Any = SharedGradients if comm.nodes == 1 else SharedPools
-    synchronizer: Synchronizer = kind(comm, layout, strategy)
+    synchronizer: Synchronizer = kind(comm, replace(layout, weights=()), strategy)  # they will move to node memory
     return synchronizer
 
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from gradientflow import device
 from gradientflow._location import load_core
 from gradientflow.communicator import Communicator
-from gradientflow.errors import ArgumentError
+from gradientflow.errors import ArgumentError, NonFiniteError
 from gradientflow.memory import itemsize
 from gradientflow.pools.base import RangeReport
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import Iteration, Report, SettingsOf, Update
 
 from .places import aligned_offsets
 
@@ -30,14 +30,9 @@ _PAGE = 4096  # bytes
 
 def bind(strategy: Strategy, comm: Communicator, layout: Layout) -> Synchronizer:
     """Bind a strategy; on a CUDA device one that works in memory of the host is staged. Collective."""
-    if layout.device != "cpu" and strategy.works_on_host:
+    if layout.device != "cpu" and not strategy.on_device:
         return StagedSynchronizer(comm, layout, strategy)
     return strategy.bind(comm, layout)
-
-
-def _of_host(name: str) -> Any:
-    """Return a property that forwards to the synchronizer on the host."""
-    return property(lambda self: getattr(self.host, name), lambda self, value: setattr(self.host, name, value))
 
 
 class StagedSynchronizer(Synchronizer):
@@ -59,30 +54,22 @@ class StagedSynchronizer(Synchronizer):
         The synchronizer that does the work.
     """
 
-    settings = _of_host("settings")
-    numbers = _of_host("numbers")
-    loss_scale = _of_host("loss_scale")
-    skips_nonfinite = _of_host("skips_nonfinite")
-    dropped = _of_host("dropped")
-    exchange_failed = _of_host("exchange_failed")
-    residuals = _of_host("residuals")
-    decay = _of_host("decay")
-    bookkeeping_seconds = _of_host("bookkeeping_seconds")
-
     host: Any
 
-    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:  # attributes are the host's
-        self.comm, self.layout, self.strategy = comm, layout, strategy
+    def __init__(self, comm: Communicator, layout: Layout, strategy: Strategy) -> None:
+        super().__init__(comm, layout, strategy)
         self._core = load_core().device
         self._device = device.device_number(layout.device)
         self._copies = self._core.CopyStream(self._device)
         self._memory: list[device.DeviceArray] = []
-        self._pins: list[Any] = []
-        self.weights = list(layout.weights) if strategy.writes_weights else []
+        self._pinned: list[Any] = []
+        self.weights = list(layout.weights) if strategy.gradients != "mean" else []
         self._mirrors = self._make_mirrors() if self.weights else []
-        self._owes_weights = False  # whether weights written by the host are not on the device yet
+        self._device_weights_stale = False  # whether weights written by the host are not on the device yet
         self._take_weights(_DEFAULT_STREAM)
         self.host = strategy.bind(comm, replace(layout, device="cpu", weights=tuple(self._mirrors)))
+        self.extra = self.host.extra
+        self._reads_gradients = self.host.gradient_source != "none"
         try:
             self._lay_out()
         except BaseException:
@@ -110,7 +97,7 @@ class StagedSynchronizer(Synchronizer):
 
     def _lay_out(self) -> None:
         """Make places on the device for the gradients, laid out as on the host."""
-        self._down = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
+        self._copies_to_host = [(0, 0, 0)] * len(self.layout)  # to, from, bytes
         for index, mirror in enumerate(self._mirrors):
             self.host.weights[index] = mirror  # master weights for those of 16 bits
         for group, (dtype, indices) in enumerate(self.layout.groups):
@@ -120,10 +107,10 @@ class StagedSynchronizer(Synchronizer):
             self._memory.append(above)
             for index, offset in zip(indices, offsets, strict=True):
                 nbytes = self.layout.counts[index] * itemsize(dtype)
-                self._down[index] = below.ctypes.data + offset, above._address + offset, nbytes
+                self._copies_to_host[index] = below.ctypes.data + offset, above._address + offset, nbytes
 
     def _pin(self, memory: npt.NDArray[np.uint8]) -> None:
-        self._pins.append(self._core.pin(memory.ctypes.data, memory.nbytes))
+        self._pinned.append(self._core.pin(memory.ctypes.data, memory.nbytes))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the host's synchronizer that `Synchronizer` does not have."""
@@ -155,8 +142,8 @@ class StagedSynchronizer(Synchronizer):
     def check_complete(self) -> None:  # noqa: D102
         self.host.check_complete()
 
-    def check_settings(self) -> None:  # noqa: D102
-        self.host.check_settings()
+    def check_settings(self, settings: SettingsOf) -> None:  # noqa: D102
+        self.host.check_settings(settings)
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
         if index in self._is_ready:
@@ -164,16 +151,16 @@ class StagedSynchronizer(Synchronizer):
             raise ArgumentError(message)
         self._begin(stream)
         self._is_ready.add(index)
-        if self.host.reads_gradients or self.skips_nonfinite:
+        if self._reads_gradients or self.skips_nonfinite:
             self._copies.follow(stream or _DEFAULT_STREAM)
-            self._copies.copy(*self._down[index])
+            self._copies.copy(*self._copies_to_host[index])
         self._queue.append((index, self._copies.mark()))
         while self._queue and self._queue[0][1].happened:
             self._hand_over()
 
     def flush(self, stream: Any = None) -> None:  # noqa: D102
         self._begin(stream)
-        for index, (below, _, nbytes) in enumerate(self._down):
+        for index, (below, _, nbytes) in enumerate(self._copies_to_host):
             if index not in self._is_ready:
                 ctypes.memset(below, 0, nbytes)
         while self._queue:
@@ -186,13 +173,13 @@ class StagedSynchronizer(Synchronizer):
         if not self._flushed:
             self.flush(stream)
         self._end()
-        self._owes_weights = self.strategy.gradients == "consumed"
+        self._device_weights_stale = self.strategy.gradients == "consumed"
         update = self.host.wait()
         if update.kind != "apply":
             return update  # type: ignore[no-any-return]
-        if self.host.reads_gradients:  # and may have changed them
+        if self._reads_gradients:  # and may have changed them
             self._copies.follow(stream or _DEFAULT_STREAM)
-            for below, above, nbytes in self._down:
+            for below, above, nbytes in self._copies_to_host:
                 self._copies.copy(above, below, nbytes)
             self._copies.hold(stream or _DEFAULT_STREAM)
         return self.update()
@@ -205,11 +192,11 @@ class StagedSynchronizer(Synchronizer):
     def has_gradient(self, index: int) -> bool:  # noqa: D102
         return bool(self.host.has_gradient(index))
 
-    def drop(self, stream: Any = None) -> None:  # noqa: D102
-        self.host.drop()
+    def discard(self, stream: Any = None) -> None:  # noqa: D102
+        self.host.discard()
 
     def after_step(self) -> None:  # noqa: D102
-        if not (self.weights and self.host.exchanges_weights):
+        if not (self.weights and self.host.exchanges_weights()):
             self.host.after_step()
             return
         if self.strategy.gradients == "local":
@@ -217,12 +204,12 @@ class StagedSynchronizer(Synchronizer):
         with self._giving_weights():
             self.host.after_step()
 
-    def abandon(self, stream: Any = None) -> None:  # noqa: D102
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:  # noqa: D102
         self._copies.wait()
         if self._queue and self._queue[0][0] is None:
             self._hand_over()
         self._end()
-        self.host.abandon()
+        self.host.abandon(failed=failed)
 
     def finish(self) -> None:  # noqa: D102
         self._take_weights_to_change(_DEFAULT_STREAM)
@@ -233,7 +220,7 @@ class StagedSynchronizer(Synchronizer):
         try:
             self._copies.wait()
         finally:
-            self._pins.clear()
+            self._pinned.clear()
             self.host.close(orderly)
 
     @contextmanager
@@ -257,8 +244,7 @@ class StagedSynchronizer(Synchronizer):
     def _hand_over(self) -> None:
         index, _ = self._queue.popleft()
         if index is None:
-            with self.host.without_calls():
-                self.host.begin()
+            self.host.begin(Iteration(self.settings, self.loss_scale, self.skips_nonfinite))
         else:
             self.host.ready(index)
 
@@ -295,7 +281,7 @@ class StagedSynchronizer(Synchronizer):
 
     def _send_weights_down(self, stream: int) -> dict[int, tuple[npt.NDArray[np.uint16], str]]:
         """Start copying the weights to the host; return those of 16 bits, as bits, with their dtypes."""
-        if self._owes_weights:
+        if self._device_weights_stale:
             self._give_weights(stream)
         rounded = {}
         self._copies.follow(stream)
@@ -318,7 +304,7 @@ class StagedSynchronizer(Synchronizer):
 
     def _give_weights(self, stream: int = _DEFAULT_STREAM) -> None:
         """Copy the weights to the device, in the order of a stream."""
-        self._owes_weights = False
+        self._device_weights_stale = False
         self._copies.follow(stream)
         for weight, mirror in zip(self.weights, self._mirrors, strict=True):
             address, dtype = self._core.place_of(weight)
@@ -359,6 +345,12 @@ class StagedSynchronizer(Synchronizer):
         with other._giving_weights():  # which may apply pending exchanges
             self.host.take_over(other.host)
         self._take_weights(_DEFAULT_STREAM)
+
+    def report(self) -> Report:  # noqa: D102
+        return self.host.report()  # type: ignore[no-any-return]
+
+    def take_pending_error(self) -> NonFiniteError | None:  # noqa: D102
+        return self.host.take_pending_error()  # type: ignore[no-any-return]
 
     @property
     def reports(self) -> tuple[RangeReport, ...]:  # noqa: D102

@@ -24,7 +24,7 @@ from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchroniz
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.explanation import Explanation
 from gradientflow.strategies.predict.link import Link
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import Profile, Update
 
 from .csc import CSC
 from .dense import Dense
@@ -74,8 +74,7 @@ class Auto(PoolStrategy):
 
     name = "auto"
     pool = GradientPool
-    averages = True
-    alone_is_identity = True
+    is_identity_on_one_rank = True
     not_taken = dict.fromkeys(
         ("density", "ratio"), "it chooses among strategies that lose nothing; explain() tells what others would gain"
     ) | {"fusion_threshold": "it is what auto finds out", "wire": "allow=('float16',) lets auto choose that one"}
@@ -95,9 +94,13 @@ class Auto(PoolStrategy):
         return cls(steps=min(10, max(2, steps // 4)))
 
     @property
-    def warmup(self) -> int:  # type: ignore[override]
+    def steps_to_choice(self) -> int:
         """Iterations after which the choice is made."""
         return 2 * _SETTLING + 3 * self.steps
+
+    def profile(self) -> Profile:
+        """Return that nothing is lost, and when the choice is made."""
+        return Profile(self.steps_to_choice, is_lossless=True)
 
     def bind(self, comm: Communicator, layout: Layout) -> AutoSynchronizer:
         """Make gradient pools, one for each dtype. Collective."""
@@ -161,10 +164,7 @@ class AutoExplanation(Explanation):
     ) -> AutoExplanation:
         """Return an explanation that includes the strategies with loss. Collective."""
         kinds: tuple[type[Strategy], ...] = _LOSSY if comm.size > 1 else ()
-        there = [
-            each for each in kinds if layout.device == "cpu" or each.works_on_host or issubclass(each, PoolStrategy)
-        ]
-        those = [each() for each in there]
+        those = [each() for each in kinds]
         asked = [each.explain_layout(comm, layout, **times) for each in those]
         gains = [found.step_seconds / each.step_seconds if each.step_seconds > 0 else 1.0 for each in asked]
         remark = next(filter(None, (each.remark for each in (found, *asked))), "")
@@ -217,9 +217,9 @@ class AutoSynchronizer(PoolSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Record how long the last iteration took."""
-        super().begin()
+        super().prepare()
         if self.choice is None:
             now = time.perf_counter()
             if self._begun is not None and self._iteration > _SETTLING:
@@ -255,7 +255,7 @@ class AutoSynchronizer(PoolSynchronizer):
         if self._iteration == _SETTLING + steps:
             self._predict()
         elif self._best is not None:
-            if self._iteration < self.strategy.warmup - 1:
+            if self._iteration < self.strategy.steps_to_choice - 1:
                 self._use(self._best if self._now == self._dense else self._dense)
             else:
                 self._decide()
@@ -347,7 +347,7 @@ class AutoSynchronizer(PoolSynchronizer):
         """
         known = {"compute_seconds": self.compute_seconds, "backward_seconds": self.backward_seconds}
         times = {**(known if self.choice is not None else {}), **times}
-        why = self.why or f"which is measured until iteration {self.strategy.warmup}"
+        why = self.why or f"which is measured until iteration {self.strategy.steps_to_choice}"
         found = self._now.explain_layout(self.comm, self.layout, **times)
         return AutoExplanation.of(found, repr(self._now), why, self.comm, self.layout, times)
 

@@ -18,6 +18,7 @@ from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.sparsity import Chunks
+from gradientflow.strategies.update import Profile, Report, SettingsOf
 
 
 class CSC(PoolStrategy):
@@ -59,8 +60,6 @@ class CSC(PoolStrategy):
 
     name = "csc"
     pool = SparseGradientPool
-    step = "core"
-    averages = True
 
     def __init__(
         self,
@@ -89,6 +88,7 @@ class CSC(PoolStrategy):
         self.momentum = momentum
         self.warmup = int(warmup)
         self.correction = correction
+        self.step = "core_rate_in_momentum" if correction else "core"
 
     def density_at(self, iteration: int) -> float:
         """Return the density of an iteration, 0, 1, ..., with the warm-up."""
@@ -110,15 +110,9 @@ class CSC(PoolStrategy):
             "fusion_threshold": self.fusion_threshold,
         }
 
-    @property
-    def rate_in_momentum(self) -> bool:  # type: ignore[override]
-        """Whether the learning rate is in the momentum: with the correction."""
-        return self.correction
-
-    @property
-    def everywhere(self) -> bool:  # type: ignore[override]
-        """Whether the step changes every weight: without the correction."""
-        return not self.correction
+    def profile(self) -> Profile:
+        """Return the warm-up, and that nothing is lost except by the decay of residuals."""
+        return super().profile()._replace(is_lossless=True)
 
     @property
     def _sparsity(self) -> Chunks:
@@ -130,32 +124,35 @@ class ChunkSynchronizer(ResidualSynchronizer):
     """Sparse pools, whose residuals decay with the momentum of the optimizer unless the strategy has one."""
 
     strategy: CSC
-    afresh: ClassVar[Mapping[str, Any]] = {"important": []}
+    initial_state: ClassVar[Mapping[str, Any]] = {"important": []}
 
-    @property
-    def decay(self) -> float:  # type: ignore[override]
-        """The momentum by which residuals are multiplied."""
-        return float(self.pools[0].momentum)
+    def __init__(self, comm: Communicator, layout: Layout, strategy: CSC) -> None:
+        super().__init__(comm, layout, strategy)
+        self.updates_every_weight = not strategy.correction
 
-    def check_settings(self) -> None:
+    def report(self) -> Report:
+        """Return residuals, the momentum by which they were multiplied, and the seconds that this took."""
+        return super().report()._replace(decay=float(self.pools[0].momentum))
+
+    def check_settings(self, settings: SettingsOf) -> None:
         """Raise unless all tensors have the same momentum. Warns if it is 0: all that is not sent is lost then."""
-        self._momentum()
+        self._momentum(settings)
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Set the momentum and the loss scale of the pools. Warns if all that is not sent is lost."""
-        super().begin()
-        momentum = self._momentum()
+        super().prepare()
+        momentum = self._momentum(self.settings)
         for pool in self.pools:
             if pool.momentum != momentum:
                 pool.momentum = momentum
 
-    def _momentum(self) -> float:
+    def _momentum(self, settings: SettingsOf) -> float:
         """Return the factor by which residuals are multiplied in this iteration."""
         if not self.strategy.correction:
             return 0.0
         if self.strategy.momentum is not None:
             return self.strategy.momentum
-        momenta = {self.settings(index).momentum for index in range(len(self.layout))}
+        momenta = {settings(index).momentum for index in range(len(self.layout))}
         if len(momenta) > 1:
             found = " and ".join(map(str, sorted(momenta)))
             message = (

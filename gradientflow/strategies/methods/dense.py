@@ -11,6 +11,7 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
 from gradientflow.strategies.exchange.shared import bind_shared
 from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.update import Profile
 
 
 class Dense(PoolStrategy):
@@ -21,14 +22,13 @@ class Dense(PoolStrategy):
     fusion_threshold, wire, algorithm
         As in `gradientflow.GradientPool`.
     share : {"node"}, optional
-        With "node" the ranks of a node train on one copy of the weights, see `Strategy.shares_weights`. On a single
+        With "node" the ranks of a node train on one copy of the weights, see `Synchronizer.shared`. On a single
         node gradients are averaged in the step, not before it. In memory of the host.
     """
 
     name = "dense"
     pool = GradientPool
-    averages = True
-    alone_is_identity = True
+    is_identity_on_one_rank = True
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class Dense(PoolStrategy):
         self.share = share
         if share is not None:
             self.step = "core"
-            self.averages = False
-            self.shares_weights = True
+
+    def profile(self) -> Profile:
+        """Return that nothing is lost; with `share` gradients are no means before the step."""
+        return Profile(is_lossless=self.share is None)
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""

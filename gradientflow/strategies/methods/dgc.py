@@ -7,11 +7,12 @@ from typing import Any
 from gradientflow.arguments import checked_float
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.strategies.exchange.entries import SparseStrategy, SparseSynchronizer, checked_selection
+from gradientflow.strategies.exchange.top_k import TopKStrategy, TopKSynchronizer, checked_selection
 from gradientflow.strategies.layout import Layout
+from gradientflow.strategies.update import Profile, SettingsOf
 
 
-class DGC(SparseStrategy):
+class DGC(TopKStrategy):
     """Deep gradient compression (Lin et al., 2018).
 
     Each rank keeps the momentum of its own gradients, ``u = momentum * u + g``, and selects entries from
@@ -62,36 +63,31 @@ class DGC(SparseStrategy):
         self.momentum, self.clip, self.masking = momentum, clip, masking
         self.selection = checked_selection(selection)
 
-    @property
-    def averages(self) -> bool:  # type: ignore[override]
-        """Whether gradients alone are sent or residual: without momentum and clipping."""
-        return self.momentum == 0 and self.clip is None
+    def profile(self) -> Profile:
+        """Return the warm-up; only without momentum and clipping are gradients alone sent or residual."""
+        is_plain = self.momentum == 0 and self.clip is None
+        return super().profile()._replace(is_lossless=is_plain, takes_momentum=self.momentum == 0)
 
-    @property
-    def takes_momentum(self) -> bool:  # type: ignore[override]
-        """Whether the optimizer may have a momentum: only without momentum correction."""
-        return self.momentum == 0
-
-    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+    def bind(self, comm: Communicator, layout: Layout) -> TopKSynchronizer:
         """Make top-k pools, one for each dtype. Collective."""
-        return _Corrected(comm, layout, self)
+        return DGCSynchronizer(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return the arguments of a pool; a momentum of 0 becomes None."""
         return {**super().pool_options(tensors), "momentum": self.momentum or None}
 
 
-class _Corrected(SparseSynchronizer):
+class DGCSynchronizer(TopKSynchronizer):
     """Pools with momentum correction."""
 
     strategy: DGC
 
-    def check_settings(self) -> None:
+    def check_settings(self, settings: SettingsOf) -> None:
         """Raise if the optimizer has a momentum, too."""
         if not self.strategy.momentum:
             return
         for index, name in enumerate(self.layout.names):
-            momentum = self.settings(index).momentum
+            momentum = settings(index).momentum
             if momentum:
                 message = (
                     f"dgc has the momentum ({self.strategy.momentum}) in what it sends, and the optimizer has one of "

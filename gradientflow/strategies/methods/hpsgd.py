@@ -23,7 +23,7 @@ from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
 from gradientflow.strategies.predict.explanation import Explanation, Subject
 from gradientflow.strategies.predict.link import median_seconds
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import Profile, SettingsOf, Update
 
 _MEASURED = 1 << 22  # weights
 
@@ -50,9 +50,6 @@ class HPSGD(Strategy):
 
     name = "hpsgd"
     gradients = "consumed"
-    writes_weights = True
-    works_on_host = True
-    takes_momentum = False
     not_taken = dict.fromkeys(
         ("density", "ratio"),
         "choosing what is sent would keep the trainer waiting, and a slow round has the gradients of more steps",
@@ -61,6 +58,10 @@ class HPSGD(Strategy):
     def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
         self.wire = checked_wire(wire)
         self.algorithm = algorithm
+
+    def profile(self) -> Profile:
+        """Return that the optimizer may have no momentum."""
+        return Profile(takes_momentum=False)
 
     def bind(self, comm: Communicator, layout: Layout) -> HPSGDSynchronizer:
         """Make the synchronizer, with its sums and common weights. Collective."""
@@ -104,8 +105,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         Sums of this rank's gradients since the last round was started.
     """
 
-    reads_elsewhere = True
-    keeps_elsewhere = True
+    gradient_source = "elsewhere_until_wait"
     strategy: HPSGD
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: HPSGD) -> None:
@@ -142,21 +142,21 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def check_settings(self) -> None:
+    def check_settings(self, settings: SettingsOf) -> None:
         """Raise if the optimizer is not plain SGD."""
         for index, name in enumerate(self.layout.names):
-            settings = self.settings(index)
-            if settings.momentum or settings.trust:
-                what = f"a momentum of {settings.momentum}" if settings.momentum else "the local rates of LARS"
+            its = settings(index)
+            if its.momentum or its.trust:
+                what = f"a momentum of {its.momentum}" if its.momentum else "the local rates of LARS"
                 message = f"hpsgd makes steps of plain SGD, and the optimizer has {what} for {name}"
                 raise ArgumentError(message)
-            if settings.rate < 0:
-                message = f"the learning rate of {name} is {settings.rate}, below 0"
+            if its.rate < 0:
+                message = f"the learning rate of {name} is {its.rate}, below 0"
                 raise ArgumentError(message)
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Raise if the optimizer's settings do not go with the strategy, or others have written the weights."""
-        self.check_settings()
+        self.check_settings(self.settings)
         if self._weights_were_written():
             raise self._written()
 
@@ -179,10 +179,10 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         else:
             self._end_round(places)
             self._start_round()
-        self._left_behind = self._glance()
+        self._left_behind = self._weights_fingerprint()
         return Update("written")
 
-    def abandon(self, stream: Any = None) -> None:
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:
         """Give up the iteration: nothing of it has been used yet."""
         self._at = [None] * len(self._at)
 
@@ -215,9 +215,9 @@ class HPSGDSynchronizer(PlacedSynchronizer):
 
     def _weights_were_written(self) -> bool:
         """Tell whether others have written the weights at a time when this would be lost or differ between ranks."""
-        return self._is_under_way and self._left_behind is not None and self._glance() != self._left_behind
+        return self._is_under_way and self._left_behind is not None and self._weights_fingerprint() != self._left_behind
 
-    def _glance(self) -> bytes:
+    def _weights_fingerprint(self) -> bytes:
         """Return the first and the last weight of each tensor: loading weights changes some of them."""
         return np.concatenate(self._ends).tobytes() if self._ends else b""
 
@@ -292,7 +292,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
     def _drop_sums(self, culprit: int) -> None:
         self._sums[...] = 0
         outcome = "this rank goes back to the common weights, and adds up anew; the others go on"
-        self.dropped = nonfinite_error(f"the gradient of {self.layout.names[culprit]}", self.comm.rank, outcome)
+        self._pending_error = nonfinite_error(f"the gradient of {self.layout.names[culprit]}", self.comm.rank, outcome)
 
     def _end_round(self, places: Sequence[int | None] | None = None) -> None:
         """Apply the mean of the last round, drop the replica, and add gradients, if any, to the sums."""
@@ -327,17 +327,18 @@ class HPSGDSynchronizer(PlacedSynchronizer):
         except GradientFlowError:
             for index, part in enumerate(self._parts if self.counter else ()):
                 self._weight(index)[...] = self._common[part]  # the same on all ranks
-            self._forget()
+            self._reset()
             raise
         if self._has_mean and handles[0].nonfinite:  # though the sums are finite: rounded, they are not
             found = first_nonfinite(self._means[part] for part in self._parts)
             assert found is not None
             what = f"the gradient of {self.layout.names[found]} in round {self.rounds}"
-            self.dropped = nonfinite_error(what, None, "all ranks drop the round, and go back to the common weights")
+            outcome = "all ranks drop the round, and go back to the common weights"
+            self._pending_error = nonfinite_error(what, None, outcome)
             self._has_mean = False
             self._means[...] = 0
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Drop sums and means."""
         self._has_mean, self.counter = False, 0
         self._means[...] = 0
@@ -427,7 +428,7 @@ class HPSGDSynchronizer(PlacedSynchronizer):
             self._wait_for_round()
             self._start_round()
         self._wait_for_round()
-        self._forget()
+        self._reset()
         if were_written.any() and not were_written.all():
             for index in range(len(self.layout)):
                 self._foreground.broadcast(self._weight(index), int(were_written.argmax()))

@@ -15,9 +15,9 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.pools.base import native_threshold
 from gradientflow.strategies.contract import Synchronizer
-from gradientflow.strategies.exchange.entries import (
-    SparseStrategy,
-    SparseSynchronizer,
+from gradientflow.strategies.exchange.top_k import (
+    TopKStrategy,
+    TopKSynchronizer,
     checked_ratio,
     checked_selection,
 )
@@ -39,7 +39,7 @@ logger = logging.getLogger("gradientflow")
 Times = npt.NDArray[np.float64]
 
 
-class LAGS(SparseStrategy):
+class LAGS(TopKStrategy):
     """Layer-wise adaptive gradient sparsification, pipelined with backpropagation (LAGS-SGD paper).
 
     As soon as the gradient of a layer is final, it is added to the residual of the layer, and the entries of largest
@@ -68,7 +68,7 @@ class LAGS(SparseStrategy):
     merge_bytes : int or "auto"
         Messages of fewer bytes are sent together, as in `gradientflow.TopKGradientPool`.
     monitor : bool or int
-        Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+        Whether `TopKSynchronizer.monitor` is measured: in every iteration, or in every n-th.
     wire, algorithm
         As in `gradientflow.GradientPool`.
 
@@ -124,14 +124,14 @@ class LAGS(SparseStrategy):
         """Return the ratio of an iteration, with the warm-up; `max_ratio` if it is adaptive."""
         return super().ratio_at(self.warmup if self.ratio == ADAPTIVE else iteration)
 
-    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+    def bind(self, comm: Communicator, layout: Layout) -> TopKSynchronizer:
         """Make top-k pools, one for each dtype. Collective."""
         if self.ratio != ADAPTIVE:
             return super().bind(comm, layout)
         return AdaptiveSynchronizer(comm, layout, self)
 
 
-class AdaptiveSynchronizer(SparseSynchronizer):
+class AdaptiveSynchronizer(TopKSynchronizer):
     """Top-k pools whose ratios are fitted to measured times.
 
     Attributes
@@ -166,10 +166,10 @@ class AdaptiveSynchronizer(SparseSynchronizer):
     def after_step(self) -> None:
         """Make the report of the monitor, and fit the ratios, if they are due."""
         super().after_step()
-        if self.iteration >= self._next_fit:
+        if self.iterations >= self._next_fit:
             self.refit()
             every = self.strategy.refit_every
-            self._next_fit = self.iteration + every if every else _NEVER
+            self._next_fit = self.iterations + every if every else _NEVER
 
     def _computing_seconds(self, moments: Times) -> Times:
         """Return the seconds of backpropagation of each stage: until its last tensor, without selecting."""
@@ -237,7 +237,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
                 for stage, ratio in zip(self._fitted, (ratios[each.start] for each in self.stages), strict=True)
             ]
         if self.comm.rank == 0:
-            logger.info("lags has fitted its ratios after %d iterations:\n%s", self.iteration, self.ratio_table())
+            logger.info("lags has fitted its ratios after %d iterations:\n%s", self.iterations, self.ratio_table())
 
     def _measured_stages(self) -> list[Stage]:
         """Return the stages with the times measured on this rank."""
@@ -292,7 +292,7 @@ class AdaptiveSynchronizer(SparseSynchronizer):
             self.ratios, self._next_fit = list(state["ratios"]), int(state["next_fit"])
         else:
             self.ratios = [float(self.strategy.max_ratio)] * len(self.layout)
-            self._next_fit = self.iteration + max(1, self.strategy.warmup)
+            self._next_fit = self.iterations + max(1, self.strategy.warmup)
 
     def summary(self, state: Mapping[str, Any]) -> dict[str, str]:
         """Return iteration, order and ratios of a state."""

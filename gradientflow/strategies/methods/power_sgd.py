@@ -46,7 +46,6 @@ class PowerSGD(Strategy):
     """
 
     name = "powersgd"
-    works_on_host = True
     not_taken = dict.fromkeys(("density", "ratio"), "all of two thin matrices is sent; rank says how thin they are") | {
         "fusion_threshold": "all matrices travel together, in two calls"
     }
@@ -59,7 +58,7 @@ class PowerSGD(Strategy):
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make the synchronizer that approximates gradients. Collective."""
-        return _Approximated(comm, layout, self)
+        return PowerSGDSynchronizer(comm, layout, self)
 
     def explain_layout(self, comm: Communicator, layout: Layout, **times: float | None) -> Explanation:
         """Do the same as `explain` for the matrices of a layout. Collective."""
@@ -118,7 +117,7 @@ class PowerSGD(Strategy):
         return median_seconds(comm, once) / (rows * columns) * sum(each[0] * each[1] for each in sizes)
 
 
-class _Approximated(ArraySynchronizer):
+class PowerSGDSynchronizer(ArraySynchronizer):
     """Gradients as products of two matrices.
 
     Attributes

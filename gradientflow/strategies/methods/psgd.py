@@ -23,16 +23,14 @@ class PSGD(Strategy):
 
     name = "psgd"
     gradients = "local"
-    writes_weights = True
-    works_on_host = True
-    alone_is_identity = True
+    is_identity_on_one_rank = True
     not_taken = dict.fromkeys(
         ("wire", "density", "ratio", "fusion_threshold"), "nothing travels before finish(), which averages exactly"
     ) | {"period": "local_sgd(period=...) exchanges weights every few steps"}
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make the synchronizer, which averages weights in the end. Collective."""
-        return _AtTheEnd(comm, layout, self)
+        return PSGDSynchronizer(comm, layout, self)
 
     def _subject(self, parameters: int, dtype: str, device: str | int) -> Subject:
         return Subject(self.name, parameters, "float32", None, "auto")
@@ -42,8 +40,12 @@ class PSGD(Strategy):
         return ExchangeExplanation.of(found, exchange_seconds=0.0, period=math.inf, parts=0, hidden_steps=math.inf)
 
 
-class _AtTheEnd(ArraySynchronizer):
-    reads_gradients = exchanges_weights = False
+class PSGDSynchronizer(ArraySynchronizer):
+    gradient_source = "none"
+
+    def exchanges_weights(self) -> bool:
+        """Return False: weights are exchanged in the end only."""
+        return False
 
     def finish(self) -> None:
         """Average the weights. If those of a rank are not finite, all ranks keep theirs and get the error."""
@@ -51,7 +53,7 @@ class _AtTheEnd(ArraySynchronizer):
         places = self.comm.allgather(np.array([-1 if found is None else found]), label="weights that are not finite")
         for rank, place in enumerate(places.ravel().tolist()):
             if place >= 0:
-                self.dropped = nonfinite_error(
+                self._pending_error = nonfinite_error(
                     f"the value of {self.layout.names[place]}", rank, "no weight was changed"
                 )
                 return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gradientflow.arguments import checked_int
-from gradientflow.strategies.exchange.entries import SparseStrategy
+from gradientflow.strategies.exchange.top_k import TopKStrategy
 
 
-class RandomK(SparseStrategy):
+class RandomK(TopKStrategy):
     """Random entries of each layer with error feedback: new ones in each iteration, the same on all ranks.
 
     Parameters

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gradientflow.strategies.exchange.entries import SparseStrategy, checked_selection
+from gradientflow.strategies.exchange.top_k import TopKStrategy, checked_selection
 
 
-class SLGS(SparseStrategy):
+class SLGS(TopKStrategy):
     """One top-k over the whole gradient, with error feedback, after backpropagation: nothing is overlapped.
 
     Each dtype has a top-k of its own.

@@ -45,7 +45,7 @@ class SparseLoCo(PeriodicStrategy):
     not_taken = (
         dict.fromkeys(("density", "ratio"), "it sends 64 of each 4,096 entries, as the method has it")
         | dict.fromkeys(("fragments", "delay", "mixing"), "entries are chosen, sent and applied at once")
-        | {"wire": "what it sends has two bits already", "outer_momentum": "what is kept takes its place"}
+        | {"wire": "what it sends has two bits already", "outer_momentum": "the residuals take its place"}
     )
 
     def __init__(self, period: int = 30, outer_rate: float = 1.0, decay: float = 0.95) -> None:
@@ -60,34 +60,34 @@ class SparseLoCo(PeriodicStrategy):
 
     def bind(self, comm: Communicator, layout: Layout) -> PeriodicSynchronizer:
         """Make the synchronizer, which counts steps and exchanges weights. Collective."""
-        return _Sparse(comm, layout, self)
+        return SparseLoCoSynchronizer(comm, layout, self)
 
     def _travels(self, comm: Communicator, found: Explanation) -> dict[str, float]:
         nbytes = -(-found.parameters // _BLOCK) * BLOCK_BYTES
         return {"sent": _SENT / _BLOCK, "bytes_sent": float(nbytes * (comm.nodes - 1))}
 
 
-class _Sparse(PeriodicSynchronizer):
-    """Differences of which the largest entries are exchanged; `kept` are the residuals."""
+class SparseLoCoSynchronizer(PeriodicSynchronizer):
+    """Differences of which the largest entries are exchanged; `residuals` are the changes not sent yet."""
 
-    state_names = (*PeriodicSynchronizer.state_names, "kept")
+    state_names = (*PeriodicSynchronizer.state_names, "residuals")
     strategy: SparseLoCo
 
     def __init__(self, comm: Communicator, layout: Layout, strategy: SparseLoCo) -> None:
         super().__init__(comm, layout, strategy)
-        self.kept = [np.zeros(count, np.float32) for count in layout.counts]
+        self.residuals = [np.zeros(count, np.float32) for count in layout.counts]
 
-    def start(self, fragment: int, differences: npt.NDArray[Any]) -> None:
+    def begin_exchange(self, fragment: int, differences: npt.NDArray[Any]) -> None:
         """Exchange at once the largest entries of residuals plus differences.
 
         The residuals do not change if a value of any rank is not finite: that rank then sends NaNs.
         """
         parts, left = [], []
-        for kept, difference in zip(self.kept, self.differences, strict=True):
-            values = kept * np.float32(self.strategy.decay)
+        for residual, difference in zip(self.residuals, self.differences, strict=True):
+            values = residual * np.float32(self.strategy.decay)
             values += difference
             sent = encode(values)
-            values -= decode(sent, kept.size)
+            values -= decode(sent, residual.size)
             parts.append(sent)
             left.append(values)
         everything = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
@@ -104,8 +104,8 @@ class _Sparse(PeriodicSynchronizer):
         for difference in self.differences:
             difference /= self.comm.size
         if is_finite(differences):
-            for kept, values in zip(self.kept, left, strict=True):
-                kept[...] = values
+            for residual, values in zip(self.residuals, left, strict=True):
+                residual[...] = values
 
 
 def encode(values: Floats) -> Bytes:

@@ -19,6 +19,7 @@ from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.link import median_seconds
+from gradientflow.strategies.update import Profile
 
 Array = npt.NDArray[np.float32]
 
@@ -122,9 +123,13 @@ class SSDSGD(ServedStrategy):
         return cls(k, min(500, k * max(1, steps // (4 * k))))
 
     @property
-    def period(self) -> int:  # type: ignore[override]
+    def pull_period(self) -> int:  # type: ignore[override]
         """Iterations from one pull to the next."""
         return self.k
+
+    def profile(self) -> Profile:
+        """Return the warm-up, and as period the iterations from one pull to the next."""
+        return super().profile()._replace(period=self.k)
 
     @property
     def policy(self) -> Policy:
@@ -210,10 +215,10 @@ class DelayedSynchronizer(ServedSynchronizer):
             update(index, has_pulled)
         self._has_pre_weights = True
 
-    def abandon(self, stream: Any = None) -> None:
+    def abandon(self, stream: Any = None, failed: bool = False) -> None:
         """Give up the iteration: its round changes nothing."""
         was_begun, push = self._begun, self._pending
-        super().abandon(stream)
+        super().abandon(stream, failed)
         if was_begun and push is None and not self.pulls_with(self.pushes):
             self._pull_if_due()
 
@@ -224,9 +229,9 @@ class DelayedSynchronizer(ServedSynchronizer):
         super().finish()
         if skipped and not self.skips_nonfinite:
             self._nonfinite = nonfinite
-            self.dropped = self._why_skipped()
+            self._pending_error = self._why_skipped()
 
-    def begin_afresh(self) -> None:
+    def restart(self) -> None:
         """Go on from the servers' weights, without a second warm-up."""
         self.pushes = min(self.pushes, self.strategy.warmup)
         self._has_pre_weights = self._was_skipped = False
@@ -257,7 +262,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             "is_pulling": self._pull is not None,
             "was_skipped": self._was_skipped,
             "has_pre_weights": self._has_pre_weights,
-            **{name: [np.copy(each) for each in values] for name, values in self._kept().items()},
+            **{name: [np.copy(each) for each in values] for name, values in self._entries().items()},
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
@@ -265,10 +270,10 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._see_rounds()
         return {**super().consolidated_state_dict(), "pushes": min(self.pushes, self.strategy.warmup)}
 
-    def _kept(self) -> dict[str, list[Array]]:
+    def _entries(self) -> dict[str, list[Array]]:
         """Return the arrays that this rank has for each tensor."""
-        kept = {"weights": self.weights, "pre_weights": self.pre_weights, "mean_squares": self.mean_squares}
-        return {name: values for name, values in kept.items() if values}
+        entries = {"weights": self.weights, "pre_weights": self.pre_weights, "mean_squares": self.mean_squares}
+        return {name: values for name, values in entries.items() if values}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise unless the state is for these tensors, and for this rank or any."""
@@ -282,7 +287,7 @@ class DelayedSynchronizer(ServedSynchronizer):
                 "rank loads its own, and any rank what consolidated_state_dict() gave"
             )
             raise ArgumentError(message)
-        if not {*self._kept(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
+        if not {*self._entries(), "is_pulling", "was_skipped", "has_pre_weights"} <= set(state):
             message = f"the state is of another local update than {self.strategy.local_update}"
             raise ArgumentError(message)
 
@@ -293,7 +298,7 @@ class DelayedSynchronizer(ServedSynchronizer):
             for square in self.mean_squares:
                 square[...] = 0
             return
-        for name, values in self._kept().items():
+        for name, values in self._entries().items():
             there = dict(zip(state["names"], state[name], strict=True))
             for key, each in zip(self.layout.names, values, strict=True):
                 each[...] = there[key]
@@ -314,8 +319,8 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._has_pre_weights, self._was_skipped = other._has_pre_weights, other._was_skipped
         for pre_weight, weight in zip(self.pre_weights, self.weights, strict=False):
             pre_weight[...] = weight
-        theirs = other._kept()
-        for name, values in self._kept().items():
+        theirs = other._entries()
+        for name, values in self._entries().items():
             there = dict(zip(other.layout.names, theirs[name], strict=True))
             for key, each in zip(self.layout.names, values, strict=True):
                 each[...] = there.get(key, each)

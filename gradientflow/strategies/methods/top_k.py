@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
-from gradientflow.strategies.exchange.entries import SparseStrategy
+from gradientflow.strategies.exchange.top_k import TopKStrategy
 
 
-class TopK(SparseStrategy):
+class TopK(TopKStrategy):
     """Plain top-k with error feedback: the entries of largest magnitude of each layer, selected exactly.
 
     Parameters

@@ -120,7 +120,7 @@ class Monitor:
             names = [layout.names[index] for index in indices]
             self._parts.append(_Part(names, [0, *accumulate(counts)], sent, kept, pool.layer_reports))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop what was copied."""
         self._parts = []
 
@@ -137,7 +137,7 @@ class Monitor:
                     delta, norm = _delta(left[own], part.sent[own], each.k), float(np.linalg.norm(part.kept[own]))
                     name = part.names[each.first_tensor]
                     layers.append(LayerMonitor(name, each.elements, each.k, each.sent, each.ratio, delta, norm))
-        self.forget()
+        self.reset()
         report = MonitorReport(self._iteration, tuple(layers))
         if report.worst is not None:
             with comm.span(f"largest delta {report.worst.delta:.3f}: {report.worst.name}"):

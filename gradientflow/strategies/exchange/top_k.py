@@ -17,7 +17,7 @@ from gradientflow.strategies.predict.explanation import Subject
 from gradientflow.strategies.predict.monitor import Monitor, MonitorReport
 from gradientflow.strategies.predict.sparsity import Entries
 from gradientflow.strategies.predict.tables import text_table
-from gradientflow.strategies.update import Update
+from gradientflow.strategies.update import Profile, Update
 
 from .pooled import PoolStrategy
 from .residual import ResidualSynchronizer
@@ -25,7 +25,7 @@ from .residual import ResidualSynchronizer
 _POOL_OPTIONS = ("selection", "threshold_reuse", "merge_bytes", "seed", "momentum", "masking", "clip", "overlap")
 
 
-class SparseStrategy(PoolStrategy):
+class TopKStrategy(PoolStrategy):
     """A strategy that sends some entries of each layer, and keeps the rest in residuals.
 
     Attributes named like arguments of `gradientflow.TopKGradientPool` are passed to the pools.
@@ -37,13 +37,12 @@ class SparseStrategy(PoolStrategy):
     warmup : int
         Iterations in which the ratio grows: 4, 16, 64, ... up to `ratio`, for equally many iterations each.
     monitor : bool or int
-        Whether `SparseSynchronizer.monitor` is measured: in every iteration, or in every n-th.
+        Whether `TopKSynchronizer.monitor` is measured: in every iteration, or in every n-th.
     wire, algorithm
         As in `gradientflow.GradientPool`.
     """
 
     pool = TopKGradientPool
-    averages = True
     overlap = True
 
     def __init__(
@@ -55,6 +54,10 @@ class SparseStrategy(PoolStrategy):
         self.warmup = checked_int("warmup", warmup)
         self.monitor = monitor if isinstance(monitor, bool) else checked_int("monitor", monitor)
 
+    def profile(self) -> Profile:
+        """Return the warm-up, and that nothing is lost."""
+        return super().profile()._replace(is_lossless=True)
+
     def ratio_at(self, iteration: int) -> float:
         """Return the ratio of an iteration, 0, 1, ..., with the warm-up."""
         final = self.final_ratio
@@ -63,9 +66,9 @@ class SparseStrategy(PoolStrategy):
         stages = max(1, math.ceil(math.log(final, 4) - 1e-9) - 1)  # with ratios below the final one
         return min(final, 4.0 ** (1 + iteration * stages // self.warmup))
 
-    def bind(self, comm: Communicator, layout: Layout) -> SparseSynchronizer:
+    def bind(self, comm: Communicator, layout: Layout) -> TopKSynchronizer:
         """Make top-k pools, one for each dtype. Collective."""
-        return SparseSynchronizer(comm, layout, self)
+        return TopKSynchronizer(comm, layout, self)
 
     def pool_options(self, tensors: int) -> dict[str, Any]:
         """Return ratio and layers of pools, and the attributes named like their arguments."""
@@ -81,7 +84,7 @@ class SparseStrategy(PoolStrategy):
         return Subject(self.name, parameters, dtype, self.wire, self.algorithm, sparsity, device, self.overlap)
 
 
-class SparseSynchronizer(ResidualSynchronizer):
+class TopKSynchronizer(ResidualSynchronizer):
     """Top-k pools.
 
     Attributes
@@ -90,13 +93,14 @@ class SparseSynchronizer(ResidualSynchronizer):
         The last report, if the strategy monitors; it is made after the step.
     """
 
-    strategy: SparseStrategy
+    strategy: TopKStrategy
 
-    def __init__(self, comm: Communicator, layout: Layout, strategy: SparseStrategy) -> None:
+    def __init__(self, comm: Communicator, layout: Layout, strategy: TopKStrategy) -> None:
         super().__init__(comm, layout, strategy)
         self.monitor: MonitorReport | None = None
         self._monitor = Monitor()
-        self.reads_elsewhere = strategy.overlap and layout.device == "cpu"
+        if strategy.overlap and layout.device == "cpu":
+            self.gradient_source = "elsewhere"
         self._pool_of = {
             index: (pool, place)
             for pool, (_, indices) in zip(self.pools, layout.groups, strict=True)
@@ -104,7 +108,7 @@ class SparseSynchronizer(ResidualSynchronizer):
         }
 
     @property
-    def iteration(self) -> int:
+    def iterations(self) -> int:
         """How many iterations have ended."""
         return max((pool.iteration for pool in self.pools), default=0)
 
@@ -134,9 +138,9 @@ class SparseSynchronizer(ResidualSynchronizer):
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Set the loss scale and the ratio of the pools."""
-        super().begin()
+        super().prepare()
         self._ramp()
 
     def ready(self, index: int, stream: Any = None, elsewhere: int | None = None) -> None:  # noqa: D102
@@ -147,16 +151,16 @@ class SparseSynchronizer(ResidualSynchronizer):
             pool._native.ready_elsewhere(place, elsewhere)
 
     def _ramp(self) -> None:
-        ratio = self.strategy.ratio_at(self.iteration)
+        ratio = self.strategy.ratio_at(self.iterations)
         for pool in self.pools:
             if set(pool.ratios) != {ratio}:
                 pool.ratios = [ratio] * len(pool.ratios)
 
     def wait(self, stream: Any = None) -> Update:  # noqa: D102
-        self._monitor.forget()
+        self._monitor.reset()
         update = super().wait(stream)
         every = int(self.strategy.monitor)
-        if every and update.kind == "apply" and self.iteration % every == 0:
+        if every and update.kind == "apply" and self.iterations % every == 0:
             self._monitor.take(self.layout, self.pools, self.comm.size)
         return update
 
@@ -166,7 +170,7 @@ class SparseSynchronizer(ResidualSynchronizer):
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the residuals of another synchronizer, by the names of tensors, and its measurements."""
-        assert isinstance(other, SparseSynchronizer)
+        assert isinstance(other, TopKSynchronizer)
         super().take_over(other)
         self.monitor, self._monitor = other.monitor, other._monitor
 
@@ -234,4 +238,4 @@ def checked_ratio(name: str, ratio: Any) -> float:
     return found
 
 
-__all__ = ["SparseStrategy", "SparseSynchronizer", "checked_ratio", "checked_selection"]
+__all__ = ["TopKStrategy", "TopKSynchronizer", "checked_ratio", "checked_selection"]
