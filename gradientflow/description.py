@@ -35,6 +35,7 @@ class Description:
     """
 
     name: ClassVar[str] = ""
+    __signature__: ClassVar[inspect.Signature]
     not_taken: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -42,6 +43,30 @@ class Description:
         super().__init_subclass__(**arguments)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        cls.__signature__ = cls._whole_signature()
+
+    @classmethod
+    def _whole_signature(cls) -> inspect.Signature:
+        """Return the signature of the constructor, with those arguments that it passes on as ``**options``."""
+        found: dict[str, inspect.Parameter] = {}
+        for base in cls.__mro__[:-1]:
+            if "__init__" not in vars(base):
+                continue
+            own = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+            for each in own:
+                if each.kind is not inspect.Parameter.VAR_KEYWORD:
+                    found.setdefault(each.name, each)
+            if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own):
+                break
+        else:
+            for name, default in cls._keywords().items():
+                found.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+        return inspect.Signature(sorted(found.values(), key=lambda each: each.kind))
+
+    @classmethod
+    def _keywords(cls) -> dict[str, Any]:
+        """Return the keywords, with their defaults, that the constructors of the base classes take in the end."""
+        return {}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from gradientflow.pools.base import RangeReport
 
 from .former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS, refuse_former
 from .layout import Layout
+from .options import OPTIONS
 from .predict.explanation import Explanation, Subject, measure
 from .update import Iteration, Profile, Report, SettingsOf, Update
 
@@ -48,6 +49,9 @@ class Strategy(Description, ABC):
         learning rate, as in the GradientFlow paper.
     on_device : bool
         Whether it takes CUDA tensors itself. Otherwise it gets copies of them in memory of the host.
+    options : tuple of str
+        Which of the arguments in `OPTIONS` the constructor takes, by keyword. A subclass with a constructor of its own
+        passes them on, as ``**options``.
     is_identity_on_one_rank : bool
         Whether it changes nothing with one rank, so that it can be left out. Only such strategies go with
         `torch.amp.GradScaler`, which changes the scale of gradients by itself.
@@ -57,11 +61,25 @@ class Strategy(Description, ABC):
     step: Literal["any", "core", "core_rate_in_momentum"] = "any"
     on_device: bool = False
     is_identity_on_one_rank: bool = False
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **options: Any) -> None:
+        for name in self.options:
+            value = options.pop(name, OPTIONS[name].default)
+            OPTIONS[name].check(value)
+            setattr(self, name, value)
+        if options:
+            message = f"{type(self).__name__}() got an unexpected keyword argument {min(options)!r}"
+            raise TypeError(message)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse attributes of the contract as it was."""
         super().__init_subclass__(**arguments)
         refuse_former(cls.__name__, vars(cls), FORMER_OF_STRATEGIES)
+
+    @classmethod
+    def _keywords(cls) -> dict[str, Any]:
+        return {name: OPTIONS[name].default for name in cls.options}
 
     def profile(self) -> Profile:
         """Return what comparisons have to know of it; by default with `warmup` and `period` of the constructor."""

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 SHAPES = [(40,), (30, 200), (0,), (1,), (5000,)]
 STEPS = 2
-WARMUP = Auto(steps=STEPS).warmup - 1  # of which one is for finding out the order
+WARMUP = Auto(steps=STEPS).steps_to_choice - 1  # of which one is for finding out the order
 
 
 def words(**options: Any) -> Auto:

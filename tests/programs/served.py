@@ -493,7 +493,7 @@ def check_explain(comm: gf.Communicator) -> None:
             assert found.strategy in str(found)
             assert found.times.linear == 0.01
             assert found.step_seconds >= 0.01
-            assert found.k == parse_strategy(words).period
+            assert found.k == parse_strategy(words).profile().period
             assert found.waits == ("ssd" not in words)
             assert (found.times.local_update > 0) == ("k=4" in words)
             assert (found.bytes_sent > 0) == (comm.nodes > 1)

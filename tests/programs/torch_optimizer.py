@@ -1003,7 +1003,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         gft.DistributedOptimizer(sgd(m := nn.LazyLinear(2)), m, comm)
     with raises(ArgumentError, "no parameter that requires gradients"):
         gft.DistributedOptimizer(sgd(m := nn.Linear(2, 2).requires_grad_(False)), m, comm)
-    with raises(ArgumentTypeError, "wire is one of float32, float16, bfloat16, not 'int4'"):
+    with raises(ArgumentError, "wire is one of float32, float16, bfloat16, not 'int4'"):
         gft.DistributedOptimizer(sgd(model), model, comm, wire="int4")
     with raises(ArgumentError, "8 apples"):
         gft.DistributedOptimizer(sgd(model), model, comm, fusion_threshold="8 apples")

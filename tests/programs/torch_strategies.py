@@ -1113,7 +1113,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         ({"strategy": Dense(), "fusion_threshold": 0}, "settings of the strategy: dense(fusion_threshold=...)"),
         ({"strategy": "auto", "wire": "float16"}, "auto takes no wire: allow=('float16',) lets auto choose that one"),
         ({"strategy": "auto", "fusion_threshold": 0}, "auto takes no fusion_threshold: it is what auto finds out"),
-        ({"strategy": csc, "fused": False}, "csc does not go with fused=False"),
+        ({"strategy": csc, "fused": False}, "does not go with fused=False: the core has to make the step"),
         ({"loss_scale": 2.0, "fused": False}, "loss_scale does not go with fused=False"),
         ({"loss_scale": 3.0}, "power of two"),
         ({"loss_scale": "large"}, "loss_scale is"),

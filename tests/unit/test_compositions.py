@@ -28,7 +28,7 @@ REASONS = {
     ("psgd", ("period",)): r"local_sgd\(period=...\) exchanges weights",
     ("sparse_loco", ("density", "ratio")): "it sends 64 of each 4,096 entries",
     ("sparse_loco", ("delay", "fragments", "mixing")): "entries are chosen, sent and applied at once",
-    ("sparse_loco", ("outer_momentum",)): "what is kept takes its place",
+    ("sparse_loco", ("outer_momentum",)): "the residuals take its place",
     ("sparse_loco", ("wire",)): "what it sends has two bits already",
     **{(name, ("density", "ratio")): "servers add up whole gradients" for name in SERVED},
     **{(name, ("algorithm",)): "pushes and pulls are no allreduce" for name in SERVED},

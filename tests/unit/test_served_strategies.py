@@ -42,7 +42,7 @@ def test_words_and_policies() -> None:
         ("ssd_sgd(alpha=1e999)", "alpha is finite"),
         ("ssd_sgd(decay=1.0)", "decay is from 0 to below 1"),
         ("ssd_sgd(epsilon=0.0)", "epsilon is above 0"),
-        ("ssgd(wire='int8')", "wire is float32, float16 or bfloat16"),
+        ("ssgd(wire='int8')", "wire is one of float32, float16, bfloat16"),
         ("ssgd(optimizer='sdg')", "did you mean sgd"),
         ("asgd(servers=0)", "servers is 1 or more"),
         ("dssp(4, 3)", "high is 4 or more"),

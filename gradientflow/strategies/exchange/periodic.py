@@ -25,7 +25,6 @@ from gradientflow.strategies.update import Iteration, Settings
 
 from .arrays import ArraySynchronizer
 from .nonfinite import first_nonfinite, is_finite, nonfinite_error
-from .wire import checked_wire
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +50,8 @@ class PeriodicStrategy(Strategy):
     """
 
     gradients = "local"
+    options = ("wire",)
+    wire: str | None
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = False
@@ -65,13 +66,13 @@ class PeriodicStrategy(Strategy):
         fragments: int = 1,
         delay: int = 0,
         mixing: float | None = None,
-        wire: str | None = None,
+        **options: Any,
     ) -> None:
+        super().__init__(**options)
         self.period = checked_int("period", period, 1)
         self.fragments = checked_int("fragments", fragments, 1)
         self.delay = checked_int("delay", delay)
         self.mixing = mixing
-        self.wire = checked_wire(wire)
         if self.fragments > self.period:
             message = f"fragments is at most period, {self.period}, not {fragments!r}"
             raise ArgumentError(message)

@@ -6,16 +6,16 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
-from gradientflow.errors import ArgumentTypeError, GradientFlowError, NonFiniteError
+from gradientflow.errors import GradientFlowError, NonFiniteError
 from gradientflow.memory import numpy_dtype
-from gradientflow.pools.base import RangeReport, native_threshold
+from gradientflow.pools.base import RangeReport
 from gradientflow.pools.chunk import SparseGradientPool
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.top_k import TopKGradientPool
@@ -26,7 +26,6 @@ from gradientflow.strategies.predict.sparsity import Sparsity
 from gradientflow.strategies.update import Update
 
 from .nonfinite import nonfinite_error
-from .wire import WIRES
 
 Pool = GradientPool | SparseGradientPool | TopKGradientPool
 
@@ -45,16 +44,10 @@ class PoolStrategy(Strategy):
     on_device = True
     pool: Callable[..., Any]  # the class of its pools
 
-    def __init__(
-        self, *, fusion_threshold: float | str = "auto", wire: str | None = None, algorithm: str = "auto"
-    ) -> None:
-        native_threshold(fusion_threshold)
-        if wire not in (None, *WIRES):
-            message = f"wire is one of {', '.join(WIRES)}, not {wire!r}"
-            raise ArgumentTypeError(message)
-        self.fusion_threshold = fusion_threshold
-        self.wire = wire
-        self.algorithm = algorithm
+    options: ClassVar[tuple[str, ...]] = ("fusion_threshold", "wire", "algorithm")
+    fusion_threshold: float | str
+    wire: str | None
+    algorithm: str
 
     def make_pool(
         self,

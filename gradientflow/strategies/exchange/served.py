@@ -17,7 +17,6 @@ from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
 from gradientflow.policies import Policy
-from gradientflow.pools.base import native_threshold
 from gradientflow.server.optimizers import LARS, Adam, as_server_optimizer
 from gradientflow.server.parameter_server import ParameterServer, Pull, Push
 from gradientflow.strategies.contract import Strategy, Synchronizer
@@ -28,7 +27,6 @@ from gradientflow.strategies.update import Settings, SettingsOf, Update
 
 from .nonfinite import nonfinite_error
 from .places import PlacedSynchronizer
-from .wire import checked_wire
 
 Array = npt.NDArray[np.float32]
 
@@ -51,28 +49,21 @@ class ServedStrategy(Strategy):
     step = "core_rate_in_momentum"
     pull_period: int = 1  # iterations from one pull to the next
     waits: bool = True  # for the servers, in every step
+    options = ("wire", "fusion_threshold")
+    wire: str | None
+    fusion_threshold: float | str
     not_taken = dict.fromkeys(
         ("density", "ratio"), "servers add up whole gradients; wire='float16' halves what travels"
     ) | {"algorithm": "pushes and pulls are no allreduce"}
 
-    def __init__(
-        self,
-        *,
-        servers: int | None = None,
-        optimizer: str = "sgd",
-        wire: str | None = None,
-        fusion_threshold: float | str | None = None,
-    ) -> None:
-        if fusion_threshold is not None:
-            native_threshold(fusion_threshold)
+    def __init__(self, *, servers: int | None = None, optimizer: str = "sgd", **options: Any) -> None:
+        super().__init__(**options)
         if not isinstance(optimizer, str):
             message = f"optimizer is that of the servers, in words such as 'sgd', not {optimizer!r}"
             raise ArgumentTypeError(message)
         as_server_optimizer(optimizer)
         self.servers = None if servers is None else checked_int("servers", servers, 1)
         self.optimizer = optimizer
-        self.wire = checked_wire(wire)
-        self.fusion_threshold = fusion_threshold
 
     @property
     @abstractmethod
@@ -173,7 +164,7 @@ class ServedSynchronizer(PlacedSynchronizer):
             strategy.optimizer,
             strategy.servers,
             strategy.wire or (wires.pop() if len(wires) == 1 else None),
-            strategy.fusion_threshold,
+            None if strategy.fusion_threshold == "auto" else strategy.fusion_threshold,
             layout.names,
         )
         self.pushes = 0

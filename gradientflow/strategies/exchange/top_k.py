@@ -45,10 +45,10 @@ class TopKStrategy(PoolStrategy):
     pool = TopKGradientPool
     overlap = True
 
-    def __init__(
-        self, ratio: float, *, warmup: int = 0, monitor: int = False, wire: str | None = None, algorithm: str = "auto"
-    ) -> None:
-        super().__init__(wire=wire, algorithm=algorithm)
+    options = ("wire", "algorithm")
+
+    def __init__(self, ratio: float, *, warmup: int = 0, monitor: int = False, **options: Any) -> None:
+        super().__init__(**options)
         self.final_ratio = checked_ratio("ratio", ratio)
         self.ratio: Any = ratio
         self.warmup = checked_int("warmup", warmup)

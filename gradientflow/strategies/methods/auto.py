@@ -79,8 +79,12 @@ class Auto(PoolStrategy):
         ("density", "ratio"), "it chooses among strategies that lose nothing; explain() tells what others would gain"
     ) | {"fusion_threshold": "it is what auto finds out", "wire": "allow=('float16',) lets auto choose that one"}
 
-    def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, algorithm: str = "auto") -> None:
-        super().__init__(algorithm=algorithm)
+    options = ("algorithm",)
+    fusion_threshold = "auto"
+    wire = None
+
+    def __init__(self, allow: Sequence[str] = (), *, steps: int = 10, **options: Any) -> None:
+        super().__init__(**options)
         self.allow = (allow,) if isinstance(allow, str) else tuple(checked_list("allow", allow, "wires"))
         for wire in self.allow:
             if wire not in ("float16", "bfloat16"):

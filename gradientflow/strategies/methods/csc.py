@@ -69,11 +69,9 @@ class CSC(PoolStrategy):
         momentum: float | None = None,
         warmup: int = 0,
         correction: bool = True,
-        fusion_threshold: float | str = "auto",
-        wire: str | None = None,
-        algorithm: str = "auto",
+        **options: Any,
     ) -> None:
-        super().__init__(fusion_threshold=fusion_threshold, wire=wire, algorithm=algorithm)
+        super().__init__(**options)
         if not callable(density):
             _check_number("density", density, "above 0 and at most 1", lambda number: 0 < number <= 1)
         elif warmup:

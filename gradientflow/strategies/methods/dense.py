@@ -30,15 +30,8 @@ class Dense(PoolStrategy):
     pool = GradientPool
     is_identity_on_one_rank = True
 
-    def __init__(
-        self,
-        *,
-        fusion_threshold: float | str = "auto",
-        wire: str | None = None,
-        algorithm: str = "auto",
-        share: str | None = None,
-    ) -> None:
-        super().__init__(fusion_threshold=fusion_threshold, wire=wire, algorithm=algorithm)
+    def __init__(self, *, share: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         if share not in (None, "node"):
             message = f"share is 'node' or None, not {share!r}"
             raise ArgumentError(message)

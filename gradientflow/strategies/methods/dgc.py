@@ -47,13 +47,10 @@ class DGC(TopKStrategy):
         *,
         clip: float | None = None,
         masking: bool = True,
-        warmup: int = 0,
         selection: str = "sampled",
-        monitor: int = False,
-        wire: str | None = None,
-        algorithm: str = "auto",
+        **options: Any,
     ) -> None:
-        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        super().__init__(ratio, **options)
         if not 0 <= checked_float("momentum", momentum) < 1:
             message = f"momentum is from 0 on and below 1, not {momentum!r}"
             raise ArgumentError(message)

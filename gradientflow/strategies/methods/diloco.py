@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.periodic import PeriodicStrategy
@@ -42,12 +44,9 @@ class DiLoCo(PeriodicStrategy):
         outer_momentum: float = 0.9,
         *,
         nesterov: bool = True,
-        fragments: int = 1,
-        delay: int = 0,
-        mixing: float | None = None,
-        wire: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(period, fragments=fragments, delay=delay, mixing=mixing, wire=wire)
+        super().__init__(period, **options)
         if not checked_float("outer_rate", outer_rate) > 0:
             message = f"outer_rate is above 0, not {outer_rate!r}"
             raise ArgumentError(message)

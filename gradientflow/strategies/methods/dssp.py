@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow import policies
 from gradientflow.strategies.exchange.served import ServedStrategy
 
@@ -19,18 +21,8 @@ class DSSP(ServedStrategy):
 
     name = "dssp"
 
-    def __init__(
-        self,
-        low: int,
-        high: int,
-        judged: str = "fastest",
-        *,
-        servers: int | None = None,
-        optimizer: str = "sgd",
-        wire: str | None = None,
-        fusion_threshold: float | str | None = None,
-    ) -> None:
-        super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
+    def __init__(self, low: int, high: int, judged: str = "fastest", **options: Any) -> None:
+        super().__init__(**options)
         policy = policies.DSSP(low, high, judged)
         self.low, self.high, self.judged = policy.low, policy.high, policy.judged
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow import policies
 from gradientflow.strategies.exchange.served import ServedStrategy
 
@@ -19,16 +21,8 @@ class ElasticBSP(ServedStrategy):
 
     name = "elastic_bsp"
 
-    def __init__(
-        self,
-        lookahead: int = 15,
-        *,
-        servers: int | None = None,
-        optimizer: str = "sgd",
-        wire: str | None = None,
-        fusion_threshold: float | str | None = None,
-    ) -> None:
-        super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
+    def __init__(self, lookahead: int = 15, **options: Any) -> None:
+        super().__init__(**options)
         self.lookahead = policies.ElasticBSP(lookahead).lookahead
 
     @property

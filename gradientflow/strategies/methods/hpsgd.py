@@ -18,7 +18,6 @@ from gradientflow.handle import Handle
 from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite, nonfinite_error
 from gradientflow.strategies.exchange.places import PlacedSynchronizer, aligned_offsets
-from gradientflow.strategies.exchange.wire import checked_wire
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.exchange_model import ExchangeExplanation
 from gradientflow.strategies.predict.explanation import Explanation, Subject
@@ -55,9 +54,9 @@ class HPSGD(Strategy):
         "choosing what is sent would keep the trainer waiting, and a slow round has the gradients of more steps",
     ) | {"fusion_threshold": "a round is one call", "period": "a round ends when it is done"}
 
-    def __init__(self, *, wire: str | None = None, algorithm: str = "auto") -> None:
-        self.wire = checked_wire(wire)
-        self.algorithm = algorithm
+    options = ("wire", "algorithm")
+    wire: str | None
+    algorithm: str
 
     def profile(self) -> Profile:
         """Return that the optimizer may have no momentum."""

@@ -97,16 +97,14 @@ class LAGS(TopKStrategy):
         selection: str = "sampled",
         threshold_reuse: int = 10,
         merge_bytes: int | str = "auto",
-        monitor: int = False,
-        wire: str | None = None,
-        algorithm: str = "auto",
+        **options: Any,
     ) -> None:
         if isinstance(ratio, str) and ratio != ADAPTIVE:
             message = f"ratio is a number of 1 or more, or {ADAPTIVE!r}, not {ratio!r}"
             raise ArgumentError(message)
         checked_ratio("max_ratio", max_ratio)
         final = max_ratio if isinstance(ratio, str) else ratio
-        super().__init__(final, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        super().__init__(final, warmup=warmup, **options)
         if refit_every and ratio != ADAPTIVE:
             message = f"refit_every goes with an adaptive ratio, not with {ratio!r}"
             raise ArgumentError(message)

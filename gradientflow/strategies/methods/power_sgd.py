@@ -15,7 +15,6 @@ from gradientflow.communicator import Communicator
 from gradientflow.strategies.contract import Strategy
 from gradientflow.strategies.exchange.arrays import ArraySynchronizer
 from gradientflow.strategies.exchange.nonfinite import first_nonfinite
-from gradientflow.strategies.exchange.wire import checked_wire
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.explanation import Explanation, Subject
 from gradientflow.strategies.predict.link import Link, median_seconds
@@ -50,11 +49,14 @@ class PowerSGD(Strategy):
         "fusion_threshold": "all matrices travel together, in two calls"
     }
 
-    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, wire: str | None = None) -> None:
+    options = ("wire",)
+    wire: str | None
+
+    def __init__(self, rank: int = 4, warmup: int = 10, *, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
         self.rank = checked_int("rank", rank, 1)
         self.warmup = checked_int("warmup", warmup)
         self.seed = checked_int("seed", seed)
-        self.wire = checked_wire(wire)
 
     def bind(self, comm: Communicator, layout: Layout) -> ArraySynchronizer:
         """Make the synchronizer that approximates gradients. Collective."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow.arguments import checked_int
 from gradientflow.strategies.exchange.top_k import TopKStrategy
 
@@ -22,17 +24,8 @@ class RandomK(TopKStrategy):
     name = "random_k"
     selection = "random"
 
-    def __init__(
-        self,
-        ratio: float = 1000.0,
-        *,
-        seed: int = 0,
-        warmup: int = 0,
-        monitor: int = False,
-        wire: str | None = None,
-        algorithm: str = "auto",
-    ) -> None:
-        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+    def __init__(self, ratio: float = 1000.0, *, seed: int = 0, **options: Any) -> None:
+        super().__init__(ratio, **options)
         self.seed = checked_int("seed", seed)
 
 

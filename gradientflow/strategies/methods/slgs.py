@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow.strategies.exchange.top_k import TopKStrategy, checked_selection
 
 
@@ -23,17 +25,8 @@ class SLGS(TopKStrategy):
     name = "slgs"
     overlap = False
 
-    def __init__(
-        self,
-        ratio: float = 1000.0,
-        *,
-        selection: str = "sampled",
-        warmup: int = 0,
-        monitor: int = False,
-        wire: str | None = None,
-        algorithm: str = "auto",
-    ) -> None:
-        super().__init__(ratio, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+    def __init__(self, ratio: float = 1000.0, *, selection: str = "sampled", **options: Any) -> None:
+        super().__init__(ratio, **options)
         self.selection = checked_selection(selection)
 
     def layers(self, tensors: int) -> list[int]:

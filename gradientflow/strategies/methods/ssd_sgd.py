@@ -80,12 +80,10 @@ class SSDSGD(ServedStrategy):
         lambda_0: float = 2.0,
         decay: float = 0.95,
         epsilon: float = 1e-7,
-        servers: int | None = None,
         optimizer: str = "sgd",
-        wire: str | None = None,
-        fusion_threshold: float | str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(servers=servers, optimizer=optimizer, wire=wire, fusion_threshold=fusion_threshold)
+        super().__init__(optimizer=optimizer, **options)
         self.k = checked_int("k", k, 1)
         self.warmup = checked_int("warmup", warmup)
         if self.warmup == 0 or self.warmup % self.k:

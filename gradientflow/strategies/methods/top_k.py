@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradientflow.arguments import checked_float
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.exchange.top_k import TopKStrategy
@@ -23,16 +25,7 @@ class TopK(TopKStrategy):
     name = "top_k"
     selection = "exact"
 
-    def __init__(
-        self,
-        ratio: float = 1000.0,
-        *,
-        density: float | None = None,
-        warmup: int = 0,
-        monitor: int = False,
-        wire: str | None = None,
-        algorithm: str = "auto",
-    ) -> None:
+    def __init__(self, ratio: float = 1000.0, *, density: float | None = None, **options: Any) -> None:
         if density is not None:
             if ratio != 1000.0:
                 message = f"top_k takes a ratio or a density, not both, {ratio!r} and {density!r}"
@@ -41,7 +34,7 @@ class TopK(TopKStrategy):
                 message = f"density is above 0 and at most 1, not {density!r}"
                 raise ArgumentError(message)
         final = ratio if density is None else 1 / density
-        super().__init__(final, warmup=warmup, monitor=monitor, wire=wire, algorithm=algorithm)
+        super().__init__(final, **options)
         self.ratio = ratio
         self.density = density
 
