@@ -1,15 +1,13 @@
-"""The strategies of the library, one file each. This is the only list of them."""
+"""The strategies of the library, a file for each method. This is the only list of them."""
 
 from __future__ import annotations
 
-from .asgd import ASGD
 from .auto import Auto
+from .by_policy import ASGD, DSSP, SSGD, SSP, ElasticBSP
 from .csc import CSC
 from .dense import Dense
 from .dgc import DGC
 from .diloco import DiLoCo
-from .dssp import DSSP
-from .elastic_bsp import ElasticBSP
 from .hpsgd import HPSGD
 from .lags import LAGS
 from .local_sgd import LocalSGD
@@ -19,8 +17,6 @@ from .random_k import RandomK
 from .slgs import SLGS
 from .sparse_loco import SparseLoCo
 from .ssd_sgd import SSDSGD
-from .ssgd import SSGD
-from .ssp import SSP
 from .top_k import TopK
 
 __all__ = [

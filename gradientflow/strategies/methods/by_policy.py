@@ -1,0 +1,127 @@
+"""SGD on a parameter server with a policy of `gradientflow.policies`: one strategy for each, of the same name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from gradientflow import policies
+from gradientflow.strategies.exchange.served import ServedStrategy
+
+
+class PolicyStrategy(ServedStrategy):
+    """A strategy on a parameter server that takes the arguments of its policy, and those of `ServedStrategy`.
+
+    Attributes
+    ----------
+    kind : type
+        The policy: which pushes the servers apply together, and which workers may go on.
+    """
+
+    kind: ClassVar[type[policies.Policy]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        known = inspect.signature(self.kind).parameters
+        policy = self.kind(*arguments, **{name: options.pop(name) for name in [*options] if name in known})
+        super().__init__(**options)
+        vars(self).update(policy.settings)
+
+    @classmethod
+    def _whole_signature(cls) -> inspect.Signature:
+        own = inspect.signature(cls.kind).parameters.values() if "kind" in dir(cls) else ()
+        return inspect.Signature([*own, *inspect.signature(ServedStrategy).parameters.values()])
+
+    @property
+    def policy(self) -> policies.Policy:
+        """The policy of this name."""
+        return self.kind(**{name: getattr(self, name) for name in inspect.signature(self.kind).parameters})
+
+
+class SSGD(PolicyStrategy):
+    """Synchronous SGD: each worker pushes its gradient, waits for the step of all, and pulls.
+
+    The same steps as with `Dense`, made by the servers. Two runs give the same bits.
+
+    Parameters
+    ----------
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "ssgd"
+    kind = policies.BSP
+
+
+class ASGD(PolicyStrategy):
+    """Asynchronous SGD: no worker waits for others.
+
+    Each worker pushes its gradient, which the servers apply at once, by itself and undivided, and pulls. The staleness
+    of a gradient is the number of pushes by other workers meanwhile, so a learning rate that suits synchronous SGD can
+    be too high. Two runs differ.
+
+    Parameters
+    ----------
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "asgd"
+    kind = policies.ASP
+
+
+class SSP(PolicyStrategy):
+    """Stale synchronous SGD: workers are at most `staleness` steps apart, see `gradientflow.policies.SSP`.
+
+    Parameters
+    ----------
+    staleness : int
+        As in the policy.
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "ssp"
+    kind = policies.SSP
+
+    @classmethod
+    def typical(cls, steps: int) -> SSP:
+        """Return one with a staleness that papers often use."""
+        return cls(3)
+
+
+class DSSP(PolicyStrategy):
+    """Dynamic SSP: the fastest worker stops where it waits least, see `gradientflow.policies.DSSP`.
+
+    Parameters
+    ----------
+    low, high, judged
+        As in the policy.
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "dssp"
+    kind = policies.DSSP
+
+    @classmethod
+    def typical(cls, steps: int) -> DSSP:
+        """Return one with the range of the paper."""
+        return cls(3, 15)
+
+
+class ElasticBSP(PolicyStrategy):
+    """Barriers where the workers wait least, see `gradientflow.policies.ElasticBSP`.
+
+    Parameters
+    ----------
+    lookahead : int, default 15
+        As in the policy.
+    servers, optimizer, wire, fusion_threshold
+        As in `ServedStrategy`.
+    """
+
+    name = "elastic_bsp"
+    kind = policies.ElasticBSP
+
+
+__all__ = ["ASGD", "DSSP", "SSGD", "SSP", "ElasticBSP", "PolicyStrategy"]
