@@ -1131,7 +1131,7 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
         ),
         (
             {"optimizer": torch.optim.Adam(parameters), "strategy": csc},
-            ("csc: the core makes the step", "not for Adam"),
+            ("csc(density=0.3): the core makes the step", "not for Adam"),
         ),
         ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, nesterov=True), "fused": True}, "nesterov"),
         ({"optimizer": torch.optim.SGD(parameters, 0.1, 0.9, 0.5), "fused": True}, "dampening"),

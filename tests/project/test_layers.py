@@ -149,6 +149,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
 STRATEGIES = "gradientflow.strategies"
 PYTHON_LAYERS[f"{STRATEGIES}.former"] = PYTHON_LAYERS[f"{STRATEGIES}.update"] = {"gradientflow.errors"}
 PYTHON_LAYERS[f"{STRATEGIES}.layout"] = {"gradientflow.errors"}
+PYTHON_LAYERS[f"{STRATEGIES}.options"] = PYTHON_LAYERS["gradientflow.pools"] | {"gradientflow.pools"}
 PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | {
     "gradientflow.machine_load",
     "gradientflow.server",
@@ -157,6 +158,7 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.server"] | 
 }
 PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
     f"{STRATEGIES}.former",
+    f"{STRATEGIES}.options",
     f"{STRATEGIES}.predict",
 }
 PYTHON_LAYERS[f"{STRATEGIES}.exchange"] = PYTHON_LAYERS[f"{STRATEGIES}.contract"] | {f"{STRATEGIES}.contract"}
