@@ -25,7 +25,7 @@ from typing import Any
 import click
 import pytest
 
-from gradientflow import _core, cli, launch, mpi_start
+from gradientflow import _core, cli, mpi_start
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.cli import bench, checks, job
 from gradientflow.cli.hosts import check_hosts
@@ -184,7 +184,7 @@ def test_what_ranks_on_other_hosts_need_is_forwarded(monkeypatch: pytest.MonkeyP
 
 
 def test_in_an_allocation_the_batch_system_counts_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "cores", lambda: 2)
+    monkeypatch.setattr("gradientflow.launch.hosts.cores", lambda: 2)
     launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
     assert "--oversubscribe" in mpirun_command(launcher, 1000 // 2, ["a"])
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -280,7 +280,7 @@ def test_a_rank_knows_that_it_is_one(
 
 
 def test_open_mpi_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "cores", lambda: 2)
+    monkeypatch.setattr("gradientflow.launch.hosts.cores", lambda: 2)
     monkeypatch.setattr(os, "environ", {"GRADIENTFLOW_TIMEOUT": "5", "HOME": "/"})
     launcher = Launcher("/x/mpirun", OPEN_MPI, "5")
     assert mpirun_command(launcher, 2, ["a", "-b"]) == ["/x/mpirun", "-n", "2", "--bind-to", "none", "a", "-b"]

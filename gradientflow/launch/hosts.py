@@ -1,0 +1,81 @@
+"""The hosts of a job, and how many ranks they take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gradientflow.arguments import checked_instance
+
+from .environment import in_allocation
+from .launcher import LaunchError
+from .machine import cores
+
+HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.ASCII)
+
+_HOSTFILE_LINE = re.compile(
+    r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d{0,5}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
+)
+_MOST_RANKS_PER_CORE = 256
+_MOST_RANKS = 2**31 - 1  # MPI counts ranks in an int
+
+
+def read_hostfile(path: str) -> str:
+    """Read the hosts of a job from a file.
+
+    Parameters
+    ----------
+    path : str
+        The file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one slot, and
+        the slots of repeated names add up. ``#`` begins a comment.
+
+    Returns
+    -------
+    str
+        The hosts, as ``name:slots,name:slots``.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"the hostfile {path} cannot be read: {error}") from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _HOSTFILE_LINE.fullmatch(text)
+        if match is None:
+            raise LaunchError(f"line {number} of {path} has to be name, name:slots or name slots=N, not {text!r}")
+        found[match[1]] = found.get(match[1], 0) + int(match[2] or 1)
+    if not found:
+        raise LaunchError(f"the hostfile {path} names no host")
+    return ",".join(f"{name}:{count}" for name, count in found.items())
+
+
+def slots(hosts: str | None = None) -> int:
+    """Count the ranks that can run without sharing a core: this machine's cores, or the slots of `hosts`."""
+    if hosts is None:
+        return cores()
+    checked_instance("hosts", hosts, str)
+    return sum(int(host.partition(":")[2] or 1) for host in hosts.split(","))
+
+
+def check_count(ranks: int, hosts: str | None) -> None:
+    """Refuse no ranks, more ranks than the hosts have slots, too many for the cores, or more than MPI can count."""
+    if ranks < 1:
+        raise LaunchError(f"a job needs at least one rank, not {ranks}")
+    if in_allocation():
+        if ranks > _MOST_RANKS:
+            raise LaunchError(f"MPI knows at most {_MOST_RANKS} ranks, not {ranks}")
+        return
+    count = slots(hosts)
+    if hosts is not None and ranks > count:
+        raise LaunchError(
+            f"{ranks} ranks are too many for the {count} slot{'s'[: count > 1]} of the hosts: name more hosts, or say "
+            "how many ranks one takes, as in name:4"
+        )
+    if ranks > count * _MOST_RANKS_PER_CORE:
+        raise LaunchError(
+            f"{ranks} ranks are too many for the {count} core{'s'[: count > 1]} of this machine: at most "
+            f"{count * _MOST_RANKS_PER_CORE}, {_MOST_RANKS_PER_CORE} for each"
+        )
