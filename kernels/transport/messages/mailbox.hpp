@@ -19,7 +19,6 @@
 // handshake. docs/architecture.md has the figures.
 #pragma once
 
-#include <mpi.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -36,83 +35,9 @@
 
 #include "../../base/error.hpp"
 #include "../mpi/mpi.hpp"
+#include "transfer.hpp"
 
 namespace gradientflow::transport {
-
-class Mailbox;
-
-// What is known of a message before it is received.
-struct Envelope {
-  int source = -1;
-  int tag = -1;
-  std::size_t bytes = 0;
-};
-
-// How a message travels. Sender and receiver give the same.
-enum class Route : std::uint8_t { whole, in_parts };
-
-// A range of a mailbox's tags, for one purpose.
-struct Tags {
-  int first = 0;
-  int count = 0;
-
-  // The tag with this number of the range. Throws Error(value) where it has none.
-  [[nodiscard]] int at(std::int64_t number) const;
-  [[nodiscard]] bool has(int tag) const noexcept { return tag >= first && tag - first < count; }
-};
-
-// A send or receive, under way or ended. It goes on, and keeps the owner of its memory, even if no caller holds it.
-class Transfer {
- public:
-  // Whether it has ended, well or badly. Makes no progress: see Mailbox::poll.
-  [[nodiscard]] bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
-
-  // Once it has ended: throws its error, if it has one. Error(mismatch): a message of another size came, and is
-  // dropped. Error(peer): the other rank has closed its mailbox, given up, or died; if it gave a reason, that error
-  // instead. Error(closed): this mailbox has closed.
-  void check() const;
-
-  // Of a receive, once it has ended: what came.
-  [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
-
- private:
-  friend class Mailbox;
-  enum class Kind : std::uint8_t { send, receive };
-  [[nodiscard]] std::string what() const;
-
-  Kind kind_ = Kind::send;
-  int peer_ = -1;
-  int tag_ = 0;
-  void* data_ = nullptr;  // of a receive, or of a send in parts
-  std::size_t bytes_ = 0;
-  std::size_t parts_ = 0;  // in which it travels; 0: it is a part, or travels whole
-  std::size_t parts_begun_ = 0;
-  std::size_t parts_ended_ = 0;
-  std::shared_ptr<Transfer> whole_;  // of a part
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  std::shared_ptr<const void> owner_;
-  Envelope envelope_;
-  std::optional<Error> error_;
-  std::function<void()> then_;
-  std::atomic<bool> ended_{false};
-};
-
-// A message that has been taken out of a mailbox, to be received once there is memory for it. If it is destroyed
-// instead, the message is discarded, and its sender need not wait.
-class Arrival {
- public:
-  Arrival() = default;
-  Arrival(const Arrival&) = delete;
-  Arrival& operator=(const Arrival&) = delete;
-  ~Arrival();
-  [[nodiscard]] const Envelope& envelope() const noexcept { return envelope_; }
-
- private:
-  friend class Mailbox;
-  Envelope envelope_;
-  MPI_Message message_ = MPI_MESSAGE_NULL;
-  std::weak_ptr<Mailbox> mailbox_;  // from which it has been taken
-};
 
 // For any thread.
 class Mailbox {
@@ -120,7 +45,7 @@ class Mailbox {
   using Clock = std::chrono::steady_clock;
   using Deadline = std::optional<Clock::time_point>;
   using Owner = std::shared_ptr<const void>;  // of memory: kept until MPI is done with it, perhaps for ever
-  static constexpr int any_source = -1;
+  static constexpr int any_source = Envelope::any_source;
 
   // Not collective. `ranks`: for this mailbox alone. `name`: what has been closed, in errors. `is_alive`: whether the
   // process of a rank lives, as far as that is known other than from MPI; called by any thread. Throws Error(value)
@@ -207,6 +132,8 @@ class Mailbox {
   };
 
   class Alarm;  // wakes the thread
+
+  static constexpr std::chrono::seconds leave_time{1};  // for what is on its way when a mailbox is closed
 
   Mailbox(std::unique_ptr<MpiCommunicator> ranks, std::string name, std::function<bool(int)> is_alive);
   [[nodiscard]] bool is_forked() const noexcept;

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace gradientflow::transport {
@@ -51,5 +52,14 @@ class MemoryMap {
 
 inline constexpr std::size_t page = 4096;
 inline constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// What the creator of memory offers and what the others report while it is handed over.
+struct MemoryOffer {
+  std::uint64_t token = 0;  // proves that the right memory was opened
+  int descriptor = -1;
+  int error = 0;
+};
 
 }  // namespace gradientflow::transport

@@ -1,31 +1,15 @@
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <string>
 
-#include "../top_k_rules.hpp"
-#include "launch.cuh"
-#include "top_k.hpp"
-#include "work.cuh"
+#include "top_k.cuh"
 
 namespace gradientflow::compute::cuda {
 namespace {
 
-constexpr auto sentence = "the gradients and entries of sparse communication are float16, bfloat16 or float32";
 constexpr unsigned bin_count = 2048;
-constexpr unsigned own = 8;                   // neighbouring elements that a thread has
-constexpr std::size_t group = threads * own;  // elements of a thread block
-constexpr std::size_t words_of_group = group / 32;
-constexpr unsigned most_blocks = 1024;  // of a kernel whose threads go over a layer in strides
-constexpr std::uint32_t nobody = 0xffffffffU;
-
-std::size_t groups_of(std::size_t count) { return (count + group - 1) / group; }
-std::size_t strides(std::size_t count) { return std::min<std::size_t>((count + threads - 1) / threads, most_blocks); }
 
 __device__ std::uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffU; }
-
-// ---- x
-// ---------------------------------------------------------------------------------------------------------------
 
 struct Corrected {
   float velocity;
@@ -113,8 +97,7 @@ __global__ void __launch_bounds__(threads) correct(Select call, unsigned long lo
   for_each_element<2>(CorrectBody<Element>{call, nonfinite}, block_of<group>(call.block.count));
 }
 
-// ---- the k-th largest
-// ------------------------------------------------------------------------------------------------
+// ---- the k-th largest -----------------------------------------------------------------------------------------------
 
 // A search for the k-th largest of some magnitudes, in rounds of 11, 10 and 10 bits.
 struct Search {
@@ -230,8 +213,7 @@ __global__ void decide(State* state, std::size_t k, std::uint32_t floor, bool ha
   }
 }
 
-// ---- which entries
-// ---------------------------------------------------------------------------------------------------
+// ---- which entries --------------------------------------------------------------------------------------------------
 
 // Numbers of elements: those sent for certain, and those equal to the least magnitude sent, of which the first are.
 struct Counts {
@@ -286,44 +268,6 @@ struct Chosen {
     return counts;
   }
 };
-
-// The sum of the values of all threads before this one. `shared` has a place for each thread, and all call it.
-__device__ std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) {
-  shared[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned distance = 1; distance < threads; distance *= 2) {
-    const std::uint32_t other = threadIdx.x >= distance ? shared[threadIdx.x - distance] : 0;
-    __syncthreads();
-    const std::uint32_t sum = shared[threadIdx.x] + other;
-    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have so many
-    __syncthreads();
-  }
-  const std::uint32_t before = threadIdx.x == 0 ? 0 : shared[threadIdx.x - 1];
-  __syncthreads();
-  return before;
-}
-
-// One thread block: each number becomes the sum of those before it; numbers[number] the sum of all.
-__global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* numbers, std::size_t number) {
-  __shared__ std::uint32_t shared[threads];
-  const std::size_t each = (number + threads - 1) / threads;
-  const std::size_t begin = threadIdx.x * each;
-  const std::size_t end = min(begin + each, number);
-  std::uint32_t sum = 0;
-  for (std::size_t i = begin; i < end; ++i) {
-    const std::uint32_t more = sum + numbers[i];
-    sum = more < sum ? nobody : more;
-  }
-  std::uint32_t before = add_before(sum, shared);
-  for (std::size_t i = begin; i < end; ++i) {
-    const std::uint32_t here = numbers[i];
-    numbers[i] = before;
-    before = before + here < before ? nobody : before + here;
-  }
-  if (threadIdx.x == threads - 1) {
-    numbers[number] = before;
-  }
-}
 
 __global__ void __launch_bounds__(threads) count_chosen(Select call, const State* state, const std::uint32_t* first,
                                                         std::uint32_t* certain, std::uint32_t* equal) {
@@ -422,128 +366,6 @@ bool takes_sample(const Select& call) {
          !is_large_part(call.block.count, call.block.k) && sample_of(call.block.count, call.block.k) != 0;
 }
 
-// ---- the sum of blocks
-// -----------------------------------------------------------------------------------------------
-
-constexpr std::uint32_t nothing = 0xffffffffU;  // no entries: a NaN that no sum is
-
-// The parts in which a block is worked on: 2,048 entries, a page, or 2,048 bits.
-std::size_t parts_of(const EntryBlock& block) {
-  switch (block.indices) {
-    case IndexFormat::words:
-      return groups_of(block.k);
-    case IndexFormat::offsets:
-      return index_pages(block.count);
-    default:
-      return groups_of(block.count);
-  }
-}
-
-__device__ std::uint32_t word_at(const std::byte* data) { return *reinterpret_cast<const std::uint32_t*>(data); }
-
-// Counts the entries of each part of a block.
-__global__ void __launch_bounds__(threads)
-    count_parts(EntryBlock block, const std::byte* data, std::size_t parts, std::uint32_t* entries) {
-  const std::size_t part = static_cast<std::size_t>(blockIdx.x) * threads + threadIdx.x;
-  if (part >= parts) {
-    return;
-  }
-  const std::byte* const indices = data + block.index_begin;
-  std::uint32_t number = 0;
-  if (block.indices == IndexFormat::words) {
-    const std::size_t left = word_at(data) - min(std::size_t{word_at(data)}, part * group);
-    number = static_cast<std::uint32_t>(min(left, group));
-  } else if (block.indices == IndexFormat::offsets) {
-    number = word_at(indices + padded(block.k * 2) + part * 4);
-  } else {
-    for (std::size_t w = part * words_of_group; w < min((part + 1) * words_of_group, bitmap_words(block.count)); ++w) {
-      number += static_cast<std::uint32_t>(__popc(word_at(indices + w * 4)));
-    }
-  }
-  entries[part] = number;
-}
-
-__device__ std::size_t index_at(const EntryBlock& block, const std::byte* data, std::size_t part, std::size_t entry) {
-  const std::byte* const indices = data + block.index_begin;
-  return block.indices == IndexFormat::words
-             ? reinterpret_cast<const std::uint32_t*>(indices)[entry]
-             : part * index_page + reinterpret_cast<const std::uint16_t*>(indices)[entry];
-}
-
-// A thread block for each part. Sets combined->bad to `number` if the block is invalid and none before it was.
-__global__ void __launch_bounds__(threads)
-    check_parts(EntryBlock block, const std::byte* data, std::size_t parts, const std::uint32_t* before,
-                std::uint64_t number, Combined* combined) {
-  const std::size_t part = blockIdx.x;
-  const std::size_t said = word_at(data);
-  bool is_good = said <= block.k && before[parts] == said;
-  if (is_good && block.indices == IndexFormat::bitmap) {
-    const std::size_t rest = block.count % 32;
-    is_good = rest == 0 || word_at(data + block.index_begin + (bitmap_words(block.count) - 1) * 4) >> rest == 0;
-  } else if (is_good && part < parts) {
-    for (std::size_t e = before[part] + threadIdx.x; e < before[part + 1]; e += threads) {
-      const std::size_t index = index_at(block, data, part, e);
-      const bool has_one_before = block.indices == IndexFormat::words ? e != 0 : e != before[part];
-      is_good = is_good && index < block.count && (!has_one_before || index_at(block, data, part, e - 1) < index);
-    }
-  }
-  if (!is_good && combined->bad == 0) {
-    combined->bad = number;
-  }
-}
-
-template <class Value>
-__device__ void add_entry(const EntryBlock& block, const std::byte* data, std::size_t entry, std::uint32_t* sum) {
-  const float value = Value::to_float(reinterpret_cast<const typename Value::Stored*>(data + block.value_begin)[entry]);
-  const std::uint32_t bits = __float_as_uint(canonical_nan(*sum == nothing ? value : __uint_as_float(*sum) + value));
-  *sum = bits;
-}
-
-// A thread block for each part.
-template <class Value>
-__global__ void __launch_bounds__(threads)
-    add_parts(EntryBlock block, const std::byte* data, const std::uint32_t* before, std::uint32_t* sums,
-              const Combined* combined) {
-  __shared__ std::uint32_t shared[threads];
-  if (combined->bad != 0) {
-    return;
-  }
-  const std::size_t part = blockIdx.x;
-  if (block.indices != IndexFormat::bitmap) {
-    for (std::size_t e = before[part] + threadIdx.x; e < before[part + 1]; e += threads) {
-      add_entry<Value>(block, data, e, sums + index_at(block, data, part, e));
-    }
-    return;
-  }
-  const std::size_t w = part * words_of_group + threadIdx.x;
-  std::uint32_t bits =
-      threadIdx.x < words_of_group && w < bitmap_words(block.count) ? word_at(data + block.index_begin + w * 4) : 0;
-  std::size_t entry = before[part] + add_before(static_cast<std::uint32_t>(__popc(bits)), shared);
-  for (; bits != 0; bits &= bits - 1) {
-    add_entry<Value>(block, data, entry++, sums + w * 32 + __ffs(static_cast<int>(bits)) - 1);
-  }
-}
-
-template <class Element>
-__global__ void __launch_bounds__(threads)
-    write_sums(typename Element::Stored* gradient, float scale, std::size_t count, const std::uint32_t* sums,
-               Combined* combined) {
-  if (combined->bad != 0) {
-    return;
-  }
-  unsigned written = 0;
-  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * threads + threadIdx.x; i < count;
-       i += static_cast<std::size_t>(gridDim.x) * threads) {
-    if (sums[i] != nothing) {
-      gradient[i] = Element::from_float(canonical_nan(__uint_as_float(sums[i]) * scale));
-      ++written;
-    }
-  }
-  if (written != 0) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(&combined->written), written);
-  }
-}
-
 }  // namespace
 
 std::size_t scratch_bytes(const Select& call) {
@@ -609,37 +431,6 @@ void select(const Select& call, Selected* selected, void* scratch, Stream stream
     launch(write_chosen<Value>, groups_of(count), threads, stream, call, state, first, certain, equal);
   });
   launch(tell, 1, 1, stream, call, state, certain + groups_of(count), equal + groups_of(count), selected);
-}
-
-std::size_t scratch_bytes(const Combine& call) {
-  return (call.block.count + call.blocks.size() * (parts_of(call.block) + 1)) * 4;
-}
-
-void combine(const Combine& call, Combined* combined, void* scratch, Stream stream) {
-  const std::size_t count = call.block.count;
-  const std::size_t parts = parts_of(call.block);
-  auto* const sums = static_cast<std::uint32_t*>(scratch);
-  const auto entries = [&](std::size_t number) { return sums + count + number * (parts + 1); };
-  const auto own_stream = static_cast<cudaStream_t>(stream);
-  static_cast<void>(index_among_floats(call.dtype, sentence));
-  check(cudaMemsetAsync(combined, 0, sizeof *combined, own_stream));
-  check(cudaMemsetAsync(sums, 0xff, count * sizeof *sums, own_stream));
-  for (std::size_t b = 0; b < call.blocks.size(); ++b) {
-    launch(count_parts, (parts + threads - 1) / threads, threads, stream, call.block, call.blocks[b], parts,
-           entries(b));
-    launch(add_up_before, 1, threads, stream, entries(b), parts);
-    launch(check_parts, std::max<std::size_t>(parts, 1), threads, stream, call.block, call.blocks[b], parts, entries(b),
-           b + 1, combined);
-  }
-  with_element(call.block.values, sentence, [&]<class Value>() {
-    for (std::size_t b = 0; b < call.blocks.size(); ++b) {
-      launch(add_parts<Value>, parts, threads, stream, call.block, call.blocks[b], entries(b), sums, combined);
-    }
-  });
-  with_element(call.dtype, sentence, [&]<class Element>() {
-    launch(write_sums<Element>, strides(count), threads, stream, static_cast<typename Element::Stored*>(call.gradient),
-           call.scale, count, sums, combined);
-  });
 }
 
 }  // namespace gradientflow::compute::cuda

@@ -1,0 +1,51 @@
+// Sums over the numbers before each, of a thread block or of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "work.cuh"
+
+namespace gradientflow::compute::cuda {
+
+constexpr std::uint32_t nobody = 0xffffffffU;
+
+// The sum of the values of all threads before this one. `shared` has a place for each thread, and all call it.
+__device__ inline std::uint32_t add_before(std::uint32_t value, std::uint32_t* shared) {
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned distance = 1; distance < threads; distance *= 2) {
+    const std::uint32_t other = threadIdx.x >= distance ? shared[threadIdx.x - distance] : 0;
+    __syncthreads();
+    const std::uint32_t sum = shared[threadIdx.x] + other;
+    shared[threadIdx.x] = sum < other ? nobody : sum;  // saturates: only invalid blocks have so many
+    __syncthreads();
+  }
+  const std::uint32_t before = threadIdx.x == 0 ? 0 : shared[threadIdx.x - 1];
+  __syncthreads();
+  return before;
+}
+
+// One thread block: each number becomes the sum of those before it; numbers[number] the sum of all.
+static __global__ void __launch_bounds__(threads) add_up_before(std::uint32_t* numbers, std::size_t number) {
+  __shared__ std::uint32_t shared[threads];
+  const std::size_t each = (number + threads - 1) / threads;
+  const std::size_t begin = threadIdx.x * each;
+  const std::size_t end = min(begin + each, number);
+  std::uint32_t sum = 0;
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::uint32_t more = sum + numbers[i];
+    sum = more < sum ? nobody : more;
+  }
+  std::uint32_t before = add_before(sum, shared);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::uint32_t here = numbers[i];
+    numbers[i] = before;
+    before = before + here < before ? nobody : before + here;
+  }
+  if (threadIdx.x == threads - 1) {
+    numbers[number] = before;
+  }
+}
+
+}  // namespace gradientflow::compute::cuda

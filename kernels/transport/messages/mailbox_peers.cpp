@@ -1,0 +1,145 @@
+// What a mailbox knows of the other ranks: who has closed, given up or died, and what follows for transfers.
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "../mpi/retirement.hpp"
+#include "mailbox.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+constexpr std::size_t longest_reason = 3000;  // bytes: MPI sends so much at once
+
+}  // namespace
+
+int Mailbox::losses() const {
+  const auto held = lock();
+  return lost_;
+}
+
+std::optional<Error> Mailbox::loss_of(int rank, const std::string& what) const {
+  const auto held = lock();
+  return loss(rank, what);
+}
+
+bool Mailbox::has_closed(int rank) const {
+  const auto held = lock();
+  return peers_[static_cast<std::size_t>(rank)].state == State::closed;
+}
+
+void Mailbox::read_notice(const Envelope& envelope, MPI_Message& message) {
+  std::string bytes(envelope.bytes, '\0');
+  mpi_->check(MPI_Mrecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, &message, MPI_STATUS_IGNORE),
+              "MPI_Mrecv of a notice");
+  Notice notice;
+  std::memcpy(&notice, bytes.data(), sizeof notice);
+  std::optional<Error> reason;
+  if (bytes.size() > sizeof notice) {
+    reason.emplace(notice.kind, bytes.substr(sizeof notice));
+  }
+  note(envelope.source, notice.state, std::move(reason));
+}
+
+void Mailbox::note(int rank, State state, std::optional<Error> reason) {
+  PeerState& known = peers_[static_cast<std::size_t>(rank)];
+  if (known.state != State::open || rank == this->rank()) {
+    return;
+  }
+  known = {state, Clock::now(), std::move(reason)};
+  ++lost_;
+  end_posted_in_vain();
+}
+
+// All messages of a rank have been drawn before its notice, or before it was found dead.
+void Mailbox::end_posted_in_vain() {
+  std::erase_if(posted_, [this](const auto& transfer) {
+    auto error = loss(transfer->peer_, transfer->what());
+    if (!error) {
+      return false;
+    }
+    end(transfer, std::move(error));
+    return true;
+  });
+}
+
+// Why rank `peer`, or every other rank, cannot take part any more.
+std::optional<Error> Mailbox::loss(int peer, const std::string& what) const {
+  if (lost_ == 0 || (peer == any_source && lost_ < size() - 1)) {
+    return std::nullopt;
+  }
+  const auto ending = [&] { return " while rank " + std::to_string(rank()) + " waited in " + what; };
+  if (peer == any_source) {
+    return Error(ErrorKind::peer, "all other ranks have closed " + name_ + ", given up or died" + ending());
+  }
+  const PeerState& known = peers_[static_cast<std::size_t>(peer)];
+  switch (known.state) {
+    case State::open:
+      return std::nullopt;
+    case State::closed:
+      return Error(ErrorKind::peer, rank_text(peer) + " has closed " + name_ + ending());
+    case State::failed:
+      if (known.reason) {
+        return known.reason;
+      }
+      return Error(ErrorKind::peer, rank_text(peer) + " has given up" + ending());
+    case State::died:
+      return Error(ErrorKind::peer, rank_text(peer) + " has died" + ending());
+  }
+  return std::nullopt;
+}
+
+// Notes ranks that have died, and gives up messages under way to or from ranks that left a while ago. A receive from a
+// rank that has closed goes on: its message may still be arriving, however long that takes.
+void Mailbox::check_peers() {
+  std::vector<int> dead;
+  if (std::exchange(is_told_of_deaths_, false)) {
+    dead = failed_ranks(mpi_->get());
+  }
+  for (int r = 0; r < size(); ++r) {
+    if (peers_[static_cast<std::size_t>(r)].state == State::open && r != rank() && !is_alive_(r)) {
+      dead.push_back(r);
+    }
+  }
+  if (!dead.empty()) {
+    while (draw_messages() || draw_messages()) {  // what they have sent: MPI finds it when it is asked the second time
+    }
+  }
+  for (const int r : dead) {
+    note(r, State::died);
+  }
+  if (lost_ == 0) {
+    return;
+  }
+  const auto now = Clock::now();
+  std::erase_if(in_flight_, [&](const auto& transfer) {
+    const int peer = transfer->kind_ == Transfer::Kind::send ? transfer->peer_ : transfer->envelope_.source;
+    const PeerState& known = peers_[static_cast<std::size_t>(peer)];
+    const bool may_come = known.state == State::closed && transfer->kind_ == Transfer::Kind::receive;
+    if (known.state == State::open || may_come || now - known.since < leave_time) {
+      return false;
+    }
+    finish_later(std::move(transfer->owner_), {transfer->request_});
+    end(transfer, loss(peer, transfer->what()));
+    return true;
+  });
+}
+
+void Mailbox::tell(State state, const std::optional<Error>& reason) {
+  const Notice head{state, reason ? reason->kind() : ErrorKind::peer};
+  auto notice = std::make_shared<std::string>(reinterpret_cast<const char*>(&head), sizeof head);
+  if (reason) {
+    *notice += std::string_view(reason->what()).substr(0, longest_reason);
+  }
+  std::vector<MPI_Request> requests;
+  for (int r = 0; r < size(); ++r) {
+    const bool knows = size() <= few_ranks || known_peers_[static_cast<std::size_t>(r)];
+    if (r != rank() && knows && peers_[static_cast<std::size_t>(r)].state != State::died) {
+      MPI_Isend(notice->data(), static_cast<int>(notice->size()), MPI_BYTE, r, notice_tag_, mpi_->get(),
+                &requests.emplace_back(MPI_REQUEST_NULL));
+    }
+  }
+  finish_later(std::move(notice), std::move(requests));
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,178 @@
+// The progress of a mailbox: by those who wait, and by its own thread while nobody does.
+#include <algorithm>
+#include <utility>
+
+#include "../../base/text.hpp"
+#include "../mpi/patience.hpp"
+#include "mailbox.hpp"
+#include "mailbox_alarm.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto shortest_nap = 20us;
+constexpr auto longest_nap = 5ms;
+constexpr std::size_t told_in_errors = 3;
+
+}  // namespace
+
+std::unique_ptr<Arrival> Mailbox::next(int from, const Tags& tags, const Deadline& deadline) {
+  std::unique_ptr<Arrival> arrival;
+  std::optional<Error> error;
+  check_rank(from, true);
+  wait_until(deadline, [&] {
+    const auto held = lock();
+    arrival = find_arrival(from, tags);
+    if (arrival == nullptr) {
+      error = loss(from, "the receive of a message from " + rank_text(from));
+    }
+    return arrival != nullptr || error.has_value();
+  });
+  if (error) {
+    throw Error(*error);
+  }
+  return arrival;
+}
+
+bool Mailbox::until(const std::function<bool()>& done, const Deadline& deadline) {
+  return wait_until(deadline, [&done] { return done(); });
+}
+
+// Tests what is in flight, and draws what has come. `look`: for ranks that are lost, too. Returns whether anything has
+// happened.
+bool Mailbox::progress(bool look) {
+  if (closed_ && in_flight_.empty()) {
+    return false;
+  }
+  if (mpi_->finalized()) {
+    end_all(Error(ErrorKind::closed, "MPI has been finalized on rank " + std::to_string(rank())));
+    return true;
+  }
+  const std::size_t before = in_flight_.size();
+  try {
+    test_all();
+    const bool ended = in_flight_.size() != before;
+    send_parts();
+    const bool drawn = !closed_ && draw_messages();
+    if (!closed_ && (look || is_told_of_deaths_)) {
+      check_peers();
+    }
+    return drawn || ended;
+  } catch (const Error& error) {
+    end_all(error);
+    return true;
+  }
+}
+
+void Mailbox::attend(bool look) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return;  // another thread does it
+  }
+  progress(look);
+  finish(lock);
+}
+
+void Mailbox::poll() {
+  if (!is_forked()) {
+    attend(false);
+  }
+}
+
+template <class Done>
+bool Mailbox::wait_until(const Deadline& deadline, Done done) {
+  check_process();
+  const auto leave = [](std::atomic<int>* waiters) { --*waiters; };
+  ++waiters_;
+  const std::unique_ptr<std::atomic<int>, decltype(leave)> waiter(&waiters_, leave);
+  Patience patience(1e9);
+  bool look = false;
+  while (!done()) {
+    attend(look);
+    if (done()) {
+      return true;
+    }
+    if (deadline && Clock::now() >= *deadline) {
+      return false;
+    }
+    look = patience.pause();
+  }
+  return true;
+}
+
+bool Mailbox::ended_by(const Transfer& transfer, const Deadline& deadline) {
+  return wait_until(deadline, [&] { return transfer.ended(); });
+}
+
+void Mailbox::wait(const Transfer& transfer, std::optional<double> seconds) {
+  Deadline deadline;
+  if (seconds) {
+    deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(std::clamp(*seconds, 0.0, 1e9)));
+  }
+  if (!ended_by(transfer, deadline)) {
+    throw timeout_error(transfer, seconds.value_or(0.0));
+  }
+  transfer.check();
+}
+
+Error Mailbox::timeout_error(const Transfer& transfer, double seconds) const {
+  std::string text = transfer.what() + " was not done within " + format_number(seconds) + " s on rank " +
+                     std::to_string(rank()) + "; it goes on";
+  const auto held = lock();
+  if (transfer.kind_ == Transfer::Kind::receive && !arrived_.empty()) {
+    text += ". Nobody has asked for ";
+    for (std::size_t i = 0; i < std::min(arrived_.size(), told_in_errors); ++i) {
+      const Envelope& envelope = arrived_[i]->envelope_;
+      text += (i > 0 ? ", " : "") + std::to_string(envelope.bytes) + " bytes from " + rank_text(envelope.source) +
+              " with tag " + std::to_string(envelope.tag);
+    }
+    text += arrived_.size() > told_in_errors ? ", ..." : "";
+  }
+  return {ErrorKind::timeout, text};
+}
+
+// The thread holds the mailbox only while it works, and calls MPI only before the mailbox is closed: nobody has to wait
+// for it to end.
+void Mailbox::thread_main(const std::weak_ptr<Mailbox>& mailbox, const std::shared_ptr<Alarm>& alarm) {
+  std::chrono::nanoseconds nap = shortest_nap;
+  const auto work = [&] {
+    const std::shared_ptr<Mailbox> self = mailbox.lock();
+    try {
+      return self != nullptr && self->work(nap);
+    } catch (const std::bad_alloc&) {  // another time
+      return true;
+    }
+  };
+  while (work()) {
+    alarm->sleep(nap);
+  }
+}
+
+// Returns whether to call it again, after a nap.
+bool Mailbox::work(std::chrono::nanoseconds& nap) {
+  std::unique_lock lock(mutex_);
+  if (closed_) {
+    return false;
+  }
+  const bool moved = progress(nap == longest_nap);
+  const auto callbacks = std::exchange(callbacks_, {});
+  const bool is_pending = !posted_.empty() || !in_flight_.empty() || !callbacks.empty();
+  if (is_pending && waiters_ == 0) {
+    nap = moved ? shortest_nap : std::min<std::chrono::nanoseconds>(nap * 5 / 4, longest_nap);
+  } else if (is_pending || moved || nap != longest_nap) {
+    nap = longest_nap;  // before it rests: messages that are soon done, one after the other, would wake it each time
+  } else {
+    alarm_->rest();
+    nap = shortest_nap;
+  }
+  finish(lock);
+  for (const auto& callback : callbacks) {
+    callback();
+  }
+  return true;
+}
+
+}  // namespace gradientflow::transport

@@ -1,0 +1,298 @@
+// The sends and receives of a mailbox, whole and in parts.
+#include <algorithm>
+#include <utility>
+
+#include "../../base/thread.hpp"
+#include "../mpi/retirement.hpp"
+#include "extent.hpp"
+#include "mailbox.hpp"
+#include "mailbox_alarm.hpp"
+
+namespace gradientflow::transport {
+namespace {
+
+// Below Open MPI's eager limit over TCP, 64 KiB with a header. The number is enough to fill a link on which messages
+// wait for others.
+constexpr std::size_t part_bytes = std::size_t{60} << 10;
+constexpr std::size_t most_parts_under_way = 16;
+
+std::size_t parts_of(std::size_t bytes) { return std::max<std::size_t>((bytes + part_bytes - 1) / part_bytes, 1); }
+
+}  // namespace
+
+std::shared_ptr<Transfer> Mailbox::make_transfer(Transfer::Kind kind, int peer, std::int64_t tag, std::size_t bytes,
+                                                 Owner owner) {
+  check_usable();
+  check_rank(peer, kind == Transfer::Kind::receive);
+  if (!has_thread_) {  // before MPI has the memory
+    start_thread("the thread of a mailbox", [mailbox = self_, alarm = alarm_] {
+      thread_main(mailbox, alarm);
+    }).detach();
+    has_thread_ = true;
+  }
+  auto transfer = std::make_shared<Transfer>();
+  transfer->kind_ = kind;
+  transfer->peer_ = peer;
+  transfer->tag_ = Tags{0, notice_tag_}.at(tag);
+  transfer->bytes_ = bytes;
+  transfer->owner_ = std::move(owner);
+  return transfer;
+}
+
+std::shared_ptr<Transfer> Mailbox::send(int to, std::int64_t tag, const void* data, std::size_t bytes, Owner owner,
+                                        Route route) {
+  auto held = lock();
+  auto transfer = make_transfer(Transfer::Kind::send, to, tag, bytes, std::move(owner));
+  known_peers_[static_cast<std::size_t>(to)] = true;
+  if (const auto error = loss(to, transfer->what())) {
+    end(transfer, error);
+  } else if (route == Route::in_parts) {
+    transfer->data_ = const_cast<void*>(data);  // NOLINT(*-const-cast): only read
+    transfer->parts_ = parts_of(bytes);
+    leaving_.push_back(transfer);
+    send_parts();
+  } else {
+    const Extent extent(bytes);
+    mpi_->check(MPI_Isend(data, extent.count(), extent.type(), to, transfer->tag_, mpi_->get(), &transfer->request_),
+                "MPI_Isend");
+    start(transfer);
+  }
+  finish(held);
+  return transfer;
+}
+
+// The next part that has not begun.
+std::shared_ptr<Transfer> Mailbox::next_part(const std::shared_ptr<Transfer>& whole) {
+  auto part = std::make_shared<Transfer>();
+  const std::size_t begin = whole->parts_begun_++ * part_bytes;
+  part->kind_ = whole->kind_;
+  part->peer_ = whole->peer_;
+  part->tag_ = whole->tag_;
+  part->data_ = static_cast<std::byte*>(whole->data_) + begin;
+  part->bytes_ = std::min(part_bytes, whole->bytes_ - begin);
+  part->owner_ = whole->owner_;
+  part->whole_ = whole;
+  return part;
+}
+
+// Begins as many parts as may be under way. A synchronous send ends when the receiver has taken it: that bounds what
+// waits there.
+void Mailbox::send_parts() {
+  for (const std::shared_ptr<Transfer>& whole : leaving_) {
+    std::size_t& under_way = parts_under_way_[static_cast<std::size_t>(whole->peer_)];
+    while (!whole->ended() && whole->parts_begun_ < whole->parts_ && under_way < most_parts_under_way) {
+      if (const auto error = loss(whole->peer_, whole->what())) {
+        end(whole, error);
+        break;
+      }
+      const std::shared_ptr<Transfer> part = next_part(whole);
+      mpi_->check(MPI_Issend(part->data_, static_cast<int>(part->bytes_), MPI_BYTE, part->peer_, part->tag_,
+                             mpi_->get(), &part->request_),
+                  "MPI_Issend");
+      ++under_way;
+      in_flight_.push_back(part);
+      alarm_->ring_if_idle();
+    }
+  }
+  std::erase_if(leaving_, [](const auto& each) { return each->ended() || each->parts_begun_ == each->parts_; });
+}
+
+std::shared_ptr<Transfer> Mailbox::receive(int from, std::int64_t tag, void* data, std::size_t bytes, Owner owner,
+                                           Route route) {
+  auto held = lock();
+  auto transfer = make_transfer(Transfer::Kind::receive, from, tag, bytes, std::move(owner));
+  transfer->data_ = data;
+  transfer->parts_ = route == Route::in_parts ? parts_of(bytes) : 0;
+  if (from >= 0) {
+    known_peers_[static_cast<std::size_t>(from)] = true;
+  }
+  progress(false);
+  posted_.push_back(transfer);
+  for (auto at = arrived_.begin(); at != arrived_.end() && !posted_.empty() && posted_.back() == transfer;) {
+    if ((*at)->envelope_.tag == transfer->tag_ && (*at)->envelope_.is_from(from)) {
+      const std::unique_ptr<Arrival> arrival = std::move(*at);
+      at = arrived_.erase(at);
+      begin_receive(transfer, arrival->envelope_, arrival->message_);
+    } else {
+      ++at;
+    }
+  }
+  if (!posted_.empty() && posted_.back() == transfer) {
+    if (const auto error = loss(from, transfer->what())) {
+      posted_.pop_back();
+      end(transfer, error);
+    } else {
+      alarm_->ring_if_idle();
+    }
+  }
+  finish(held);
+  return transfer;
+}
+
+// Receives the message of a transfer in posted_, or of its next part. The transfer is posted until all parts have
+// begun.
+void Mailbox::begin_receive(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
+  const std::shared_ptr<Transfer> part = transfer->parts_ == 0 ? transfer : next_part(transfer);
+  if (transfer->parts_begun_ == transfer->parts_) {
+    std::erase(posted_, transfer);
+  }
+  begin(part, envelope, message);
+}
+
+std::shared_ptr<Transfer> Mailbox::receive(Arrival& arrival, void* data, Owner owner) {
+  auto held = lock();
+  if (arrival.mailbox_.lock().get() != this) {
+    throw Error(ErrorKind::value, "the message has come to another mailbox than " + name_);
+  }
+  const Envelope& envelope = arrival.envelope_;
+  auto transfer =
+      make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, std::move(owner));
+  transfer->data_ = data;
+  if (arrival.message_ == MPI_MESSAGE_NULL) {
+    throw Error(ErrorKind::value, "the message has been received already");
+  }
+  --taken_;
+  begin(transfer, arrival.envelope_, arrival.message_);
+  finish(held);
+  return transfer;
+}
+
+// The thread need not look after what MPI has done at once.
+void Mailbox::start(const std::shared_ptr<Transfer>& transfer) {
+  if (!test(transfer)) {
+    in_flight_.push_back(transfer);
+    alarm_->ring_if_idle();
+  }
+}
+
+void Mailbox::begin(const std::shared_ptr<Transfer>& transfer, const Envelope& envelope, MPI_Message& message) {
+  transfer->envelope_ = envelope;
+  if (envelope.bytes != transfer->bytes_) {
+    try {
+      discard(envelope, message);
+    } catch (const std::bad_alloc&) {
+      ++taken_;  // MPI keeps it
+    }
+    end(transfer,
+        Error(ErrorKind::mismatch, transfer->what() + " of " + std::to_string(transfer->bytes_) + " bytes on rank " +
+                                       std::to_string(rank()) + " met a message of " + std::to_string(envelope.bytes) +
+                                       " from rank " + std::to_string(envelope.source)));
+    return;
+  }
+  try {
+    const Extent extent(envelope.bytes);
+    mpi_->check(MPI_Imrecv(transfer->data_, extent.count(), extent.type(), &message, &transfer->request_),
+                "MPI_Imrecv");
+    start(transfer);
+  } catch (const Error& error) {
+    end(transfer, error);
+  }
+}
+
+// Receives a message that nobody wants, because its sender waits until it is received.
+void Mailbox::discard(const Envelope& envelope, MPI_Message& message) {
+  auto memory = std::make_shared_for_overwrite<std::byte[]>(std::max<std::size_t>(envelope.bytes, 1));
+  auto unwanted = make_transfer(Transfer::Kind::receive, envelope.source, envelope.tag, envelope.bytes, memory);
+  unwanted->data_ = memory.get();
+  begin(unwanted, envelope, message);
+}
+
+void Mailbox::end(const std::shared_ptr<Transfer>& transfer, std::optional<Error> error) {
+  transfer->error_ = std::move(error);
+  transfer->ended_.store(true, std::memory_order_release);
+  if (transfer->then_) {
+    callbacks_.push_back(std::exchange(transfer->then_, nullptr));
+  }
+  ended_.push_back(transfer);
+  if (transfer->whole_ != nullptr) {
+    end_part(*transfer);
+  }
+}
+
+// The whole ends with its last part, or with the first one that fails.
+void Mailbox::end_part(const Transfer& part) {
+  const std::shared_ptr<Transfer>& whole = part.whole_;
+  if (part.kind_ == Transfer::Kind::send) {
+    --parts_under_way_[static_cast<std::size_t>(part.peer_)];
+  }
+  ++whole->parts_ended_;
+  if (!whole->ended() && (part.error_ || whole->parts_ended_ == whole->parts_)) {
+    std::erase(posted_, whole);
+    end(whole, part.error_);
+  }
+}
+
+bool Mailbox::test(const std::shared_ptr<Transfer>& transfer) {
+  int done = 0;
+  const int code = MPI_Test(&transfer->request_, &done, MPI_STATUS_IGNORE);
+  if (code == MPI_SUCCESS) {
+    if (done != 0) {
+      end(transfer);
+    }
+    return done != 0;
+  }
+  try {
+    mpi_->check(code, transfer->what());
+  } catch (const Error& error) {
+    end(transfer, error);
+  }
+  return true;
+}
+
+// Parts sent to one rank end in their order, and each test looks for messages: so only the first one is tested.
+void Mailbox::test_all() {
+  std::vector<bool> waits(peers_.size());
+  std::erase_if(in_flight_, [&](const auto& transfer) {
+    const bool is_sent_part = transfer->whole_ != nullptr && transfer->kind_ == Transfer::Kind::send;
+    const auto peer = static_cast<std::size_t>(std::max(transfer->peer_, 0));
+    if (is_sent_part && waits[peer]) {
+      return false;
+    }
+    const bool ended = test(transfer);
+    waits[peer] = waits[peer] || (is_sent_part && !ended);
+    return ended;
+  });
+}
+
+void Mailbox::end_all(const Error& error) {
+  for (auto* const transfers : {&posted_, &leaving_, &in_flight_}) {
+    for (const auto& transfer : std::exchange(*transfers, {})) {
+      const bool is_mpi_done = transfer->request_ == MPI_REQUEST_NULL;
+      if (!is_mpi_done) {
+        finish_later(std::move(transfer->owner_), {transfer->request_});
+      }
+      end(transfer, error);
+    }
+  }
+}
+
+Error Mailbox::given_up(const Transfer& transfer, const std::string& why) {
+  return {ErrorKind::closed, transfer.what() + " was given up: " + why};
+}
+
+bool Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
+  auto held = lock();
+  const bool is_posted = std::erase(posted_, transfer) > 0;
+  if (is_posted) {
+    end(transfer, given_up(*transfer, "it has been cancelled"));
+  }
+  finish(held);
+  return is_posted;
+}
+
+void Mailbox::when_ended(const std::shared_ptr<Transfer>& transfer, std::function<void()> then) {
+  auto held = lock();
+  if (transfer->ended()) {
+    if (!closed_) {
+      callbacks_.push_back(std::move(then));
+      finish(held);
+      return;
+    }
+    held.unlock();
+    then();
+    return;
+  }
+  transfer->then_ = std::move(then);
+}
+
+}  // namespace gradientflow::transport
