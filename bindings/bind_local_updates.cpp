@@ -11,9 +11,7 @@
 
 #include "../kernels/base/error.hpp"
 #include "../kernels/compute/kernels.hpp"
-#include "../kernels/compute/local_updates.hpp"
-#include "../kernels/compute/optimizer_steps.hpp"
-#include "../kernels/compute/replica_steps.hpp"
+#include "../kernels/compute/steps/steps.hpp"
 #include "bindings.hpp"
 #include "gil.hpp"
 #include "tensor.hpp"
@@ -61,16 +59,16 @@ void sgd_step(const py::object& weights, std::uintptr_t gradient, const std::str
               float gradient_scale, float weight_decay) {
   const TensorView weight = floats_of(weights, "weights");
   const WithoutGil release;
-  compute::momentum_step({.weight = floats(weight),
-                          .parameter = nullptr,
-                          .parameter_dtype = DType::float32,
-                          .gradient = gradient_at(gradient),
-                          .gradient_dtype = dtype_from_name(dtype),
-                          .momentum = nullptr,
-                          .count = weight.count,
-                          .gradient_scale = gradient_scale,
-                          .weight_decay = weight_decay,
-                          .inner_rate = rate});
+  compute::step(compute::MomentumStep{.weight = floats(weight),
+                                      .parameter = nullptr,
+                                      .parameter_dtype = DType::float32,
+                                      .gradient = gradient_at(gradient),
+                                      .gradient_dtype = dtype_from_name(dtype),
+                                      .momentum = nullptr,
+                                      .count = weight.count,
+                                      .gradient_scale = gradient_scale,
+                                      .weight_decay = weight_decay,
+                                      .inner_rate = rate});
 }
 
 void glu_step(const py::object& weights, const py::object& pre_weights, std::uintptr_t gradient,
@@ -79,18 +77,18 @@ void glu_step(const py::object& weights, const py::object& pre_weights, std::uin
   const TensorView weight = floats_of(weights, "weights");
   const TensorView pre_weight = floats_of(pre_weights, "previous weights", &weight.count);
   const WithoutGil release;
-  compute::glu_step({.weight = floats(weight),
-                     .pre_weight = floats(pre_weight),
-                     .gradient = gradient_at(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .count = weight.count,
-                     .refreshes = refreshes,
-                     .rate = rate,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay,
-                     .alpha = alpha,
-                     .beta = beta,
-                     .global_scale = global_scale});
+  compute::step(compute::GluStep{.weight = floats(weight),
+                                 .pre_weight = floats(pre_weight),
+                                 .gradient = gradient_at(gradient),
+                                 .gradient_dtype = dtype_from_name(dtype),
+                                 .count = weight.count,
+                                 .refreshes = refreshes,
+                                 .rate = rate,
+                                 .gradient_scale = gradient_scale,
+                                 .weight_decay = weight_decay,
+                                 .alpha = alpha,
+                                 .beta = beta,
+                                 .global_scale = global_scale});
 }
 
 void dc_step(const py::object& weights, const py::object& mean_squares, const py::object& gradient_weights,
@@ -101,18 +99,18 @@ void dc_step(const py::object& weights, const py::object& mean_squares, const py
   const TensorView before =
       gradient_weights.is_none() ? TensorView() : floats_of(gradient_weights, "the gradient's weights", &weight.count);
   const WithoutGil release;
-  compute::dc_step({.weight = floats(weight),
-                    .mean_square = floats(mean_square),
-                    .gradient_weight = floats(before),
-                    .gradient = gradient_at(gradient),
-                    .gradient_dtype = dtype_from_name(dtype),
-                    .count = weight.count,
-                    .rate = rate,
-                    .gradient_scale = gradient_scale,
-                    .weight_decay = weight_decay,
-                    .lambda_0 = lambda_0,
-                    .decay = decay,
-                    .epsilon = epsilon});
+  compute::step(compute::DcStep{.weight = floats(weight),
+                                .mean_square = floats(mean_square),
+                                .gradient_weight = floats(before),
+                                .gradient = gradient_at(gradient),
+                                .gradient_dtype = dtype_from_name(dtype),
+                                .count = weight.count,
+                                .rate = rate,
+                                .gradient_scale = gradient_scale,
+                                .weight_decay = weight_decay,
+                                .lambda_0 = lambda_0,
+                                .decay = decay,
+                                .epsilon = epsilon});
 }
 
 // Steps of HPSGD go block by block, so that the sums are checked while they are in a cache.
@@ -135,15 +133,15 @@ bool replica_step(const py::object& weights, const py::object& before, const py:
   const WithoutGil release;
   for (std::size_t begin = 0; begin < weight.count; begin += step_block) {
     const std::size_t count = std::min(step_block, weight.count - begin);
-    compute::replica_step({.weight = part(weight, begin),
-                           .before = part(kept, begin),
-                           .sum = part(sum, begin),
-                           .gradient = part(gradient, type, begin),
-                           .gradient_dtype = type,
-                           .count = count,
-                           .rate = rate,
-                           .gradient_scale = gradient_scale,
-                           .weight_decay = weight_decay});
+    compute::step(compute::ReplicaStep{.weight = part(weight, begin),
+                                       .before = part(kept, begin),
+                                       .sum = part(sum, begin),
+                                       .gradient = part(gradient, type, begin),
+                                       .gradient_dtype = type,
+                                       .count = count,
+                                       .rate = rate,
+                                       .gradient_scale = gradient_scale,
+                                       .weight_decay = weight_decay});
     if (compute::count_nonfinite(part(sum, begin), DType::float32, count) > 0) {
       if (!before.is_none()) {
         std::copy_n(floats(kept), begin + count, floats(weight));
@@ -167,16 +165,16 @@ bool round_step(const py::object& weights, const py::object& before, const py::o
   bool is_finite = true;
   for (std::size_t begin = 0; begin < weight.count; begin += step_block) {
     const std::size_t count = std::min(step_block, weight.count - begin);
-    compute::round_step({.weight = part(weight, begin),
-                         .before = part(kept, begin),
-                         .mean = part(mean, begin),
-                         .sum = part(sum, begin),
-                         .gradient = part(gradient, type, begin),
-                         .gradient_dtype = type,
-                         .count = count,
-                         .rate = rate,
-                         .gradient_scale = gradient_scale,
-                         .weight_decay = weight_decay});
+    compute::step(compute::RoundStep{.weight = part(weight, begin),
+                                     .before = part(kept, begin),
+                                     .mean = part(mean, begin),
+                                     .sum = part(sum, begin),
+                                     .gradient = part(gradient, type, begin),
+                                     .gradient_dtype = type,
+                                     .count = count,
+                                     .rate = rate,
+                                     .gradient_scale = gradient_scale,
+                                     .weight_decay = weight_decay});
     is_finite = is_finite && (gradient == 0 || compute::count_nonfinite(part(sum, begin), DType::float32, count) == 0);
   }
   return is_finite;

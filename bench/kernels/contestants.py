@@ -141,6 +141,16 @@ def _prepared() -> Any:
     return load_kernels("cuda")
 
 
+def _on_both(
+    name: str, dtype: str, fields: Callable[[Sequence[int], int], Sequence[Any]]
+) -> tuple[Callable[[str, Sequence[int], int], float | None], Callable[[Sequence[int], int], Launch]]:
+    """Give `call` and `prepare` of a kernel that takes the same fields on the CPU and on a device."""
+    return (
+        lambda level, at, count: getattr(_compute(), name)(level, *fields(at, count)),
+        lambda at, count: getattr(_prepared(), name)([fields(at, count)], dtype),
+    )
+
+
 def _reduce(dtype: str, number: int = 2) -> Kernel:
     sources = tuple(f"source {place}" for place in range(number))
     return Kernel(
@@ -195,10 +205,9 @@ def _update_residual(dtype: str, *, streaming: bool) -> Kernel:
         {"gradient": dtype, "residual": "float32", "next_residual": "float32"},
         ("gradient", "residual"),
         ("gradient", "next_residual"),
-        lambda level, at, count: _compute().update_residual(
-            level, at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming
+        *_on_both(
+            "update_residual", dtype, lambda at, count: (at[0], dtype, *at[1:], count, 1.0, _MOMENTUM, streaming)
         ),
-        lambda at, count: _prepared().update_residual([(*at, count, 1.0, _MOMENTUM)], dtype),
         expect,
     )
 
@@ -214,8 +223,7 @@ def _gather(dtype: str) -> Kernel:
         {"gradient": dtype, "residual": "float32", "buffer": dtype},
         ("gradient", "residual"),
         ("buffer",),
-        lambda level, at, count: _compute().gather(level, at[0], dtype, *at[1:], count),
-        lambda at, count: _prepared().gather([(*at, count, 1.0)], dtype),
+        *_on_both("gather", dtype, lambda at, count: (at[0], dtype, *at[1:], count)),
         expect,
     )
 
@@ -227,8 +235,7 @@ def _scatter(dtype: str) -> Kernel:
         {"gradient": dtype, "buffer": dtype},
         ("buffer",),
         ("gradient",),
-        lambda level, at, count: _compute().scatter(level, at[0], dtype, at[1], count),
-        lambda at, count: _prepared().scatter([(*at, count, 1.0)], dtype),
+        *_on_both("scatter", dtype, lambda at, count: (at[0], dtype, at[1], count)),
         lambda values: Expected({"gradient": values["buffer"]}, np.abs(values["buffer"])),
     )
 
@@ -254,14 +261,9 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
         weight = values["weight"] - rate["outer_rate"] * momentum
         return Expected({"weight": weight, "momentum": momentum} | ({"parameter": weight} if copy else {}))
 
-    def call(level: str, at: Sequence[int], count: int) -> None:
-        parameter = {"parameter": at[3], "parameter_dtype": copy} if copy else {}
-        _compute().momentum_step(level, at[0], at[1], dtype, at[2], count, **parameter, **_RATES)
-
-    def prepare(at: Sequence[int], count: int) -> Launch:
+    def fields(at: Sequence[int], count: int) -> Sequence[Any]:
         parameter = (at[3], copy) if copy else (0, dtype)
-        launch: Launch = _prepared().momentum_step([(at[0], *parameter, at[1], at[2], count, *_RATES.values())], dtype)
-        return launch
+        return at[0], at[1], dtype, at[2], count, *parameter, *_RATES.values()
 
     copies = {"parameter": copy} if copy else {}
     return Kernel(
@@ -270,8 +272,7 @@ def _momentum_step(dtype: str, copy: str | None) -> Kernel:
         {"weight": "float32", "gradient": dtype, "momentum": "float32", **copies},
         ("weight", "gradient", "momentum"),
         ("weight", "momentum", *copies),
-        call,
-        prepare,
+        *_on_both("momentum_step", dtype, fields),
         expect,
     )
 
@@ -292,8 +293,7 @@ def _glu_step(dtype: str) -> Kernel:
         {"weight": "float32", "previous weight": "float32", "gradient": dtype},
         ("weight", "previous weight", "gradient"),
         ("weight",),
-        lambda level, at, count: _compute().glu_step(level, *at, dtype, count, *rates),
-        lambda at, count: _prepared().glu_step([(*at, count, *rates)], dtype),
+        *_on_both("glu_step", dtype, lambda at, count: (*at, dtype, count, *rates)),
         expect,
     )
 
@@ -315,8 +315,7 @@ def _dc_step(dtype: str) -> Kernel:
         {"weight": "float32", "mean square": "float32", "gradient": dtype},
         ("weight", "mean square", "gradient"),
         ("weight", "mean square"),
-        lambda level, at, count: _compute().dc_step(level, at[0], at[1], 0, at[2], dtype, count, *rates),
-        lambda at, count: _prepared().dc_step([(at[0], at[1], 0, at[2], count, *rates)], dtype),
+        *_on_both("dc_step", dtype, lambda at, count: (at[0], at[1], 0, at[2], dtype, count, *rates)),
         expect,
     )
 

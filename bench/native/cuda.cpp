@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "call_fields.hpp"
 #include "native.hpp"
 #include "top_k_calls.hpp"
 
@@ -34,7 +34,6 @@ constexpr cuda::Stream stream = nullptr;
 void* pointer(Address address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): that is what the caller has
 }
-float* floats(Address address) { return static_cast<float*>(pointer(address)); }
 
 // ---- kernels, ready to be started -----------------------------------------------------------------------------------
 
@@ -120,8 +119,11 @@ class Launch {
 
 // A kernel that computes one number for each call.
 template <class Call>
-Launch with_numbers(void (cuda::Runtime::*kernel)(const cuda::CallList<Call>&, double*, void*, cuda::Stream) const,
-                    const std::vector<Call>& calls, const std::string& dtype, std::size_t skipped) {
+using NumbersKernel = void (cuda::Runtime::*)(const cuda::CallList<Call>&, double*, void*, cuda::Stream) const;
+
+template <class Call>
+Launch with_numbers(NumbersKernel<Call> kernel, const std::vector<Call>& calls, const std::string& dtype,
+                    std::size_t skipped) {
   struct Memory {
     Uploaded<Call> calls;
     OnDevice<double> numbers;
@@ -139,49 +141,14 @@ Launch with_numbers(void (cuda::Runtime::*kernel)(const cuda::CallList<Call>&, d
       [memory] { return memory->numbers.read(); });
 }
 
-using ResidualFields = std::tuple<Address, Address, Address, std::size_t, float, float>;
-
-Launch update_residual(const std::vector<ResidualFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::UpdateResidual> calls;
-  for (const auto& [gradient, residual, next_residual, count, scale, momentum] : fields) {
-    calls.push_back({.gradient = pointer(gradient),
-                     .dtype = dtype_from_name(dtype),
-                     .residual = floats(residual),
-                     .next_residual = floats(next_residual),
-                     .count = count,
-                     .scale = scale,
-                     .momentum = momentum});
+// The calls of a list, each of them a sequence of its fields.
+template <class Call>
+std::vector<Call> calls_of(const std::vector<py::sequence>& fields) {
+  std::vector<Call> calls;
+  for (const py::sequence& values : fields) {
+    calls.push_back(call_of<Call>(values));
   }
-  return with_numbers(&cuda::Runtime::update_residual, calls, dtype, skipped);
-}
-
-using GatherFields = std::tuple<Address, Address, Address, std::size_t, float>;
-
-Launch gather(const std::vector<GatherFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::Gather> calls;
-  for (const auto& [gradient, residual, buffer, count, scale] : fields) {
-    calls.push_back({.gradient = pointer(gradient),
-                     .dtype = dtype_from_name(dtype),
-                     .residual = floats(residual),
-                     .buffer = pointer(buffer),
-                     .count = count,
-                     .scale = scale});
-  }
-  return with_numbers(&cuda::Runtime::gather, calls, dtype, skipped);
-}
-
-using ScatterFields = std::tuple<Address, Address, std::size_t, float>;
-
-Launch scatter(const std::vector<ScatterFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::Scatter> calls;
-  for (const auto& [gradient, buffer, count, scale] : fields) {
-    calls.push_back({.gradient = pointer(gradient),
-                     .dtype = dtype_from_name(dtype),
-                     .buffer = pointer(buffer),
-                     .count = count,
-                     .scale = scale});
-  }
-  return with_numbers(&cuda::Runtime::scatter, calls, dtype, skipped);
+  return calls;
 }
 
 using SquaresFields = std::tuple<Address, std::size_t, float>;
@@ -192,144 +159,6 @@ Launch sum_of_squares(const std::vector<SquaresFields>& fields, const std::strin
     calls.push_back({.source = pointer(source), .count = count, .scale = scale});
   }
   return with_numbers(&cuda::Runtime::sum_of_squares, calls, dtype, skipped);
-}
-
-using StepFields =
-    std::tuple<Address, Address, std::string, Address, Address, std::size_t, float, float, float, float, float>;
-
-Launch momentum_step(const std::vector<StepFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::MomentumStep> calls;
-  for (const auto& [weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, weight_decay, factor,
-                    inner_rate, outer_rate] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .parameter = pointer(parameter),
-                     .parameter_dtype = dtype_from_name(parameter_dtype),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .momentum = floats(momentum),
-                     .count = count,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay,
-                     .factor = factor,
-                     .inner_rate = inner_rate,
-                     .outer_rate = outer_rate});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::MomentumStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().momentum_step(uploaded->list(), stream); });
-}
-
-using AdamFields =
-    std::tuple<Address, Address, std::string, Address, Address, Address, std::size_t, std::array<float, 10>>;
-
-Launch adam_step(const std::vector<AdamFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::AdamStep> calls;
-  for (const auto& [weight, parameter, parameter_dtype, gradient, mean, mean_square, count, rates] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .parameter = pointer(parameter),
-                     .parameter_dtype = dtype_from_name(parameter_dtype),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .mean = floats(mean),
-                     .mean_square = floats(mean_square),
-                     .count = count,
-                     .gradient_scale = rates[0],
-                     .weight_decay = rates[1],
-                     .rate = rates[2],
-                     .root = rates[3],
-                     .beta_1 = rates[4],
-                     .alpha_1 = rates[5],
-                     .beta_2 = rates[6],
-                     .alpha_2 = rates[7],
-                     .epsilon = rates[8],
-                     .keep = rates[9]});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::AdamStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().adam_step(uploaded->list(), stream); });
-}
-
-using GluFields = std::tuple<Address, Address, Address, std::size_t, bool, float, float, float, float, float, float>;
-
-Launch glu_step(const std::vector<GluFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::GluStep> calls;
-  for (const auto& [weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, beta,
-                    global_scale] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .pre_weight = floats(pre_weight),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .count = count,
-                     .refreshes = refreshes,
-                     .rate = rate,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay,
-                     .alpha = alpha,
-                     .beta = beta,
-                     .global_scale = global_scale});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::GluStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().glu_step(uploaded->list(), stream); });
-}
-
-using DcFields = std::tuple<Address, Address, Address, Address, std::size_t, float, float, float, float, float, float>;
-
-Launch dc_step(const std::vector<DcFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::DcStep> calls;
-  for (const auto& [weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, lambda_0,
-                    decay, epsilon] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .mean_square = floats(mean_square),
-                     .gradient_weight = floats(gradient_weight),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .count = count,
-                     .rate = rate,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay,
-                     .lambda_0 = lambda_0,
-                     .decay = decay,
-                     .epsilon = epsilon});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::DcStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().dc_step(uploaded->list(), stream); });
-}
-
-using ReplicaFields = std::tuple<Address, Address, Address, Address, std::size_t, float, float, float>;
-
-Launch replica_step(const std::vector<ReplicaFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::ReplicaStep> calls;
-  for (const auto& [weight, before, sum, gradient, count, rate, gradient_scale, weight_decay] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .before = floats(before),
-                     .sum = floats(sum),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .count = count,
-                     .rate = rate,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::ReplicaStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().replica_step(uploaded->list(), stream); });
-}
-
-using RoundFields = std::tuple<Address, Address, Address, Address, Address, std::size_t, float, float, float>;
-
-Launch round_step(const std::vector<RoundFields>& fields, const std::string& dtype, std::size_t skipped) {
-  std::vector<compute::RoundStep> calls;
-  for (const auto& [weight, before, mean, sum, gradient, count, rate, gradient_scale, weight_decay] : fields) {
-    calls.push_back({.weight = floats(weight),
-                     .before = floats(before),
-                     .mean = floats(mean),
-                     .sum = floats(sum),
-                     .gradient = pointer(gradient),
-                     .gradient_dtype = dtype_from_name(dtype),
-                     .count = count,
-                     .rate = rate,
-                     .gradient_scale = gradient_scale,
-                     .weight_decay = weight_decay});
-  }
-  const auto uploaded = std::make_shared<const Uploaded<compute::RoundStep>>(calls, dtype, skipped);
-  return Launch([uploaded] { cuda::runtime().round_step(uploaded->list(), stream); });
 }
 
 Launch reduce(const std::vector<Address>& destinations, const std::vector<Address>& sources, std::size_t count,
@@ -396,6 +225,27 @@ Launch copy(Address destination, Address source, std::size_t bytes) {
   return Launch([=] { cuda::runtime().copy(pointer(destination), pointer(source), bytes, stream); });
 }
 
+// A kernel on a list of calls, which `prepare` makes ready.
+template <class Call, class Prepare>
+void define_list(py::module_& module, const char* name, Prepare prepare) {
+  module.def(
+      name,
+      [prepare](const std::vector<py::sequence>& fields, const std::string& dtype, std::size_t skipped) {
+        const std::vector<Call> calls = calls_of<Call>(fields);
+        const py::gil_scoped_release released;
+        return prepare(calls, dtype, skipped);
+      },
+      py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, ("Of each call: " + field_names<Call>()).c_str());
+}
+
+template <class Call>
+void define_norms(py::module_& module, const char* name, NumbersKernel<Call> kernel) {
+  define_list<Call>(module, name,
+                    [kernel](const std::vector<Call>& calls, const std::string& dtype, std::size_t skipped) {
+                      return with_numbers(kernel, calls, dtype, skipped);
+                    });
+}
+
 void bind_kernels(py::module_& module) {
   py::class_<Launch>(module, "Launch", "A kernel with all that it needs on the device, to be started again and again.")
       .def("run", &Launch::run, without_gil, "Start it, and wait for the numbers that it works out.")
@@ -407,32 +257,17 @@ void bind_kernels(py::module_& module) {
   module.def("cast", &cast, py::arg("destination"), py::arg("destination_dtype"), py::arg("source"),
              py::arg("source_dtype"), py::arg("count"), py::arg("scale") = 1.0F, without_gil);
   module.def("count_nonfinite", &count_nonfinite, py::arg("source"), py::arg("dtype"), py::arg("count"), without_gil);
-  const auto define_list = [&](const char* name, auto prepare, const char* fields) {
-    module.def(name, prepare, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, without_gil, fields);
-  };
-  define_list("update_residual", &update_residual,
-              "Of each call: gradient, residual, next_residual, count, scale, momentum. Gives norms.");
-  define_list("gather", &gather, "Of each call: gradient, residual, buffer, count, scale. Gives norms.");
-  define_list("scatter", &scatter, "Of each call: gradient, buffer, count, scale. Gives norms.");
-  define_list("sum_of_squares", &sum_of_squares, "Of each call: source, count, scale. Gives sums.");
-  define_list("momentum_step", &momentum_step,
-              "Of each call: weight, parameter, parameter_dtype, gradient, momentum, count, gradient_scale, "
-              "weight_decay, factor, inner_rate, outer_rate.");
-  define_list("adam_step", &adam_step,
-              "Of each call: weight, parameter, parameter_dtype, gradient, mean, mean_square, count, and a list of "
-              "gradient_scale, weight_decay, rate, root, beta_1, alpha_1, beta_2, alpha_2, epsilon.");
-  define_list(
-      "glu_step", &glu_step,
-      "Of each call: weight, pre_weight, gradient, count, refreshes, rate, gradient_scale, weight_decay, alpha, "
-      "beta, global_scale.");
-  define_list(
-      "dc_step", &dc_step,
-      "Of each call: weight, mean_square, gradient_weight, gradient, count, rate, gradient_scale, weight_decay, "
-      "lambda_0, decay, epsilon.");
-  define_list("replica_step", &replica_step,
-              "Of each call: weight, before, sum, gradient, count, rate, gradient_scale, weight_decay.");
-  define_list("round_step", &round_step,
-              "Of each call: weight, before, mean, sum, gradient, count, rate, gradient_scale, weight_decay.");
+  each_step([&]<class Step>(const char* name) {
+    define_list<Step>(module, name, [](const std::vector<Step>& calls, const std::string& dtype, std::size_t skipped) {
+      const auto uploaded = std::make_shared<const Uploaded<Step>>(calls, dtype, skipped);
+      return Launch([uploaded] { cuda::runtime().step(uploaded->list(), stream); });
+    });
+  });
+  define_norms<compute::UpdateResidual>(module, "update_residual", &cuda::Runtime::update_residual);
+  define_norms<compute::Gather>(module, "gather", &cuda::Runtime::gather);
+  define_norms<compute::Scatter>(module, "scatter", &cuda::Runtime::scatter);
+  module.def("sum_of_squares", &sum_of_squares, py::arg("calls"), py::arg("dtype"), py::arg("skipped") = 0, without_gil,
+             "Of each call: source, count, scale. Computes sums.");
   module.def("select", &select, py::arg("call"), without_gil);
   module.def("combine", &combine, py::arg("gradient"), py::arg("dtype"), py::arg("scale"), py::arg("block"),
              py::arg("blocks"), without_gil);

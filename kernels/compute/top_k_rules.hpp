@@ -5,12 +5,7 @@
 #include <cstdint>
 
 #include "../base/dtype.hpp"
-
-#ifdef __CUDACC__
-#define GRADIENTFLOW_EVERYWHERE __host__ __device__
-#else
-#define GRADIENTFLOW_EVERYWHERE
-#endif
+#include "everywhere.hpp"
 
 namespace gradientflow::compute {
 

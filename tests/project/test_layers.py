@@ -19,8 +19,8 @@ Graph = Mapping[str, set[str]]  # file or module -> what it includes or imports
 # ---- C++ -------------------------------------------------------------------------------------------------------------
 
 # {layer: what it may include}, itself aside.
-CPP_LAYERS: dict[str, set[str]] = {"base": set(), "compute": {"base"}}
-CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute"}
+CPP_LAYERS: dict[str, set[str]] = {"base": set(), "compute": {"base"}, "compute/steps": {"base", "compute"}}
+CPP_LAYERS["compute/cpu"] = CPP_LAYERS["compute/cuda"] = {"base", "compute", "compute/steps"}
 CPP_LAYERS["transport"] = {"base", "compute", "compute/cuda"}
 CPP_LAYERS["transport/mpi"] = CPP_LAYERS["transport"] | {"transport"}
 CPP_LAYERS["transport/node"] = CPP_LAYERS["transport/nccl"] = CPP_LAYERS["transport/mpi"] | {"transport/mpi"}
@@ -33,7 +33,7 @@ CPP_LAYERS["collective"] = CPP_LAYERS["collective/select"] | {"collective/select
 CPP_LAYERS["collective/on_device"] = CPP_LAYERS["collective"] | {"collective"}
 CPP_LAYERS["engine/calls"] = CPP_LAYERS["collective/on_device"] | {"collective/on_device"}
 CPP_LAYERS["engine/memory"] = CPP_LAYERS["engine/calls"] | {"engine/calls"}
-CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory"}
+CPP_LAYERS["engine/update"] = CPP_LAYERS["engine/memory"] | {"engine/memory", "compute/steps"}
 CPP_LAYERS["engine/exchange"] = CPP_LAYERS["engine/update"] | {"engine/update"}
 CPP_LAYERS["policy"] = {"base"}
 CPP_LAYERS["engine/server"] = CPP_LAYERS["engine/exchange"] | {"engine/exchange", "policy"}

@@ -32,7 +32,7 @@ def test_adam_anywhere(data: st.DataObject) -> None:
         target = None if copy is None else Guarded(np.ones(length, STORAGE[copy]), 2 * offsets[4])
         places = [each.address for each in memory]
         parameter = 0 if target is None else target.address, copy or "float16"
-        compute.adam_step(level, places[0], source.address, dtype, *places[1:], length, *parameter, rates)
+        compute.adam_step(level, places[0], source.address, dtype, *places[1:], length, *parameter, *rates)
         for each, values in zip((*memory, source), (*expected, gradient), strict=True):
             each.check_guards()
             check_same(each.values, values)
@@ -54,12 +54,12 @@ def test_pytorch_makes_the_same_steps() -> None:
         optimizer.step()
         rates = [1.0, 0.1, 0.01 / (1 - 0.8**step), np.sqrt(1 - 0.99**step), 0.8, 0.2, 0.99, 0.01, 1e-6, 1.0]
         addresses = [each.ctypes.data for each in (weight, gradient, mean, squares)]
-        compute.adam_step(LEVELS[-1], *addresses[:2], "float32", *addresses[2:], 1000, 0, "float16", rates)
+        compute.adam_step(LEVELS[-1], *addresses[:2], "float32", *addresses[2:], 1000, 0, "float16", *rates)
         np.testing.assert_allclose(weight, theirs.detach().numpy(), 1e-5, 1e-6)
 
 
 def test_what_has_no_kernel_is_refused() -> None:
     with pytest.raises(TypeError, match="a copy of the weights is float16 or bfloat16, not float32"):
-        compute.adam_step(LEVELS[0], 0, 0, "float32", 0, 0, 0, 64, "float32", [0.0] * 10)
+        compute.adam_step(LEVELS[0], 0, 0, "float32", 0, 0, 0, 64, "float32", *[0.0] * 10)
     with pytest.raises(TypeError, match="float16, bfloat16 or float32"):
-        compute.adam_step(LEVELS[0], 0, 0, "float64", 0, 0, 0, 0, "float16", [0.0] * 10)
+        compute.adam_step(LEVELS[0], 0, 0, "float64", 0, 0, 0, 0, "float16", *[0.0] * 10)

@@ -1,16 +1,13 @@
 // The table of the level that this translation unit is compiled for. Included by kernels_<level>.cpp only.
 #pragma once
 
-#include "adam_kernel.hpp"
 #include "cast_kernel.hpp"
 #include "chunk_kernel.hpp"
 #include "copy_kernel.hpp"
-#include "local_update_kernel.hpp"
-#include "momentum_kernel.hpp"
 #include "nonfinite_kernel.hpp"
 #include "norm_kernel.hpp"
 #include "reduce_kernel.hpp"
-#include "replica_kernel.hpp"
+#include "step_kernel.hpp"
 #include "table.hpp"
 #include "top_k_kernel.hpp"
 
@@ -53,22 +50,7 @@ const KernelTable kernels = {
     .gather = {gather<Float16>, gather<BFloat16>, gather<Float32>},
     .scatter = {scatter<Float16>, scatter<BFloat16>, scatter<Float32>},
     .sum_of_squares = {sum_of_squares<Float16>, sum_of_squares<BFloat16>, sum_of_squares<Float32>},
-    .momentum_step =
-        {
-            {momentum_step<Float16, Float16>, momentum_step<Float16, BFloat16>, momentum_step<Float16, NoCopy>},
-            {momentum_step<BFloat16, Float16>, momentum_step<BFloat16, BFloat16>, momentum_step<BFloat16, NoCopy>},
-            {momentum_step<Float32, Float16>, momentum_step<Float32, BFloat16>, momentum_step<Float32, NoCopy>},
-        },
-    .adam_step =
-        {
-            {adam_step<Float16, Float16>, adam_step<Float16, BFloat16>, adam_step<Float16, NoCopy>},
-            {adam_step<BFloat16, Float16>, adam_step<BFloat16, BFloat16>, adam_step<BFloat16, NoCopy>},
-            {adam_step<Float32, Float16>, adam_step<Float32, BFloat16>, adam_step<Float32, NoCopy>},
-        },
-    .glu_step = {glu_step<Float16>, glu_step<BFloat16>, glu_step<Float32>},
-    .dc_step = {dc_step<Float16>, dc_step<BFloat16>, dc_step<Float32>},
-    .replica_step = {replica_step<Float16>, replica_step<BFloat16>, replica_step<Float32>},
-    .round_step = {round_step<Float16>, round_step<BFloat16>, round_step<Float32>},
+    .steps = all_steps(AllSteps()),
     .correct = {correct<Float16>, correct<BFloat16>, correct<Float32>},
     .scan = scan,
 };

@@ -4,11 +4,8 @@
 
 #include <cstddef>
 
-#include "../adam_step.hpp"
 #include "../chunks.hpp"
-#include "../local_updates.hpp"
-#include "../optimizer_steps.hpp"
-#include "../replica_steps.hpp"
+#include "../steps/steps.hpp"
 #include "../top_k.hpp"
 
 namespace gradientflow::compute {
@@ -55,15 +52,18 @@ using UpdateResidualKernel = double (*)(const UpdateResidual& call);
 using GatherKernel = double (*)(const Gather& call);
 using ScatterKernel = double (*)(const Scatter& call);
 using SquaresKernel = double (*)(const void* source, std::size_t count, float scale);
-using MomentumKernel = void (*)(const MomentumStep& call);
-using AdamKernel = void (*)(const AdamStep& call);
-using GluKernel = void (*)(const GluStep& call);
-using DcKernel = void (*)(const DcStep& call);
-using ReplicaKernel = void (*)(const ReplicaStep& call);
-using RoundKernel = void (*)(const RoundStep& call);
 using CorrectKernel = void (*)(const CorrectCall& call, Candidates& found);
 using ScanKernel = void (*)(const float* x, std::size_t count, std::size_t first, std::int32_t least,
                             Candidates& found);
+
+// Of one step: [gradient][copy of the weights], the last column without a copy.
+template <class Step>
+using StepKernel = void (*)(const Step& call);
+template <class Step>
+struct StepKernels {
+  StepKernel<Step> kernels[3][3];
+};
+using StepTable = AllSteps::All<StepKernels>;
 
 // Rows and columns in the order of the enumerators of DType and ReduceOp; nullptr where an op is not defined. Three
 // entries stand for float16, bfloat16 and float32.
@@ -76,12 +76,7 @@ struct KernelTable {
   GatherKernel gather[3];
   ScatterKernel scatter[3];
   SquaresKernel sum_of_squares[3];
-  MomentumKernel momentum_step[3][3];  // [gradient][parameter]; the last column is without a copy of the weights
-  AdamKernel adam_step[3][3];          // the same
-  GluKernel glu_step[3];
-  DcKernel dc_step[3];
-  ReplicaKernel replica_step[3];
-  RoundKernel round_step[3];
+  StepTable steps;
   CorrectKernel correct[3];
   ScanKernel scan;
 };

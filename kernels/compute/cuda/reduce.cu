@@ -61,7 +61,7 @@ __device__ T product_of(T a, T b) {
 
 // The one NaN that results of arithmetic have on the CPU.
 template <class T>
-__device__ T settled(T value) {
+__device__ T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {
     return canonical_nan(value);
   } else if constexpr (std::is_same_v<T, double>) {
@@ -93,7 +93,7 @@ __device__ void combine(const Tensors& tensors, std::size_t i, ReduceOp op, int 
         result[k] /= static_cast<Scalar>(divisor);
       }
     }
-    finished[k] = Element::from_scalar(settled(result[k]));
+    finished[k] = Element::from_scalar(canonical(result[k]));
   }
 #pragma unroll 1
   for (unsigned d = 0; d < tensors.destination_count; ++d) {

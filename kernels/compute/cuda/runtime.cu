@@ -278,21 +278,7 @@ class CudaRuntime final : public Runtime {
     cuda::scatter(list, norms, scratch, stream);
   }
 
-  void replica_step(const CallList<ReplicaStep>& list, Stream stream) const override {
-    cuda::replica_step(list, stream);
-  }
-
-  void round_step(const CallList<RoundStep>& list, Stream stream) const override { cuda::round_step(list, stream); }
-
-  void momentum_step(const CallList<MomentumStep>& list, Stream stream) const override {
-    cuda::momentum_step(list, stream);
-  }
-
-  void adam_step(const CallList<AdamStep>& list, Stream stream) const override { cuda::adam_step(list, stream); }
-
-  void glu_step(const CallList<GluStep>& list, Stream stream) const override { cuda::glu_step(list, stream); }
-
-  void dc_step(const CallList<DcStep>& list, Stream stream) const override { cuda::dc_step(list, stream); }
+  void step(const AnyStepList& list, Stream stream) const override { cuda::step(list, stream); }
 
   void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const override {
     cuda::sum_of_squares(list, sums, scratch, stream);

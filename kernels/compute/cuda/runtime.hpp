@@ -16,13 +16,11 @@
 #include <span>
 #include <string>
 
-#include "adam_step.hpp"
 #include "chunks.hpp"
 #include "kernels.hpp"
-#include "local_updates.hpp"
-#include "optimizer_steps.hpp"
-#include "replica_steps.hpp"
+#include "steps.hpp"
 #include "stream.hpp"
+#include "sum_of_squares.hpp"
 #include "top_k.hpp"
 
 namespace gradientflow::compute::cuda {
@@ -104,12 +102,7 @@ class Runtime {
                                Stream stream) const = 0;
   virtual void gather(const CallList<Gather>& list, double* norms, void* scratch, Stream stream) const = 0;
   virtual void scatter(const CallList<Scatter>& list, double* norms, void* scratch, Stream stream) const = 0;
-  virtual void replica_step(const CallList<ReplicaStep>& list, Stream stream) const = 0;
-  virtual void round_step(const CallList<RoundStep>& list, Stream stream) const = 0;
-  virtual void momentum_step(const CallList<MomentumStep>& list, Stream stream) const = 0;
-  virtual void adam_step(const CallList<AdamStep>& list, Stream stream) const = 0;
-  virtual void glu_step(const CallList<GluStep>& list, Stream stream) const = 0;
-  virtual void dc_step(const CallList<DcStep>& list, Stream stream) const = 0;
+  virtual void step(const AnyStepList& list, Stream stream) const = 0;
   virtual void sum_of_squares(const CallList<SumOfSquares>& list, double* sums, void* scratch, Stream stream) const = 0;
   [[nodiscard]] virtual std::size_t scratch_bytes(const Select& call) const = 0;
   virtual void select(const Select& call, Selected* selected, void* scratch, Stream stream) const = 0;

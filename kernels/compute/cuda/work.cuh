@@ -16,17 +16,6 @@ namespace gradientflow::compute::cuda {
 
 constexpr unsigned threads = 256;  // in a thread block
 
-// The weights rounded to `dtype`, float16 or bfloat16.
-template <int n>
-__device__ Pack<std::uint16_t, n> narrowed(const Pack<float, n>& weights, DType dtype) {
-  Pack<std::uint16_t, n> narrow;
-#pragma unroll
-  for (int k = 0; k < n; ++k) {
-    narrow[k] = dtype == DType::float16 ? Float16::from_float(weights[k]) : BFloat16::from_float(weights[k]);
-  }
-  return narrow;
-}
-
 // One block of the work: in a call list, norm_block elements at most.
 struct Block {
   std::size_t call;

@@ -7,7 +7,7 @@
 
 #include "../../compute/chunks.hpp"
 #include "../../compute/kernels.hpp"
-#include "../../compute/optimizer_steps.hpp"
+#include "../../compute/sum_of_squares.hpp"
 #include "../../compute/top_k_rules.hpp"
 #include "device_layer_work.hpp"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../../compute/adam_step.hpp"
 #include "../../compute/kernels.hpp"
-#include "../../compute/optimizer_steps.hpp"
+#include "../../compute/steps/steps.hpp"
+#include "../../compute/sum_of_squares.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -95,20 +95,20 @@ void ServerShard::apply(std::span<const Contribution> round, std::span<const Ser
 
 void ServerShard::step_momentum(const Block& block, DType gradient, const ServerSettings& setting, float rate,
                                 float scale) {
-  compute::momentum_step(
-      {.weight = block.weights,
-       .parameter = block.travelling,
-       .parameter_dtype = wire_,
-       .gradient = block.gradient,
-       .gradient_dtype = gradient,
-       .momentum = setting.momentum == 0.0F ? nullptr : state_[0].data() + block.at,
-       .count = block.count,
-       .gradient_scale = scale,
-       .weight_decay = setting.weight_decay,
-       .factor = setting.momentum,
-       .inner_rate = rate,
-       .before = block.before,
-       .store = size() * sizeof(float) >= streamed_bytes ? compute::Store::streaming : compute::Store::cached});
+  compute::step(compute::MomentumStep{
+      .weight = block.weights,
+      .parameter = block.travelling,
+      .parameter_dtype = wire_,
+      .gradient = block.gradient,
+      .gradient_dtype = gradient,
+      .momentum = setting.momentum == 0.0F ? nullptr : state_[0].data() + block.at,
+      .count = block.count,
+      .gradient_scale = scale,
+      .weight_decay = setting.weight_decay,
+      .factor = setting.momentum,
+      .inner_rate = rate,
+      .before = block.before,
+      .store = size() * sizeof(float) >= streamed_bytes ? compute::Store::streaming : compute::Store::cached});
 }
 
 // The bias of the first updates is corrected in float64, as PyTorch does.
@@ -116,24 +116,24 @@ void ServerShard::step_adam(const Block& block, DType gradient, const ServerSett
   const auto updates = static_cast<double>(updates_);
   const double bias_1 = 1.0 - std::pow(optimizer_.beta_1, updates);
   const double bias_2 = 1.0 - std::pow(optimizer_.beta_2, updates);
-  compute::adam_step({.weight = block.weights,
-                      .parameter = block.travelling,
-                      .parameter_dtype = wire_,
-                      .gradient = block.gradient,
-                      .gradient_dtype = gradient,
-                      .mean = state_[0].data() + block.at,
-                      .mean_square = state_[1].data() + block.at,
-                      .count = block.count,
-                      .gradient_scale = scale,
-                      .weight_decay = setting.weight_decay,
-                      .rate = static_cast<float>(static_cast<double>(setting.rate) / bias_1),
-                      .root = static_cast<float>(std::sqrt(bias_2)),
-                      .beta_1 = static_cast<float>(optimizer_.beta_1),
-                      .alpha_1 = static_cast<float>(1.0 - optimizer_.beta_1),
-                      .beta_2 = static_cast<float>(optimizer_.beta_2),
-                      .alpha_2 = static_cast<float>(1.0 - optimizer_.beta_2),
-                      .epsilon = static_cast<float>(optimizer_.epsilon),
-                      .before = block.before});
+  compute::step(compute::AdamStep{.weight = block.weights,
+                                  .parameter = block.travelling,
+                                  .parameter_dtype = wire_,
+                                  .gradient = block.gradient,
+                                  .gradient_dtype = gradient,
+                                  .mean = state_[0].data() + block.at,
+                                  .mean_square = state_[1].data() + block.at,
+                                  .count = block.count,
+                                  .gradient_scale = scale,
+                                  .weight_decay = setting.weight_decay,
+                                  .rate = static_cast<float>(static_cast<double>(setting.rate) / bias_1),
+                                  .root = static_cast<float>(std::sqrt(bias_2)),
+                                  .beta_1 = static_cast<float>(optimizer_.beta_1),
+                                  .alpha_1 = static_cast<float>(1.0 - optimizer_.beta_1),
+                                  .beta_2 = static_cast<float>(optimizer_.beta_2),
+                                  .alpha_2 = static_cast<float>(1.0 - optimizer_.beta_2),
+                                  .epsilon = static_cast<float>(optimizer_.epsilon),
+                                  .before = block.before});
 }
 
 std::vector<double> ServerShard::norms(std::span<const Contribution> round, std::span<const ServerSettings> settings,

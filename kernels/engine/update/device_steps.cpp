@@ -42,22 +42,29 @@ void DeviceSteps::order(Stream stream) const {
   last_step_.hold(stream);
 }
 
-void DeviceSteps::run(std::span<const compute::MomentumStep> steps, std::span<const compute::AdamStep> steps_of_adam,
-                      DType dtype, Stream stream) {
+void DeviceSteps::run(const compute::StepVectors& steps, DType dtype, Stream stream) {
   const cuda::UseDevice use(device_);
   const cuda::Runtime& runtime = cuda::runtime();
   Turn& turn = turns_[turn_];
   turn_ = 1 - turn_;
   runtime.synchronize_event(turn.done.get());  // of the step before the last
-  make_room(turn.lists, CallLists::bytes_for<compute::MomentumStep>(steps.size(), 1) +
-                            CallLists::bytes_for<compute::AdamStep>(steps_of_adam.size(), 1));
+  const auto bytes_for = []<class Step>(const std::vector<Step>& calls) {
+    return CallLists::bytes_for<Step>(calls.size(), 1);
+  };
+  make_room(turn.lists, std::apply([&](const auto&... calls) { return (bytes_for(calls) + ...); }, steps));
   turn.lists.clear();
   last_step_.hold(stream);
-  const auto list = turn.lists.add(steps, dtype);
-  const auto list_of_adam = turn.lists.add(steps_of_adam, dtype);
+  std::vector<cuda::AnyStepList> lists;
+  const auto add = [&]<class Step>(const std::vector<Step>& calls) {
+    if (!calls.empty()) {
+      lists.emplace_back(turn.lists.add(std::span(calls), dtype));
+    }
+  };
+  std::apply([&](const auto&... calls) { (add(calls), ...); }, steps);
   turn.lists.send(stream);
-  runtime.momentum_step(list, stream);
-  runtime.adam_step(list_of_adam, stream);
+  for (const cuda::AnyStepList& list : lists) {
+    runtime.step(list, stream);
+  }
   runtime.record(turn.done.get(), stream);
   last_step_.forget();  // this one is behind it
   last_step_.mark(stream);

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "../../compute/cuda/adam_step.hpp"
-#include "../../compute/cuda/optimizer_steps.hpp"
+#include "../../compute/cuda/steps.hpp"
+#include "../../compute/cuda/sum_of_squares.hpp"
 #include "../calls/stream_marks.hpp"
 #include "../memory/call_lists.hpp"
 #include "../memory/mirrored_memory.hpp"
@@ -27,8 +27,7 @@ class DeviceSteps {
   [[nodiscard]] int device() const { return device_; }
 
   // Puts all steps into the stream, behind earlier steps in any stream. `dtype`: of the gradients.
-  void run(std::span<const compute::MomentumStep> steps, std::span<const compute::AdamStep> steps_of_adam, DType dtype,
-           Stream stream);
+  void run(const compute::StepVectors& steps, DType dtype, Stream stream);
 
   // The sums of squares of the gradients, followed by those of the weights, which are float32. Waits for the stream.
   [[nodiscard]] std::vector<double> sums_of_squares(std::span<const SumOfSquares> gradients, DType dtype,

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <string>
 
-#include "../../compute/adam_step.hpp"
 #include "../../compute/kernels.hpp"
-#include "../../compute/optimizer_steps.hpp"
+#include "../../compute/steps/steps.hpp"
+#include "../../compute/sum_of_squares.hpp"
 
 namespace gradientflow::engine {
 
@@ -377,14 +377,14 @@ compute::AdamStep Optimizer::adam_step_of(const Task& task) {
 }
 
 void Optimizer::step_on_host(const Task& task) const {
-  const auto make = [&task](const auto& whole, auto kernel) {
+  const auto make = [&task](const auto& whole) {
     task.gradients.each_gradient(task.tensor, task.parameter.count,
                                  [&](std::size_t begin, std::size_t end, const std::byte* gradient) {
-                                   kernel(part(whole, begin, end, gradient));
+                                   compute::step(part(whole, begin, end, gradient));
                                  });
   };
   if (task.settings.adam) {
-    make(adam_step_of(task), compute::adam_step);
+    make(adam_step_of(task));
     return;
   }
   float rate = task.settings.rate;
@@ -395,7 +395,7 @@ void Optimizer::step_on_host(const Task& task) const {
     });
     rate = task.local_rate(squares, squares_on_host(task.weights(), DType::float32, task.parameter.count, 1.0F));
   }
-  make(momentum_step_of(task, rate), compute::momentum_step);
+  make(momentum_step_of(task, rate));
 }
 
 // The norms of all tensors are computed together, so that the host waits once.
@@ -419,15 +419,15 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
   }
   auto of_gradients = sums.cbegin();
   auto of_weights = sums.cbegin() + static_cast<std::ptrdiff_t>(gradients.size());
-  std::vector<compute::MomentumStep> calls;
-  std::vector<compute::AdamStep> calls_of_adam;
+  compute::StepVectors steps;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const auto add = [&task = tasks[i]](auto& steps, const auto& whole) {
-      task.each_part(
-          [&](std::size_t begin, std::size_t end) { steps.push_back(part(whole, begin, end, task.gradient(begin))); });
+    const auto add = [&steps, &task = tasks[i]]<class Step>(const Step& whole) {
+      task.each_part([&](std::size_t begin, std::size_t end) {
+        std::get<std::vector<Step>>(steps).push_back(part(whole, begin, end, task.gradient(begin)));
+      });
     };
     if (tasks[i].settings.adam) {
-      add(calls_of_adam, adam_step_of(tasks[i]));
+      add(adam_step_of(tasks[i]));
       continue;
     }
     float rate = tasks[i].settings.rate;
@@ -436,9 +436,9 @@ void Optimizer::step_on_device(const std::vector<Task>& tasks, DType dtype, Stre
       rate = tasks[i].local_rate(std::accumulate(of_gradients, end, 0.0), *of_weights++);
       of_gradients = end;
     }
-    add(calls, momentum_step_of(tasks[i], rate));
+    add(momentum_step_of(tasks[i], rate));
   }
-  on_device_->run(calls, calls_of_adam, dtype, stream);
+  on_device_->run(steps, dtype, stream);
 }
 
 }  // namespace gradientflow::engine

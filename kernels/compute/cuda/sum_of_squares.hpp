@@ -1,15 +1,12 @@
-// The kernels of ../optimizer_steps.hpp on a CUDA device, for many tensors at once: the same bits. All memory is the
+// The kernel of ../sum_of_squares.hpp on a CUDA device, for many tensors at once: the same bits. All memory is the
 // device's, and all work is put into the stream; memory is accessed as chunks.hpp says. Throws Error(type) unless the
 // list's dtype is float16, bfloat16 or float32.
 #pragma once
 
-#include "../optimizer_steps.hpp"
 #include "call_list.hpp"
 #include "stream.hpp"
 
 namespace gradientflow::compute::cuda {
-
-void momentum_step(const CallList<MomentumStep>& list, Stream stream);
 
 struct SumOfSquares {
   const void* source;
