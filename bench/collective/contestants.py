@@ -48,37 +48,23 @@ def _our_call(
     comm: Communicator, case: Case, algorithm: str, wire: str, source: Any, result: Any
 ) -> Callable[[], object]:
     """Bind our collective to its arrays."""
-    call: Callable[[], object]
-    if case.collective == "allreduce":
-        rounding = {"wire": wire} if wire != case.dtype else {}
-        call = partial(comm.allreduce, source, case.op, algorithm, **rounding)
-    elif case.collective == "broadcast":
-        call = partial(comm.broadcast, source, ROOT, algorithm)
-    elif case.collective == "reduce":
-        call = partial(comm.reduce, source, ROOT, case.op, algorithm)
-    elif case.collective == "allgather":
-        call = partial(comm.allgather, source, algorithm, result)
-    elif case.collective == "reduce-scatter":
-        call = partial(comm.reduce_scatter, source, case.op, algorithm, result)
-    elif case.collective == "alltoall":
-        call = partial(comm.alltoall, source, algorithm, result)
-    elif case.collective == "gather":
-        call = partial(comm.gather, source, ROOT, algorithm, result)
-    elif case.collective == "scatter":
-        call = partial(comm.scatter, source, ROOT, algorithm, result)
-    else:
-        call = comm.barrier
-    return call
+    rounding = {"wire": wire} if wire != case.dtype else {}
+    calls: dict[str, Callable[[], object]] = {
+        "allreduce": partial(comm.allreduce, source, case.op, algorithm, **rounding),
+        "broadcast": partial(comm.broadcast, source, ROOT, algorithm),
+        "reduce": partial(comm.reduce, source, ROOT, case.op, algorithm),
+        "allgather": partial(comm.allgather, source, algorithm, result),
+        "reduce-scatter": partial(comm.reduce_scatter, source, case.op, algorithm, result),
+        "alltoall": partial(comm.alltoall, source, algorithm, result),
+        "gather": partial(comm.gather, source, ROOT, algorithm, result),
+        "scatter": partial(comm.scatter, source, ROOT, algorithm, result),
+        "barrier": comm.barrier,
+    }
+    return calls[case.collective]
 
 
 class PreparedPeer:
-    """Our prepared calls, on ordinary memory, as a peer of the ordinary ones.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks; creating one is collective.
-    """
+    """Our prepared calls, on ordinary memory, as a peer of the ordinary ones."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

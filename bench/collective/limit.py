@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 class LimitPeer:
-    """The limit set by the memory of the node, as a contestant.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks; creating one is collective.
-    """
+    """The limit set by the memory of the node, as a contestant."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

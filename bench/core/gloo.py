@@ -38,11 +38,6 @@ class GlooPeer:
     On one host the ranks find each other through a file, and communicate over the loopback interface. Otherwise they
     find each other through a port of rank 0's host, and communicate over the interface of ``GLOO_SOCKET_IFNAME``, or
     that of the host name's address, or that of the default route.
-
-    Parameters
-    ----------
-    comm : mpi4py communicator
-        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -76,27 +71,20 @@ class GlooPeer:
         sent, received = torch.from_numpy(source), torch.from_numpy(result)
         operation = _OPERATIONS.get(case.op, dist.ReduceOp.SUM)
         is_root = case.rank == ROOT
-        call: Callable[[], object]
-        if case.collective == "allreduce":
-            call = partial(dist.all_reduce, sent, operation)
-        elif case.collective == "broadcast":
-            call = partial(dist.broadcast, sent, ROOT)
-        elif case.collective == "reduce":
-            call = partial(dist.reduce, sent, ROOT, operation)
-        elif case.collective == "allgather":
-            call = partial(_all_gather, received, sent)
-        elif case.collective == "reduce-scatter":
-            if case.count % case.ranks:
-                raise NotServedError("gloo's reduce-scatter needs a size that divides evenly among the ranks")
-            call = partial(_reduce_scatter, received, sent, operation)
-        elif case.collective == "alltoall":
-            call = partial(dist.all_to_all_single, received, sent)
-        elif case.collective == "gather":
-            call = partial(dist.gather, sent, list(received.chunk(case.ranks)) if is_root else None, ROOT)
-        elif case.collective == "scatter":
-            call = partial(dist.scatter, received, list(sent.chunk(case.ranks)) if is_root else None, ROOT)
-        else:
-            call = dist.barrier
+        if case.collective == "reduce-scatter" and case.count % case.ranks:
+            raise NotServedError("gloo's reduce-scatter needs a size that divides evenly among the ranks")
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(dist.all_reduce, sent, operation),
+            "broadcast": partial(dist.broadcast, sent, ROOT),
+            "reduce": partial(dist.reduce, sent, ROOT, operation),
+            "allgather": partial(_all_gather, received, sent),
+            "reduce-scatter": partial(_reduce_scatter, received, sent, operation),
+            "alltoall": partial(dist.all_to_all_single, received, sent),
+            "gather": partial(dist.gather, sent, list(received.chunk(case.ranks)) if is_root else None, ROOT),
+            "scatter": partial(dist.scatter, received, list(sent.chunk(case.ranks)) if is_root else None, ROOT),
+            "barrier": dist.barrier,
+        }
+        call = calls[case.collective]
         if case.op == "mean" and has_reduction(case):
             call = then_divide(call, result, case.ranks)
         return Contestant("gloo", "gloo", "array", case.dtype, source, result, call)

@@ -47,11 +47,6 @@ class NcclPeer:
     """NCCL between the current devices of all ranks.
 
     If it cannot be used, there are no contestants, and the reason is that of the first rank that has one.
-
-    Parameters
-    ----------
-    comm : mpi4py communicator
-        The ranks; creating one is collective.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:

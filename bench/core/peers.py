@@ -157,13 +157,7 @@ def staged(case: Case, contestant: Contestant) -> Contestant:
 
 
 class MpiPeer:
-    """The MPI library's own collectives, called through mpi4py.
-
-    Parameters
-    ----------
-    comm : mpi4py communicator
-        The ranks.
-    """
+    """The MPI library's own collectives, called through mpi4py."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
@@ -180,28 +174,24 @@ class MpiPeer:
             raise NotServedError(f"this MPI library has no {case.dtype}")
         operation = {"max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}.get(case.op, MPI.SUM)
         is_root = case.rank == ROOT
-        sent, share = [source, len(source), datatype], case.count // case.ranks
+        sent, received = [source, len(source), datatype], [result, len(result), datatype]
+        share = case.count // case.ranks
         blocks_sent, blocks_received = [source, share, datatype], [result, share, datatype]  # a block for each rank
-        call: Callable[[], object]
-        if case.collective == "allreduce":
-            call = partial(comm.Allreduce, MPI.IN_PLACE, sent, operation)
-        elif case.collective == "broadcast":
-            call = partial(comm.Bcast, sent, ROOT)
-        elif case.collective == "reduce":
-            call = partial(comm.Reduce, MPI.IN_PLACE if is_root else sent, sent if is_root else None, operation, ROOT)
-        elif case.collective == "allgather":
-            call = partial(comm.Allgather, sent, blocks_received)
-        elif case.collective == "reduce-scatter":
-            counts = [end - begin for begin, end in (block(len(source), case.ranks, r) for r in range(case.ranks))]
-            call = partial(comm.Reduce_scatter, sent, [result, len(result), datatype], counts, operation)
-        elif case.collective == "alltoall":
-            call = partial(comm.Alltoall, blocks_sent, blocks_received)
-        elif case.collective == "gather":
-            call = partial(comm.Gather, sent, blocks_received if is_root else None, ROOT)
-        elif case.collective == "scatter":
-            call = partial(comm.Scatter, blocks_sent if is_root else None, [result, len(result), datatype], ROOT)
-        else:
-            call = comm.Barrier
+        counts = [end - begin for begin, end in (block(len(source), case.ranks, r) for r in range(case.ranks))]
+        calls: dict[str, Callable[[], object]] = {
+            "allreduce": partial(comm.Allreduce, MPI.IN_PLACE, sent, operation),
+            "broadcast": partial(comm.Bcast, sent, ROOT),
+            "reduce": partial(
+                comm.Reduce, MPI.IN_PLACE if is_root else sent, sent if is_root else None, operation, ROOT
+            ),
+            "allgather": partial(comm.Allgather, sent, blocks_received),
+            "reduce-scatter": partial(comm.Reduce_scatter, sent, received, counts, operation),
+            "alltoall": partial(comm.Alltoall, blocks_sent, blocks_received),
+            "gather": partial(comm.Gather, sent, blocks_received if is_root else None, ROOT),
+            "scatter": partial(comm.Scatter, blocks_sent if is_root else None, received, ROOT),
+            "barrier": comm.Barrier,
+        }
+        call = calls[case.collective]
         if case.op == "mean" and has_reduction(case):
             call = then_divide(call, result, case.ranks)
         return Contestant("mpi", "mpi", "array", case.dtype, source, result, call)

@@ -155,7 +155,7 @@ class Layout:
             block = [result for result in results if self.block(result) == key]
             above: list[Cell] = [""] * len(columns)
             for result in block:
-                cells = _cells(result, columns)
+                cells = cells_of(result, columns)
                 pairs = zip(columns, cells, above, strict=True)
                 table.add_row(*("" if not column.repeats and cell == over else cell for column, cell, over in pairs))
                 above = cells
@@ -163,7 +163,7 @@ class Layout:
         return table
 
 
-def _cells(result: Any, columns: Sequence[Column]) -> list[Cell]:
+def cells_of(result: Any, columns: Sequence[Column]) -> list[Cell]:
     """Give the cells of a result; a wrong one has no figures."""
     if not result.wrong:
         return [column.text(result) for column in columns]

@@ -19,13 +19,7 @@ _SENT_FIELD = 8  # of a line of /proc/net/dev, after the name
 
 
 class Traffic:
-    """The counter of the interface that leads from this host to the others.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks; creating one is collective.
-    """
+    """The counter of the interface that leads from this host to the others."""
 
     def __init__(self, comm: Communicator) -> None:
         host = socket.gethostname()

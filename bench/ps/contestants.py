@@ -131,13 +131,7 @@ def in_place_contestant(comm: Communicator, case: Case, servers: int, wire: str)
 
 
 class MpiServers:
-    """The exchange written with MPI: every message is started at once, and gradients are added as they arrive.
-
-    Parameters
-    ----------
-    comm : mpi4py communicator
-        The ranks.
-    """
+    """The exchange written with MPI: every message is started at once, and gradients are added as they arrive."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm

@@ -60,13 +60,7 @@ def exchange(key: tuple[int, int], gradient: Any) -> Any:
 
 
 class RpcServers:
-    """The exchange by remote calls, over TensorPipe.
-
-    Parameters
-    ----------
-    comm : mpi4py communicator
-        The ranks; creating one is collective.
-    """
+    """The exchange by remote calls, over TensorPipe."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..core.environment import environment_lines, readable
-from ..core.table import name
+from ..core.table import Column, cells_of, name
 from .colours import BASELINE, colours_of, family
 from .columns import LAYOUT
 from .entry import Entry
@@ -150,12 +150,9 @@ def _model(results: Sequence[TrainResult], everything: Sequence[TrainResult]) ->
     }
 
 
-def _cells(result: TrainResult, columns: Sequence[Any]) -> list[dict[str, str]]:
+def _cells(result: TrainResult, columns: Sequence[Column]) -> list[dict[str, str]]:
     cells = []
-    is_told = False
-    for column in columns:
-        text = str(column.text(result)) if column.kind == "name" or not result.wrong else "" if is_told else "WRONG"
-        is_told |= column.kind != "name"
+    for column, text in zip(columns, map(str, cells_of(result, columns)), strict=True):
         kind = "name" if column.kind == "name" else ""
         if column.heading.startswith("over") and text.endswith("x"):
             kind = "win" if float(text[:-1]) > 1 else "loss" if float(text[:-1]) < 1 else ""
