@@ -126,22 +126,7 @@ def fill(target: Values, source: Source, rank: int) -> None:
 
 
 def count_wrong(case: Case, source: Source, results: list[Values]) -> list[int]:
-    """Compare this rank's results with the exact reference, element by element.
-
-    Parameters
-    ----------
-    case : Case
-        The case.
-    source : Source
-        Its inputs.
-    results : list of array
-        One flat result of each contestant.
-
-    Returns
-    -------
-    list of int
-        The number of wrong elements of each; missing elements are wrong.
-    """
+    """Count wrong and missing elements of each contestant's result, by the exact reference of this rank."""
     wrong = [0] * len(results)
     for offset, expected in _reference(case, source):
         for contestant, result in enumerate(results):

@@ -88,22 +88,7 @@ class FreshValues:
 
 
 def refiller(case: Case, target: Values, block_length: int) -> Callable[[Values], None]:
-    """Make the function that copies a block over a whole buffer.
-
-    Parameters
-    ----------
-    case : Case
-        Ranks whose input reaches no result have nothing to write.
-    target : array
-        The buffer, flat.
-    block_length : int
-        The length of the blocks.
-
-    Returns
-    -------
-    callable
-        Takes a block.
-    """
+    """Make the function that copies a block over a flat buffer; nothing for ranks whose input reaches no result."""
     return writer(target, block_length) if case.contributes else lambda block: None
 
 

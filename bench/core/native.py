@@ -32,38 +32,14 @@ _SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def load_kernels(device: str) -> ModuleType:
-    """Load the module that calls single kernels of "cpu" or "cuda".
-
-    Parameters
-    ----------
-    device : str
-        The device of the kernels.
-
-    Returns
-    -------
-    ModuleType
-        The module.
-    """
+    """Load the module that calls single kernels of "cpu" or "cuda"."""
     compute = load_native(SOURCES / "compute.cpp")  # the module of the device uses its types
     return compute if device == "cpu" else load_native(SOURCES / "cuda.cpp")
 
 
 @functools.cache
 def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> ModuleType:
-    """Load the module defined by a C++ file; it has the name of the file.
-
-    Parameters
-    ----------
-    source : Path
-        The file.
-    flags : callable
-        Gives additional compiler flags; called only if the file has to be compiled.
-
-    Returns
-    -------
-    ModuleType
-        The module.
-    """
+    """Load the module defined by a C++ file, whose name it has; `flags` gives more compiler flags if it is compiled."""
     load_core()  # raises an error if something is wrong with MPI
     # Under our own name: older versions of pybind11 enter it in sys.modules, where others may have a "cuda", too.
     spec = importlib.util.spec_from_file_location(f"{__name__}.{source.stem}", build_native(source, flags))
@@ -75,24 +51,9 @@ def load_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Mod
 
 
 def build_native(source: Path, flags: Callable[[], Sequence[str]] = tuple) -> Path:
-    """Compile the module defined by a C++ file, unless it is in the cache.
+    """Compile the module defined by a C++ file, unless it is in the cache; gives its path.
 
-    Parameters
-    ----------
-    source : Path
-        The file.
-    flags : callable
-        As of `load_native`.
-
-    Returns
-    -------
-    Path
-        The compiled module.
-
-    Raises
-    ------
-    gradientflow.errors.GradientFlowError
-        If there is no compiler or no pybind11, or the compiler fails.
+    Raises `GradientFlowError` if there is no compiler or no pybind11, or the compiler fails.
     """
     command = [*_compiler(), *_flags(), f"-I{SOURCES}"]
     headers = [*sorted(SOURCES.glob("*.hpp")), *sorted((PACKAGE / "include").rglob("*.hpp"))]

@@ -55,22 +55,7 @@ class Output:
 
 @contextlib.contextmanager
 def progress(comm: Communicator, output: Output, total: int) -> Iterator[Observer | None]:
-    """Draw the progress, on rank 0 and if there is a terminal.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The ranks.
-    output : Output
-        The widths of the terminals.
-    total : int
-        The number of stages.
-
-    Yields
-    ------
-    callable or None
-        Takes the number of finished stages and the title of the next one; None where nothing is drawn.
-    """
+    """Draw the progress, on rank 0 and if there is a terminal, of so many stages; gives the observer that draws."""
     # To standard output if it is a terminal: mpirun does not keep the order of standard output and standard error.
     file, columns = (sys.stdout, output.out_columns) if output.out_columns else (sys.stderr, output.err_columns)
     if comm.rank != 0 or columns == 0:

@@ -22,15 +22,7 @@ _WARM_UP = 3
 
 
 class DeviceKernelBench:
-    """Measures kernels of one size, in its memory on the current device.
-
-    Parameters
-    ----------
-    plan : KernelsPlan
-        The plan, which determines the size of the memory.
-    size : int
-        The size.
-    """
+    """Measures kernels of one size on the current device, in memory for all kernels of the plan."""
 
     def __init__(self, plan: KernelsPlan, size: int) -> None:
         self._cuda: Any = load_kernels("cuda")

@@ -64,17 +64,7 @@ class KernelsSession(Session[Block, Any, KernelResult]):
 
 
 class KernelBench:
-    """Measures kernels of one size, in its memory, on one core.
-
-    Parameters
-    ----------
-    plan : KernelsPlan
-        The plan, which determines the size of the memory.
-    size : int
-        The size.
-    level : str
-        The SIMD level.
-    """
+    """Measures kernels of one size on one core with a SIMD level, in memory for all kernels of the plan."""
 
     def __init__(self, plan: KernelsPlan, size: int, level: str) -> None:
         self.size = size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -82,18 +82,6 @@ class ServerContestant:
     def pull(self) -> None:
         """Compute the mean from the weights."""
         np.negative(self.weights, out=self.mean)
-
-
-class ServerPeer(Protocol):
-    """Another library for the same exchange, ready for use by all ranks."""
-
-    def contestant(self, case: Case, servers: int) -> ServerContestant:
-        """Make a contestant with this number of servers."""
-        ...
-
-    def close(self) -> None:
-        """Release its resources. Collective."""
-        ...
 
 
 def owner(server: int, servers: int, ranks: int) -> int:

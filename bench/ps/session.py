@@ -13,7 +13,7 @@ from ..core.measure import Steps, Times, writer
 from ..core.plan import format_size
 from ..core.session import Session
 from .columns import ServerResult, summarise
-from .contestants import MpiServers, ServerContestant, ServerPeer, in_place_contestant, our_contestant, owner
+from .contestants import MpiServers, ServerContestant, in_place_contestant, our_contestant, owner
 from .plan import ARRAY, DTYPE, IN_PLACE, ServerPlan
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ServerSession(Session[Block, ServerContestant, ServerResult]):
         super().__init__(comm, plan, *observers, **further)
         self._places: list[str] = comm.mpi.allgather(socket.gethostname())
 
-    def open_peer(self, name: str) -> ServerPeer:
+    def open_peer(self, name: str) -> Any:
         """Open a peer. Collective."""
         if name == "rpc":
             from .rpc import RpcServers  # imports PyTorch, which takes a second or two

@@ -82,17 +82,9 @@ class SampleOrder:
 
 
 def digits(width: int = 8) -> Data:
-    """Give the 1797 handwritten digits, of which 360 are held out.
+    """Give the 1797 handwritten digits, of which 360 are held out: images with values from 0 to 1, and their classes.
 
-    Parameters
-    ----------
-    width : int
-        Pixels of a side; images of more than 8 are interpolated from those of 8.
-
-    Returns
-    -------
-    Data
-        Images of shape ``(width, width)`` with values from 0 to 1, and their classes.
+    Images of more than 8 pixels a side are interpolated from those of 8.
     """
     from sklearn.datasets import load_digits
 

@@ -14,17 +14,9 @@ OwnRates = tuple[tuple[str, float], ...]  # by the name of a contestant or strat
 
 
 def parse_rates(words: Sequence[str]) -> tuple[float | None, OwnRates]:
-    """Read the values of ``--lr``.
+    """Read the values of ``--lr``: a rate for all or None, and those of single contestants by name.
 
-    Parameters
-    ----------
-    words : sequence of str
-        Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` by name.
-
-    Returns
-    -------
-    tuple
-        The rate for all, or None, and the others by name.
+    Each has rates separated by semicolons: ``0.1`` for all, ``hpsgd=0.05`` or ``csc(density=0.1)=0.2`` by name.
     """
     for_all: float | None = None
     own: dict[str, float] = {}

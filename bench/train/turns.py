@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,8 +88,7 @@ class JointTurn:
 
     def plain(self) -> dict[str, Any]:
         """Give the turn as JSON data."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> JointTurn:
