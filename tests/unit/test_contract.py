@@ -1,0 +1,67 @@
+"""The contract of strategies: what it refuses, and what follows from a constructor."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from gradientflow import strategies
+from gradientflow.errors import ArgumentError
+from gradientflow.strategies import ArraySynchronizer, Profile, Strategy
+from gradientflow.strategies.former import FORMER_OF_STRATEGIES, FORMER_OF_SYNCHRONIZERS
+from gradientflow.strategies.parsing import BY_NAME
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "sentence"),
+    [
+        *((Strategy, *each) for each in FORMER_OF_STRATEGIES.items()),
+        *((ArraySynchronizer, *each) for each in FORMER_OF_SYNCHRONIZERS.items()),
+    ],
+)
+def test_an_attribute_of_the_contract_as_it_was_is_refused(base: type, name: str, sentence: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        type("Mine", (base,), {name: True})
+    assert str(caught.value) == f"Mine has {name}, which the contract of strategies no longer has: {sentence}"
+
+
+def test_a_begin_that_takes_no_iteration_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"begin\(\) of Mine takes no iteration: .* is prepare\(\) now"):
+        type("Mine", (ArraySynchronizer,), {"begin": lambda self: None})
+
+
+class Two(Strategy):
+    def __init__(self, period: int = 4, warmup: object = 3) -> None:
+        self.period, self.warmup = period, warmup
+
+    def bind(self, comm: Any, layout: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_profile_has_the_arguments_of_its_names() -> None:
+    assert Two(8).profile() == Profile(warmup=3, period=8)
+    assert Two(0, "later").profile() == Profile()
+
+
+class Passing(strategies.Dense):
+    def __init__(self, scale: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.scale = scale
+
+
+def test_arguments_that_are_passed_on_belong_to_the_signature() -> None:
+    mine = Passing(2.0, wire="float16")
+    assert list(inspect.signature(Passing).parameters) == ["scale", "share", "fusion_threshold", "wire", "algorithm"]
+    assert mine.settings == {**strategies.Dense(wire="float16").settings, "scale": 2.0}
+    assert repr(mine) == "Passing(scale=2.0, wire='float16')"
+    with pytest.raises(TypeError, match=r"Passing\(\) got an unexpected keyword argument 'density'"):
+        Passing(2.0, density=0.1)
+
+
+def test_every_strategy_has_its_arguments_as_attributes() -> None:
+    for kind in BY_NAME.values():
+        typical = kind.typical(100)
+        assert list(typical.settings) == list(inspect.signature(kind).parameters)
+        assert kind(**typical.settings) == typical
