@@ -19,7 +19,7 @@ from ._fast_paths import has_fast_path, take_fast_paths
 from ._location import load_core
 from .arrays import new_like, shape_of, size_of
 from .config import settings, warn_of_unknown_variables
-from .device import DeviceArray, device_number, dtype_name
+from .device import DeviceArray, new_array
 from .errors import ArgumentError, ArgumentTypeError, ClosedError
 from .handle import Handle, release_done, warn_of_unreported
 from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_dtype
@@ -173,12 +173,9 @@ class Communicator:
         gradientflow.errors.NodeMemoryError
             If there is not enough memory.
         """
-        sizes = checked_shape(shape)
         if device != "cpu":
-            name, number = dtype_name(dtype), device_number(device)
-            nbytes = checked_bytes(sizes, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name))
-            return DeviceArray(self._native.allocate_on_device(number, nbytes), 0, sizes, name, number)
-        element = numpy_dtype(dtype)
+            return new_array(self._native.allocate_on_device, shape, dtype, device)
+        sizes, element = checked_shape(shape), numpy_dtype(dtype)
         segment = self._native.allocate(checked_bytes(sizes, element))
         return array_over(segment, 0, sizes, element)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,9 +164,19 @@ def empty(
     gradientflow.errors.NodeMemoryError
         If the device has not enough memory.
     """
+    return new_array(load_core().device.allocate, shape, dtype, device)
+
+
+def new_array(
+    allocate: Callable[[int, int], Any],
+    shape: int | Sequence[int],
+    dtype: npt.DTypeLike | str,
+    device: str | int,
+) -> DeviceArray:
+    """Return an array in memory from `allocate`, which is called with the device's number and the bytes."""
     sizes, name, number = checked_shape(shape), dtype_name(dtype), device_number(device)
     nbytes = checked_bytes(sizes, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name))
-    return DeviceArray(load_core().device.allocate(number, nbytes), 0, sizes, name, number)
+    return DeviceArray(allocate(number, nbytes), 0, sizes, name, number)
 
 
 def asarray(values: npt.ArrayLike, device: str | int = "cuda") -> DeviceArray:

@@ -10,10 +10,9 @@ import sysconfig
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gradientflow.cli.library import PACKAGE, keep_mpi_unstarted
+from gradientflow.cli.table import plain_table, print_table
 from gradientflow.config import fields
 from gradientflow.errors import GradientFlowError
 
@@ -72,14 +71,11 @@ def _present(path: Path) -> Path:
 
 
 def _print_settings() -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table = plain_table()
     for heading in ("setting", "variable", "default", "unit"):
         table.add_column(heading, no_wrap=True)
     table.add_column("meaning", overflow="fold")
     keep_mpi_unstarted()
     for name, variable, unit, default, meaning in fields():
         table.add_row(name, variable, str(default), str(unit or ""), meaning)
-    console = Console()
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update(width=1000)).maximum  # one line a setting
-    console.print(table)
+    print_table(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
@@ -14,6 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.cli.picture import require_matplotlib
+from gradientflow.cli.table import plain_table, print_table
 from gradientflow.errors import ArgumentError
 from gradientflow.policies import Policy, Simulation, Trace, as_policy, file_of_policy, parse_policies, simulate
 
@@ -48,8 +49,8 @@ def replay(
     that compute as long as the recorded ones; nothing else takes any time. A policy of a Python file that the trace
     names is asked only once you have agreed that the file is run.
     """
-    if picture and importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("a picture needs matplotlib, which is not installed: pip install matplotlib")
+    if picture:
+        require_matplotlib()
     trace = Trace.load(file)
     if not (recorded or yes):
         _ask_before_running(file, file_of_policy(trace.policy))
@@ -59,11 +60,7 @@ def replay(
     durations = trace.durations()
     found = {f"recorded: {own}": trace.happened()}
     found |= {repr(policy): simulate(policy, durations, keep_events=picture is not None) for policy in others}
-    console = Console()
-    table = _table(found)
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.print(table)
+    print_table(_table(found))
     if output:
         _write(output, [{"policy": name, **_figures(run), "staleness": run.staleness} for name, run in found.items()])
     if picture:
@@ -72,7 +69,7 @@ def replay(
         save_replay(picture, found, begin, end)
     if difference is not None:
         raise click.ClickException(f"{own} does not give the recorded answers: {difference}")
-    console.print(f"{own} gives the recorded answers to all {len(trace.events)} events.", highlight=False)
+    Console().print(f"{own} gives the recorded answers to all {len(trace.events)} events.", highlight=False)
 
 
 def _ask_before_running(trace: str, path: Path | None) -> None:
@@ -89,7 +86,7 @@ def _ask_before_running(trace: str, path: Path | None) -> None:
 
 
 def _table(found: dict[str, Simulation]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table = plain_table()
     table.add_column("policy", no_wrap=True)
     for heading in ("seconds\n", "iterations\n/s", "waited\ns", "waited\n%", "barriers\n", "staleness\nmean", "\nmost"):
         table.add_column(heading, justify="right", no_wrap=True)

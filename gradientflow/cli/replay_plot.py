@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from gradientflow.cli.picture import save_figure
 from gradientflow.errors import ArgumentError
 from gradientflow.policies import Simulation
 
@@ -55,10 +56,7 @@ def save_replay(path: str, runs: Mapping[str, Simulation], begin: float, end: fl
             ncols=4,
             frameon=False,
         )
-        try:
-            figure.savefig(path, dpi=130)
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"{path} cannot be drawn: {error}") from error
+        save_figure(figure, path, 130)
 
 
 def _draw(axes: Axes, run: Simulation, rows: int, begin: float, end: float) -> None:

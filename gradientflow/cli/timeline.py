@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from gradientflow.cli.picture import require_matplotlib
+from gradientflow.cli.table import plain_table, print_table
 from gradientflow.cli.timeline_file import (
     Summary,
     TimelineError,
@@ -43,7 +42,7 @@ def merge(files: tuple[str, ...], output: str) -> None:
 @_FILES
 def summary(files: tuple[str, ...]) -> None:
     """Say, for each rank, how long gradients were on their way, and how much of that the program waited for."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table = plain_table()
     for heading in ("rank", "host"):
         table.add_column(heading, no_wrap=True)
     for heading in _HEADINGS:
@@ -51,10 +50,7 @@ def summary(files: tuple[str, ...]) -> None:
     for of_rank in read_timelines(files):
         found = summarise(of_rank)
         table.add_row(str(found.rank), found.host, *_figures(found))
-    console = Console()
-    if not console.is_terminal:
-        console.width = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.print(table)
+    print_table(table)
 
 
 @timeline.command()
@@ -64,8 +60,7 @@ def summary(files: tuple[str, ...]) -> None:
 @click.option("--to", "end", type=float, metavar="MS", help="where to end")
 def plot(files: tuple[str, ...], output: str, begin: float, end: float | None) -> None:
     """Draw a stretch of time: what the program did, and what was on its way meanwhile."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TimelineError("a picture needs matplotlib, which is not installed: pip install matplotlib")
+    require_matplotlib()
     from gradientflow.cli.timeline_plot import save_timeline
 
     save_timeline(output, read_timelines(files), begin, end)

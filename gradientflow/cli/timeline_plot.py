@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from gradientflow.cli.picture import save_figure
 from gradientflow.cli.timeline_file import (
     WAIT,
     Event,
@@ -69,10 +70,7 @@ def save_timeline(path: str, timelines: Sequence[RankTimeline], begin: float, en
         if any(event["ph"] == "i" for event in shown):
             patches.append(Patch(color="black", label=_READY))
         figure.legend(handles=patches, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
-        try:
-            figure.savefig(path, dpi=110)
-        except (OSError, ValueError) as error:
-            raise TimelineError(f"{path} cannot be drawn: {error}") from error
+        save_figure(figure, path, 110)
 
 
 def _draw_row(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .builtin import ASP, BSP, DSSP, SSP, ElasticBSP
+from .parsing import as_policy, file_of_policy, parse_policies
 from .policy import Answer, Policy, RunningPolicy
 from .simulation import Event, Simulation, simulate
 from .stragglers import Stragglers, as_stragglers
 from .trace import Difference, Trace, trace_of
-from .words import as_policy, file_of_policy, parse_policies
 
 __all__ = [
     "ASP",

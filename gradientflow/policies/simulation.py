@@ -12,8 +12,8 @@ import numpy as np
 from gradientflow._location import load_core
 from gradientflow.arguments import checked_float, checked_list
 
+from .parsing import as_policy
 from .policy import Answer, RunningPolicy
-from .words import as_policy
 
 
 class Event(NamedTuple):

@@ -13,9 +13,9 @@ from gradientflow.arguments import checked_float, checked_int, checked_list
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, GradientFlowError
 
+from .parsing import as_policy
 from .policy import Answer, RunningPolicy
 from .simulation import Event, Simulation, checked
-from .words import as_policy
 
 _KINDS = ("push", "departure")
 

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradientflow.cli.timeline import timeline
-from gradientflow.cli.timeline_file import TimelineError, covered, read_timelines, summarise
+from gradientflow.cli.timeline_file import covered, read_timelines, summarise
+from gradientflow.errors import ArgumentError
 
 Event = dict[str, Any]
 REDUCE = "allreduce of 4 float32, op mean, range 0 of a gradient pool"
@@ -47,7 +48,7 @@ def call(*arguments: str) -> Result:
 def refusal(*arguments: str) -> str:
     """Give the sentence with which a command refuses."""
     ended = call(*arguments)
-    assert isinstance(ended.exception, TimelineError), ended
+    assert isinstance(ended.exception, ArgumentError), ended
     return str(ended.exception)
 
 
